@@ -182,6 +182,16 @@ class ReconcileTest(base.HostTestCase):
                           self.host.reconciler.run)
         self.assertEqual([State.BOUND], self.host.states(self.server))
 
+    def test_placement_goes_away_between_the_two_looks(self):
+        """What the first one found is offered to no server."""
+        self.host.cloud.lose(self.server)
+        self.after_the_first_judgement(lambda: setattr(
+            self.host.cloud, 'placement_error',
+            exception.PlacementUnavailable('No')))
+        self.assertRaises(exception.PlacementUnavailable,
+                          self.host.reconciler.run)
+        self.assertEqual({*self.claim_ids()}, {*self.host.inventory.lost})
+
     def test_server_comes_back_in_between(self):
         """Between the two looks the server is evacuated to this host again."""
         self.leave()
