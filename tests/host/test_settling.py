@@ -833,7 +833,6 @@ class StandardClassesTest(SettlingTestCase):
         self.host.start_guest(server)
         self.assertHas(server, ONE)
 
-
     def test_vgpu_of_novas_own_and_a_pool_with_others(self):
         """A server that has all of the pool that is its own does not wait
         until it is known who has the rest."""
