@@ -675,12 +675,16 @@ class Unsettled:
     #: parts (see below) that have been settled; the others showed no handle
     #: then, as a VF of which libvirt has not taken VFIO away
     but_for: frozenset[str] = frozenset()
+    #: of one by_address: the card is not there any more, and the row means it
+    #: wherever it is
+    moved: bool = False
 
     @property
     def by_address(self) -> bool:
         """Whether it is not known whose the data is: only what libvirt and
         Placement call the device."""
-        return not self.serial and (not self.ids or bool(self.but_for))
+        return self.moved or not self.serial and (
+            not self.ids or bool(self.but_for))
 
     def means(self, device: Device) -> bool:
         if self.but_for and self.parts(device) <= self.but_for:

@@ -18,9 +18,10 @@ the allocations of the provider leave  a claim of that consumer, BOUND
 one consumer for all handles left (of
 a pool: of all its devices), and VFs
 that are not offered now
-they leave several                     the device stays fenced; each start of
-                                       nova-compute and each comparison asks
-                                       again
+they leave several; or the card was    the device stays fenced; each start of
+at another address, of which a guest   nova-compute and each comparison asks
+or Placement says that a server has    again
+something
 no consumer is left, and the driver    a claim of no server, DELETING: it is
 cleans its devices                     cleaned as after any server, tried
                                        again, and fenced where that fails
@@ -200,8 +201,8 @@ class Settling:
         provider = self._inventory.providers().get(provider_uuid)
         if provider:
             devices = self._inventory.devices
-            return any(row.means(devices[address]) for row in unsettled
-                       for address in provider.addresses)
+            return any(row.address == address or row.means(devices[address])
+                       for row in unsettled for address in provider.addresses)
         # of a device that is away, unless it is a vGPU of Nova's own
         return any(map(naming.is_custom, resources)) or bool(
             self._cloud.find_providers(
@@ -269,9 +270,15 @@ class Settling:
         held = {c.handle for c in self._holdings.all()
                 if c.device_address == device.address}
         # a card that came back is known by more
-        by_address = any(row.address and (not row.ids or row.but_for)
-                         for row in rows)
-        if not by_address and self._inventory.table.is_misplaced(
+        by_address = any(row.by_address for row in rows)
+        moved = {row.address for row in rows
+                 if row.moved} - {device.address}
+        for address in sorted(moved):
+            if self._is_had(address, device, mine, guests):
+                raise _Unknown(
+                    f'it was at {address}, where servers have something; put '
+                    f'it back there, or shelve or delete them')
+        if (moved or not by_address) and self._inventory.table.is_misplaced(
                 device.address):
             raise _Unknown('servers have claims on another card at its '
                            'address, or on it at another one; shelve or '
@@ -287,7 +294,7 @@ class Settling:
                 raise _Unknown('servers have VFs of it that are not there, or '
                                'all of it; create the VFs again, or shelve or '
                                'delete these servers')
-            if by_address:
+            if by_address and not moved:
                 found += self._ties(part, guests, held, found)
             taken = held | {claim.handle for claim in found}
             if part.region or self._inventory.prepares_every_handle(device):
@@ -331,6 +338,26 @@ class Settling:
             devices[a] for a in provider.addresses if a in devices), settled)
 
     # Who has it
+
+    def _is_had(self, address, device, mine, guests) -> bool:
+        """Return whether a server may have a card from an address at which it
+        is not any more."""
+        # with VFs, of which nothing is known any more
+        bus = address.rpartition(':')[0]
+        if any(function == address or bus and function.startswith(f'{bus}:')
+               for there in guests.values() for function in there):
+            return True
+        node, root_uuid = self._inventory.root
+        names = [naming.device_provider_name(node, address), *(
+            naming.region_provider_name(node, address, region.index)
+            for region in device.regions)]
+        providers = self._inventory.providers()
+        pools = {part.provider_uuid for part in mine
+                 if providers[part.provider_uuid].pool}
+        known = {c.consumer_uuid for c in self._holdings.all()}
+        return any(self._cloud.consumers(uuid) - known for uuid in (*(
+            naming.provider_uuid(root_uuid, node, name) for name in names),
+            *pools))
 
     def _ties(self, part, guests, held, found):
         """Claims of those who have handles of a part.

@@ -66,12 +66,13 @@ class Cards(file.File):
                     rows.take(db, number, serial)
                 now = (device.ids, file.as_json(dataclasses.replace(
                     device, record=())), json.dumps(device.record))
+                if not before:
+                    rows.put(db, number, address)
                 if not before or now != (
                         before['ids'], before['device'], before['record']):
                     db.execute(
-                        'UPDATE cards SET placed = 1, address = ?, ids = ?, '
-                        'device = ?, record = ? WHERE number = ?',
-                        (address, *now, number))
+                        'UPDATE cards SET ids = ?, device = ?, record = ? '
+                        'WHERE number = ?', (*now, number))
 
     def place(self, device: model.Device, has_moved: bool,
               loaded: Mapping[int, model.Loaded]) -> None:
@@ -90,9 +91,9 @@ class Cards(file.File):
                                   device.ids)
             if not has_moved and device.serial:
                 number = rows.copy(db, number)
-            db.execute('UPDATE cards SET placed = 1, address = ?, ids = ? '
-                       'WHERE number = ?',
-                       (device.address, device.ids, number))
+            rows.put(db, number, device.address)
+            db.execute('UPDATE cards SET ids = ? WHERE number = ?',
+                       (device.ids, number))
             db.execute('DELETE FROM regions WHERE card = ?', (number,))
             for index, content in loaded.items():
                 self._write(db, number, index, content)

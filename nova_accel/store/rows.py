@@ -14,7 +14,8 @@ import sqlite3
 from nova_accel import model
 
 #: values of the column unsettled: whose data it is has to be asked, or it is
-#: known that its server is gone
+#: known that its server is gone. After the first one the address at which its
+#: server had it, where the card has another one since
 _LOST, _RETURNED = 'lost', 'returned'
 
 
@@ -100,6 +101,14 @@ def put_away(db: sqlite3.Connection, address: str) -> None:
                'WHERE placed AND address = ?', (address,))
 
 
+def put(db: sqlite3.Connection, number: int, address: str) -> None:
+    """Write that a card is at an address."""
+    db.execute(
+        "UPDATE cards SET placed = 1, address = ?1, unsettled = iif("
+        "unsettled = ?2 AND address <> ?1, ?2 || ' ' || address, unsettled) "
+        'WHERE number = ?3', (address, _LOST, number))
+
+
 def copy(db: sqlite3.Connection, number: int) -> int:
     """Return a new card, of which is known what is known of another one."""
     facts = 'address, ids, record, disabled, since, unsettled, but_for, unclean'
@@ -115,8 +124,9 @@ def take(db: sqlite3.Connection, number: int, serial: str) -> None:
     db.execute("UPDATE cards SET serial = '' WHERE serial = ? AND placed "
                'AND number <> ?', (serial, number))
     other = db.execute(
-        'SELECT number, disabled, since, unsettled, but_for, unclean FROM '
-        'cards WHERE serial = ? AND number <> ?', (serial, number)).fetchone()
+        "SELECT number, disabled, since, iif(unsettled = ?3, ?3 || ' ' || "
+        'address, unsettled), but_for, unclean FROM cards WHERE serial = ?1 '
+        'AND number <> ?2', (serial, number, _LOST)).fetchone()
     if other:
         db.execute('DELETE FROM cards WHERE number = ?', (other['number'],))
         db.execute(
@@ -146,15 +156,21 @@ def drop_what_says_nothing(db: sqlite3.Connection) -> None:
 
 def unsettled(db: sqlite3.Connection) -> frozenset[model.Unsettled]:
     return frozenset(_unsettled(row) for row in db.execute(
-        'SELECT address, serial, ids, unsettled, but_for FROM cards '
+        'SELECT address, serial, ids, placed, unsettled, but_for FROM cards '
         "WHERE unsettled <> ''"))
 
 
 def _unsettled(row):
     but_for = frozenset(row['but_for'].split())
-    if row['unsettled'] == _LOST:
+    kind, _, before = row['unsettled'].partition(' ')
+    if kind == _LOST:
+        address = before or row['address']
+        if address != row['address'] or not row['placed'] and (
+                row['serial'] or row['ids']):
+            return model.Unsettled(address, row['serial'], row['ids'],
+                                   but_for, moved=True)
         return model.Unsettled(
-            row['address'], ids=row['ids'] if but_for else '', but_for=but_for)
+            address, ids=row['ids'] if but_for else '', but_for=but_for)
     if row['serial']:
         return model.Unsettled(serial=row['serial'], but_for=but_for)
     return model.Unsettled(row['address'], ids=row['ids'], but_for=but_for)
@@ -163,12 +179,12 @@ def _unsettled(row):
 def settle(db: sqlite3.Connection, row: model.Unsettled) -> None:
     """Write that a card has no data of a server any more, or that a claim says
     whose."""
-    which = ('address = :address' if row.by_address
-             else 'serial = :serial' if row.serial
+    which = ('serial = :serial' if row.serial
+             else 'address = :address' if row.by_address and not row.moved
              else "address = :address AND serial = '' AND ids = :ids")
     db.execute(
         f"UPDATE cards SET unsettled = '', but_for = '' "
-        f'WHERE unsettled = :kind AND {which}', {
+        f"WHERE unsettled IN (:kind, :kind || ' ' || :address) AND {which}", {
             'kind': _kind(row), 'address': row.address, 'serial': row.serial,
             'ids': row.ids})
 
@@ -176,13 +192,15 @@ def settle(db: sqlite3.Connection, row: model.Unsettled) -> None:
 def unsettle(db: sqlite3.Connection, row: model.Unsettled) -> None:
     """Write that a card may have data of a server, and no claim says so."""
     number = card(db, row.address, row.serial,
-                  None if row.by_address else row.ids)
+                  None if row.by_address and not row.moved else row.ids)
     before, parts = db.execute('SELECT unsettled, but_for FROM cards '
                                'WHERE number = ?', (number,)).fetchone()
     but_for, kind = row.but_for, _kind(row)
+    if row.moved:
+        kind = f'{kind} {row.address}'
     if before:
         but_for &= frozenset(parts.split())
-        kind = _LOST if before == _LOST else kind
+        kind = before if before.startswith(_LOST) else kind
     db.execute('UPDATE cards SET unsettled = ?, but_for = ? WHERE number = ?',
                (kind, ' '.join(sorted(but_for)), number))
 

@@ -350,6 +350,119 @@ class DiskTest(SettlingTestCase):
         self.assertEqual('', self.data(ONE))
         self.assertEqual([], self.fenced())
 
+    def lost_and_exchanged(self, one, other, empty=None):
+        """nova-compute has started once since, and libvirt did not answer."""
+        self.lose()
+        self.host.start()
+        self.exchange(one, other, empty)
+
+    def exchange(self, one, other, empty=None):
+        """Cards change their slots while the host is off.
+
+        :param empty: the slot whose card is away then.
+        """
+        kernel = self.simulated.kernel
+        self.host.accelerators.close()
+        self.host.cloud.lose_power()
+        for address in (one, other):
+            kernel.set_fault(address, vanish=None)
+        kernel.exchange_cards(one, other)
+        if empty:
+            kernel.set_fault(empty, vanish=True)
+        kernel.reboot()
+        self.restart()
+
+    def server_beside_an_empty_slot(self):
+        server = self.boot(ONE)
+        self.host.cloud.stop_guest(server)
+        self.simulated.kernel.set_fault(THREE, vanish=True)
+        self.restart()
+        for _ in range(2):
+            self.host.report()
+        return server
+
+    def end(self, server):
+        self.host.cloud.delete_server(server)
+        self.host.cloud.allocate(server, None)
+
+    @ddt.data(ONE, THREE)
+    def test_away_and_another_card_in_its_slot(self, comes_back):
+        """It is cleaned when it comes back, wherever that is."""
+        server = self.server_beside_an_empty_slot()
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.lost_and_exchanged(ONE, THREE, THREE)
+        self.end(server)
+        self.simulated.kernel.write_disk(ONE, '')
+        self.restart()
+        self.host.reconciler.run()
+        self.assertEqual([], self.fenced())
+        self.exchange(ONE, THREE)
+        if comes_back == THREE:
+            self.exchange(ONE, THREE)
+        self.assertEqual([comes_back], self.fenced())
+        self.assertEqual(f'secret on {ONE}', self.data(comes_back))
+        self.host.reconciler.run()
+        self.assertEqual('', self.data(comes_back))
+        self.assertEqual([], self.fenced())
+        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+
+    @ddt.data('guest', 'allocation')
+    def test_moved_while_its_server_is_sought(self, left):
+        """It is not cleaned as long as its server may have it."""
+        server = self.server_beside_an_empty_slot()
+        self.lost_and_exchanged(ONE, THREE, ONE)
+        for _ in range(2):
+            self.host.reconciler.run()
+            self.assertEqual(f'secret on {ONE}', self.data(THREE))
+        self.assertIn(f'it was at {ONE}', self.log.output)
+        self.assertIn(THREE, self.fenced())
+        error = self.assertRaises(exception.DeviceUnavailable,
+                                  self.host.start_guest, server)
+        self.assertIn('being found out', str(error))
+        if left == 'guest':
+            self.host.cloud.allocate(server, None)
+        else:
+            self.host.cloud.stop_guest(server, undefine=True)
+        self.host.reconciler.run()
+        self.assertEqual(f'secret on {ONE}', self.data(THREE))
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.end(server)
+        self.host.reconciler.run()
+        self.assertEqual('', self.data(THREE))
+        self.assertEqual([], self.fenced())
+        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+
+    def test_moved_to_where_another_server_had_one(self):
+        """It is cleaned after its server, and not that one's."""
+        servers = [self.boot(address) for address in (ONE, TWO)]
+        for server in servers:
+            self.host.cloud.stop_guest(server, undefine=True)
+        self.lost_and_exchanged(ONE, TWO, ONE)
+        self.end(servers[0])
+        self.host.reconciler.run()
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual('', self.data(TWO))
+        self.assertRaises(exception.DeviceUnavailable,
+                          self.host.start_guest, servers[1])
+
+    def test_swapped_while_their_servers_are_sought(self):
+        """Neither server gets the disk of the other."""
+        servers = [self.boot(address) for address in (ONE, TWO)]
+        for server in servers:
+            self.host.cloud.stop_guest(server)
+        self.lost_and_exchanged(ONE, TWO)
+        self.host.reconciler.run()
+        self.assertEqual([], self.host.holdings.all())
+        for server in servers:
+            self.assertRaises(exception.DeviceUnavailable,
+                              self.host.start_guest, server)
+        self.exchange(ONE, TWO)
+        self.host.reconciler.run()
+        for server, address in zip(servers, (ONE, TWO), strict=True):
+            self.host.start_guest(server)
+            self.assertHas(server, address)
+        self.assertKept(ONE, TWO)
+
     def test_policy_none(self):
         """The operator wants nothing to be erased."""
         self.config.config(handover=['none'], group='accel')
