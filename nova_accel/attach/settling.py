@@ -342,11 +342,15 @@ class Settling:
     def _is_had(self, address, device, mine, guests) -> bool:
         """Return whether a server may have a card from an address at which it
         is not any more."""
+        claims = self._holdings.all()
+        claimed = {a for claim in claims for a in claim.handle.addresses}
         # with VFs, of which nothing is known any more
         bus = address.rpartition(':')[0]
-        if any(function == address or bus and function.startswith(f'{bus}:')
+        if any(function not in claimed and (
+                function == address or bus and function.startswith(f'{bus}:'))
                for there in guests.values() for function in there):
             return True
+        assert self._inventory.root
         node, root_uuid = self._inventory.root
         names = [naming.device_provider_name(node, address), *(
             naming.region_provider_name(node, address, region.index)
@@ -354,7 +358,7 @@ class Settling:
         providers = self._inventory.providers()
         pools = {part.provider_uuid for part in mine
                  if providers[part.provider_uuid].pool}
-        known = {c.consumer_uuid for c in self._holdings.all()}
+        known = {claim.consumer_uuid for claim in claims}
         return any(self._cloud.consumers(uuid) - known for uuid in (*(
             naming.provider_uuid(root_uuid, node, name) for name in names),
             *pools))

@@ -126,6 +126,13 @@ def _say_given(provider, count) -> None:
             provider.name)
 
 
+def _is_complete(shown, heir) -> bool:
+    """Return whether a provider has got its traits, which are written at once
+    and last, since it was created, or was fenced as one without a device."""
+    return bool(shown and shown.traits) and (
+        naming.FENCED in heir.traits or naming.FENCED not in shown.traits)
+
+
 def _traits(rows, everything, wanted, heirs, were_fenced, known,
             ) -> dict[str, frozenset[str]]:
     """:param known: addresses of all devices that change providers."""
@@ -133,9 +140,7 @@ def _traits(rows, everything, wanted, heirs, were_fenced, known,
     for uuid, found in heirs.items():
         shown = everything.get(uuid)
         for to, heir in found.items() if shown else ():
-            # without traits it was only just created: Nova writes them last
-            is_complete = to in everything and everything[to].traits
-            if is_complete and (
+            if _is_complete(everything.get(to), heir) and (
                     # it has got them, or has devices of others too
                     uuid in were_fenced or not known.issuperset(
                         heir.addresses)):

@@ -131,6 +131,8 @@ class Tree:
         #: provider uuid -> (Provider, its inventory, its traits) for which
         #: there was nothing to do
         self._unchanged: dict[str, tuple] = {}
+        #: as in the last pass, which Nova may not have written
+        self._inherited: Mapping[str, frozenset[str]] = {}
         self._once = logging.Once()
 
     def update(self, tree, node: str,
@@ -159,6 +161,7 @@ class Tree:
         for shown in stale:
             everything[shown.uuid] = self._fence(plan, shown)
         self._hand_over(plan, everything, wanted, were_fenced)
+        self._inherited = plan.inherited
         self._plan_ours(plan, everything, foreign, wanted, leaving)
         self._forget_unknown(plan, everything, wanted)
         # what is reserved by us is known before it is reserved
@@ -423,8 +426,8 @@ class Tree:
 
         :raises AcceleratorsUnavailable: the store cannot be used.
         """
-        self._write(provider.uuid, placement.write,
-                    self._merge(provider, _Pass(None, placement)))
+        self._write(provider.uuid, placement.write, self._merge(
+            provider, _Pass(None, placement, inherited=self._inherited)))
 
     def _write_in_pass(self, plan, uuid, name, merge):
         """Change a provider in Placement, and in the tree as it is then; as

@@ -432,6 +432,21 @@ class DiskTest(SettlingTestCase):
         self.assertEqual([], self.fenced())
         self.assertEqual(frozenset(), self.host.holdings.unsettled())
 
+    def test_moved_and_another_server_has_what_is_in_its_slot(self):
+        server = self.server_beside_an_empty_slot()
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.lost_and_exchanged(ONE, THREE)
+        self.simulated.kernel.write_disk(ONE, '')
+        self.restart()
+        other = self.boot(ONE)
+        self.host.reconciler.run()
+        self.assertEqual([THREE], self.fenced())
+        self.end(server)
+        self.host.reconciler.run()
+        self.assertEqual('', self.data(THREE))
+        self.assertEqual([], self.fenced())
+        self.assertHas(other, ONE)
+
     def test_moved_to_where_another_server_had_one(self):
         """It is cleaned after its server, and not that one's."""
         servers = [self.boot(address) for address in (ONE, TWO)]

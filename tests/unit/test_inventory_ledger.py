@@ -338,11 +338,11 @@ class World(fixtures.Fixture):
             self.nova.refresh()
         raise AssertionError('Nova gives up')
 
-    def publish(self):
+    def publish(self, uuid=None):
         # as attach.publishing
         with contextlib.suppress(KeyError, exception.PlacementUnavailable):
             self.inventory.publish(
-                self.uuid, inventory_tree.Placement(
+                uuid or self.uuid, inventory_tree.Placement(
                     self.allocated.__contains__,
                     write=self.nova.write(self.heard, self.noted)))
 
@@ -595,6 +595,45 @@ class StaleTest(testtools.TestCase):
             self.assertEqual([(4, 3, rack)], self.shown(host))
 
     def test_killed_as_a_pool_gives_way(self):
+        """Something is allocated from it, which is still there afterwards."""
+        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
+        for kill, back, fails in itertools.product(
+                range(12), (False, True), (False, True)):
+            host = self.world(pool=True)
+            host.allocated.add(host.uuid)
+            host.operator_writes(1)
+            if back:
+                # to one that has been there before, and is still in use
+                self.change(host, traits=('CUSTOM_ONE_TIME',))
+                self.assertEqual(3, len(host.nova.placement))
+            old, = host.inventory.providers()
+            host.allocated.add(old)
+            host.nova.placement[old][1].add('CUSTOM_RACK_7')
+            host.nova.placement[old][2] += 1
+            host.refresh()
+            host.nova.kill = kill
+            with contextlib.suppress(Killed):
+                self.change(host, traits=() if back else ('CUSTOM_ONE_TIME',))
+            host.nova.kill = None
+            if fails:
+                # Nova did not write all, and an operation comes before it does
+                host.publish(*host.inventory.providers())
+            else:
+                host.start()
+            for _ in range(3):
+                host.report()
+            self.assertEqual([(4, 1, ['CUSTOM_RACK_7'])], self.shown(host))
+            # what is taken from it does not come back
+            heir, = host.inventory.providers()
+            self.assertNotEqual(old, heir)
+            host.nova.placement[heir][1].remove('CUSTOM_RACK_7')
+            host.nova.placement[heir][2] += 1
+            host.refresh()
+            host.changes_health(0)
+            host.report()
+            self.assertEqual([(4, 2, [])], self.shown(host))
+
+    def test_killed_as_a_pool_is_divided(self):
         """Also before the trait of others was written, and while servers have
         devices of the pool."""
         self.conf = self.useFixture(config_fixture.Config(conf.CONF))
