@@ -171,9 +171,10 @@ def _unsettled(row):
                                    but_for, moved=True)
         return model.Unsettled(
             address, ids=row['ids'] if but_for else '', but_for=but_for)
-    if row['serial']:
+    if row['serial'] and not row['placed']:
         return model.Unsettled(serial=row['serial'], but_for=but_for)
-    return model.Unsettled(row['address'], ids=row['ids'], but_for=but_for)
+    # it may not tell its serial number any more
+    return model.Unsettled(row['address'], row['serial'], row['ids'], but_for)
 
 
 def settle(db: sqlite3.Connection, row: model.Unsettled) -> None:

@@ -152,6 +152,20 @@ class PlaceTest(TableTestCase):
         again = devices.DeviceTable(self.store, ['nvme'])
         self.assertEqual((), again.record_of('a'))
 
+    def test_does_not_tell_its_number_any_more(self):
+        """What it may have of a server it has still."""
+        self.store.settle(todo=[model.Unsettled(serial='a')])
+        self.adopt(A)
+        self.assertEqual([Fence.UNSETTLED], [*self.table.fences(A)])
+        self.adopt(A, 'b')
+        self.assertEqual({}, self.table.fences(A))
+        self.adopt(B, 'a')
+        self.assertEqual([Fence.UNSETTLED], [*self.table.fences(B)])
+        self.adopt(B)
+        self.store.settle(self.store.unsettled())
+        self.assertEqual({}, self.table.fences(B))
+        self.assertEqual(frozenset(), self.store.unsettled())
+
     def test_known_only_to_the_store(self):
         self.goes(A)
         self.table.remove(A)
