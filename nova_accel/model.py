@@ -670,7 +670,7 @@ class Unsettled:
     address: str = ''
     serial: str = ''
     #: with an address: the row means only a card of this product (Device.ids),
-    #: which has no serial number
+    #: where that does not tell a serial number
     ids: str = ''
     #: parts (see below) that have been settled; the others showed no handle
     #: then, as a VF of which libvirt has not taken VFIO away
