@@ -29,6 +29,9 @@ class HandedOver(typing.NamedTuple):
     rows: dict[ledger.Key, model.Reserved]
     #: provider uuid -> traits of others that it gets from those before it
     traits: dict[str, frozenset[str]]
+    #: uuids of those that stay until their heirs are seen to have the traits:
+    #: Placement may refuse these
+    needed: set[str]
 
 
 def hand_over(rows: _Rows, everything: _Everything, wanted: _Wanted,
@@ -50,10 +53,10 @@ def hand_over(rows: _Rows, everything: _Everything, wanted: _Wanted,
     heirs = {uuid: found for uuid, addresses in once.items() if (found := {
         p.uuid: p for address in addresses
         for p in by_address.get(address, ())})}
-    known = {address for uuid in heirs for address in once[uuid]}
     return HandedOver(
         _reserved(rows, everything, wanted, heirs),
-        _traits(rows, everything, wanted, heirs, were_fenced, known))
+        *_traits(rows, everything, heirs, {u: once[u] for u in heirs},
+                 were_fenced))
 
 
 def _once_of(rows, everything, wanted) -> dict[str, Iterable[str]]:
@@ -133,31 +136,50 @@ def _is_complete(shown, heir) -> bool:
         naming.FENCED in heir.traits or naming.FENCED not in shown.traits)
 
 
-def _traits(rows, everything, wanted, heirs, were_fenced, known,
-            ) -> dict[str, frozenset[str]]:
-    """:param known: addresses of all devices that change providers."""
-    before: dict[str, list[frozenset[str]]] = {}
-    for uuid, found in heirs.items():
-        shown = everything.get(uuid)
-        for to, heir in found.items() if shown else ():
-            if _is_complete(everything.get(to), heir) and (
-                    # it has got them, or has devices of others too
-                    uuid in were_fenced or not known.issuperset(
-                        heir.addresses)):
-                continue
-            ours = next((row.traits for (of, _), row in rows.items()
-                         if of == uuid and row.traits), ())
-            before.setdefault(to, []).append(
-                frozenset(heir.merged_traits(set(shown.traits) - set(ours)))
-                - heir.traits)
-    inherited = {}
-    for to, each in before.items():
-        inherited[to] = frozenset.intersection(*each)
-        lost = frozenset.union(*each) - inherited[to]
-        if lost:
-            LOG.warning(
-                'The traits %s, which others than nova_accel had set on the '
-                'providers of some of the devices that share the provider %s '
-                'now, are not set on it: set them there if they are true of '
-                'all', ', '.join(sorted(lost)), wanted[to].name)
-    return inherited
+def _traits(rows, everything, heirs, once, were_fenced,
+            ) -> tuple[dict[str, frozenset[str]], set[str]]:
+    others = {uuid: frozenset(everything[uuid].traits)
+              for uuid in once if uuid in everything}
+    for (uuid, _), row in rows.items():
+        if uuid in others:
+            others[uuid] -= frozenset(row.traits or ())
+    by_address: dict[str, list[str]] = {}
+    for uuid in others:
+        for address in once[uuid]:
+            by_address.setdefault(address, []).append(uuid)
+    moving = frozenset().union(*once.values())
+    inherited: dict[str, frozenset[str]] = {}
+    needed: set[str] = set()
+    for heir in {p.uuid: p for found in heirs.values()
+                 for p in found.values()}.values():
+        shown = everything.get(heir.uuid)
+        if shown and not moving.issuperset(heir.addresses):
+            # it has devices of others too
+            continue
+        has_them = _is_complete(shown, heir)
+        each = []
+        for address in heir.addresses:
+            before = by_address.get(address, [])
+            # of several the last one counts; after a kill it is not known which
+            # that was
+            last = [uuid for uuid in before if uuid not in were_fenced] or (
+                [] if has_them else before)
+            # one of the same name has to go first
+            needed.update(uuid for uuid in last if others[uuid]
+                          and everything[uuid].name != heir.name)
+            if last:
+                each.append(frozenset(heir.merged_traits(frozenset().union(
+                    *(others[uuid] for uuid in last)))) - heir.traits)
+        if each:
+            inherited[heir.uuid] = frozenset.intersection(*each)
+            _say_lost(heir, frozenset.union(*each) - inherited[heir.uuid])
+    return inherited, needed
+
+
+def _say_lost(heir, traits) -> None:
+    if traits:
+        LOG.warning(
+            'The traits %s, which others than nova_accel had set on the '
+            'providers of some of the devices that share the provider %s now, '
+            'are not set on it: set them there if they are true of all',
+            ', '.join(sorted(traits)), heir.name)

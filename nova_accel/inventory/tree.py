@@ -156,8 +156,9 @@ class Tree:
         leaving = set(gone)
         stale, left = self._plan_stale(plan, node, there, foreign, wanted,
                                        leaving)
-        were_fenced = {shown.uuid for shown in stale
-                       if naming.FENCED in shown.traits}
+        were_fenced = {uuid for uuid, shown in everything.items()
+                       if uuid not in wanted
+                       and naming.FENCED in shown.traits}
         for shown in stale:
             everything[shown.uuid] = self._fence(plan, shown)
         self._hand_over(plan, everything, wanted, were_fenced)
@@ -392,6 +393,7 @@ class Tree:
             were_fenced)
         plan.rows |= given.rows
         plan.inherited = given.traits
+        plan.removed = [u for u in plan.removed if u not in given.needed]
         for uuid, _ in given.rows:
             self._unchanged.pop(uuid, None)
 

@@ -668,6 +668,47 @@ class StaleTest(testtools.TestCase):
         host.report()
         self.assertEqual([(4, 1, [])], self.shown(host))
 
+    def test_pool_that_gives_way_twice(self):
+        """Something is allocated from both still, and the first one says
+        nothing of what others set and took away since."""
+        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
+        host = self.world(pool=True)
+
+        def mark(traits):
+            uuid, = host.inventory.providers()
+            host.allocated.add(uuid)
+            _, now, generation = host.nova.placement[uuid]
+            now -= {'CUSTOM_RACK_7', 'CUSTOM_RACK_8'}
+            now |= traits
+            host.nova.placement[uuid][2] = generation + 1
+            host.refresh()
+        mark({'CUSTOM_RACK_7'})
+        self.change(host, traits=('CUSTOM_ONE_TIME',))
+        mark({'CUSTOM_RACK_8'})
+        self.change(host, traits=('CUSTOM_OTHER_TIME',))
+        self.assertEqual([(4, 0, ['CUSTOM_RACK_8'])], self.shown(host))
+        self.change(host, 'none')
+        self.assertEqual([(1, 0, ['CUSTOM_RACK_8'])] * 4, self.shown(host))
+
+    def test_refused_as_a_pool_gives_way(self):
+        """After a kill as its heir was made, Placement refuses it once."""
+        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
+        for kill in range(12):
+            host = self.world(pool=True)
+            host.nova.placement[host.uuid][1].add('CUSTOM_RACK_7')
+            host.nova.placement[host.uuid][2] += 1
+            host.refresh()
+            host.nova.kill = kill
+            with contextlib.suppress(Killed):
+                self.change(host, traits=('CUSTOM_ONE_TIME',))
+            host.nova.kill = None
+            host.start()
+            host.refuses()
+            for _ in range(4):
+                host.report()
+            self.assertEqual([(4, 0, ['CUSTOM_RACK_7'])], self.shown(host))
+            self.assertEqual(2, len(host.nova.placement))
+
     def test_one_that_leaves_a_pool(self):
         """Of what the operator has reserved it takes along what is too much
         for the others, and what others have set is true of it still."""
