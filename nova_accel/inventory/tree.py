@@ -11,8 +11,9 @@ of a device that is there       made, and kept as the device is
 of one that is gone             fenced; removed in a later pass when nothing
                                 is allocated from it
 nova_accel's, without a device  the same; what the operator reserved of it,
-                                and his traits, go to the providers that
-                                show its devices now
+                                and the traits of others, go before that to
+                                the providers that show its devices now
+                                (inventory.heirs)
 of another program              the same, with an ERROR in the log; one of
                                 that name is not made meanwhile
 of another program, outside of  left alone, with an ERROR in the log; one of
