@@ -110,7 +110,7 @@ class Machine(LabTestBase):
 
     def test_not_debian(self):
         self.replace('shutil.which', lambda name: None)
-        self.assertUnfit('no apt-get: run it on Debian')
+        self.assertUnfit('apt-get is not here: run it on Debian')
 
     def test_little_memory(self):
         self.replace('os.sysconf', {**ROOMY, 'SC_PHYS_PAGES': 1 << 19}.get)
