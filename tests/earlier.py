@@ -16,7 +16,7 @@ import fixtures
 from oslo_config import cfg
 
 ROOT = os.path.dirname(os.path.dirname(__file__))
-#: one whose claim store has no version
+#: its claim store has no version, as that of release 0.1
 COMMIT = '8a1bcefddf329a5a544387d010aaed8cbf5f1693'
 
 

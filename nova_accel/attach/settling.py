@@ -419,7 +419,7 @@ class Settling:
                     and held.device_address in members
                     and held.region_index == part.index):
                 known[held.consumer_uuid] += 1
-        for handle in (*part.all_handles, *self._hidden(part)):
+        for handle in (*part.all_handles, *self._hidden(part, claims)):
             claim = claims.get(handle)
             server = next((s for s, there in guests.items()
                            if handle.address in there), None)
@@ -437,12 +437,15 @@ class Settling:
         amounts = {c: self._amount(c, part) - known[c] for c in consumers}
         return {c: n for c, n in amounts.items() if n > 0}, left
 
-    def _hidden(self, part) -> list[model.AttachHandle]:
+    def _hidden(self, part, claims) -> list[model.AttachHandle]:
         """Return VFs that are not offered now, as while a host boots: what no
-        guest has may be one of them."""
+        guest has may be one of them.
+
+        :param claims: by handle: these have been counted.
+        """
         if part.region:
             return []
-        claimed = {c.handle.address for c in self._holdings.all()}
+        claimed = {handle.address for handle in claims}
         return [
             model.AttachHandle(model.HandleType.PCI, function)
             for device in part.members for function in pci.virtual_functions(

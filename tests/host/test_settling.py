@@ -505,6 +505,21 @@ class NvmeVfTest(SettlingTestCase):
     def data(self):
         return [self.simulated.kernel.data_of_disk(h) for h in self.handles]
 
+    def offer(self, vf, is_online):
+        """Have a VF be offered from the next scan on, or not; as long as it
+        is not, nothing brings it online."""
+        kernel = self.simulated.kernel
+        kernel.set_fault(ONE, virtualization=None if is_online else 'refused')
+        kernel.set_secondary(ONE, int(vf[-1]), is_online)
+
+    def server_of(self, count):
+        """The only server, with so many VFs."""
+        for server in self.servers:
+            self.host.delete(server)
+        provider, = self.host.allocation(ONE, SSD)
+        return self.host.boot({f'resources1:{SSD}': str(count)},
+                              {provider: {'resources': {SSD: count}}})
+
     def test_guests_tell(self):
         before = self.data()
         self.host.cloud.stop_guest(self.servers[0])
@@ -557,11 +572,7 @@ class NvmeVfTest(SettlingTestCase):
 
     def test_guest_has_lost_one_of_them(self):
         """What is left is the server's, too, as Placement says."""
-        for server in self.servers:
-            self.host.delete(server)
-        (uuid_, allocation), = self.host.allocation(ONE, SSD).items()
-        server = self.host.boot({f'resources1:{SSD}': '3'},
-                                {uuid_: {'resources': {SSD: 3}}})
+        server = self.server_of(3)
         claim, *others = self.host.holdings.of(server)
         self.simulated.kernel.write_disk(claim.handle.address, 'a secret')
         self.host.cloud.detach(server, [claim.handle])
@@ -578,14 +589,11 @@ class NvmeVfTest(SettlingTestCase):
         """It may be the server's, and not the one that is free."""
         before = self.data()
         self.host.cloud.stop_guest(self.servers[0], undefine=True)
-        number = int(self.handles[0][-1])
-        self.simulated.kernel.set_fault(ONE, virtualization='refused')
-        self.simulated.kernel.set_secondary(ONE, number, False)
+        self.offer(self.handles[0], False)
         self.lost()
         self.host.reconciler.run()
         self.restart()
-        self.simulated.kernel.set_fault(ONE, virtualization=None)
-        self.simulated.kernel.set_secondary(ONE, number, True)
+        self.offer(self.handles[0], True)
         self.host.inventory.scanner.scan()
         self.host.reconciler.run()
         self.host.settle()
@@ -596,17 +604,14 @@ class NvmeVfTest(SettlingTestCase):
         """What is free is not taken for what the server lacks."""
         server, kept = self.servers
         self.host.delete(server)
-        number = int(self.handles[1][-1])
-        self.simulated.kernel.set_fault(ONE, virtualization='refused')
-        self.simulated.kernel.set_secondary(ONE, number, False)
+        self.offer(self.handles[1], False)
         self.lost()
         self.host.reconciler.run()
         self.settled()
         self.assertEqual([], self.host.holdings.of(kept))
         # nor, later, for what it may have
         self.host.cloud.stop_guest(kept, undefine=True)
-        self.simulated.kernel.set_fault(ONE, virtualization=None)
-        self.simulated.kernel.set_secondary(ONE, number, True)
+        self.offer(self.handles[1], True)
         self.host.inventory.scanner.scan()
         self.host.reconciler.run()
         self.host.start_guest(kept)
@@ -615,20 +620,15 @@ class NvmeVfTest(SettlingTestCase):
 
     def test_one_after_the_other_is_not_offered(self):
         """What has a claim already counts once."""
-        for server in self.servers:
-            self.host.delete(server)
-        (uuid_, allocation), = self.host.allocation(ONE, SSD).items()
-        server = self.host.boot({f'resources1:{SSD}': '2'},
-                                {uuid_: {'resources': {SSD: 2}}})
+        server = self.server_of(2)
         first, second = self.host.devices_of(server)
         self.simulated.kernel.write_disk(second, 'a secret')
-        self.simulated.kernel.set_fault(ONE, virtualization='refused')
-        self.simulated.kernel.set_secondary(ONE, int(second[-1]), False)
+        self.offer(second, False)
         self.lost()
         self.host.reconciler.run()
         self.host.cloud.stop_guest(server, undefine=True)
-        self.simulated.kernel.set_secondary(ONE, int(second[-1]), True)
-        self.simulated.kernel.set_secondary(ONE, int(first[-1]), False)
+        self.offer(second, True)
+        self.offer(first, False)
         self.host.inventory.scanner.scan()
         self.host.reconciler.run()
         self.host.settle()
@@ -643,15 +643,13 @@ class NvmeVfTest(SettlingTestCase):
         server, kept = self.servers
         self.host.cloud.stop_guest(server, undefine=True)
         self.host.cloud.allocate(server, None)
-        self.simulated.kernel.set_fault(ONE, virtualization='refused')
-        self.simulated.kernel.set_secondary(ONE, int(got[-1]), False)
+        self.offer(got, False)
         self.lost()
         self.host.reconciler.run()
         self.settled()
         # as it stays with the next start
         self.restart()
-        self.simulated.kernel.set_fault(ONE, virtualization=None)
-        self.simulated.kernel.set_secondary(ONE, int(got[-1]), True)
+        self.offer(got, True)
         self.host.inventory.scanner.scan()
         self.assertEqual([ONE], self.fenced())
         self.host.reconciler.run()

@@ -1,10 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What the pages of the documentation tell their readers to type."""
 
+import argparse
 import configparser
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
+import io
 import pathlib
 import re
 import shlex
@@ -141,6 +144,22 @@ def commands(block: str, program: str) -> list[list[str]]:
             found.append(shlex.split(
                 re.split(' [|>] ', line[start.end():])[0], comments=True))
     return found
+
+
+def unknown(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
+    """The options among the words that a parser does not have in full."""
+    return [word for word in words if word.startswith('-') and word.partition(
+        '=')[0] not in parser._option_string_actions]
+
+
+def refused(parser: argparse.ArgumentParser, words: list[str]) -> str:
+    """Why a parser does not take the words; '' where it does."""
+    with contextlib.redirect_stderr(io.StringIO()) as error:
+        try:
+            parser.parse_args(words)
+        except SystemExit:
+            return error.getvalue()
+    return ''
 
 
 def not_found(scheduler: dict[str, list[str]]) -> set[str]:

@@ -196,6 +196,12 @@ class Cloud:
         self.step()
         return generation + 1
 
+    def mark(self, uuid, racks):
+        """The operator says in which racks the devices of a provider are."""
+        inventory, traits, generation = self.placement[uuid]
+        others = {t for t in traits if not t.startswith('CUSTOM_RACK_')}
+        self.placement[uuid] = [inventory, others | racks, generation + 1]
+
     def write(self, heard, noted):
         """As NovaCloud.show().
 
@@ -574,8 +580,7 @@ class StaleTest(testtools.TestCase):
         self.conf = self.useFixture(config_fixture.Config(conf.CONF))
         host = self.world(pool=True)
         host.operator_writes(3)
-        host.nova.placement[host.uuid][1].add('CUSTOM_RACK_7')
-        host.nova.placement[host.uuid][2] += 1
+        host.nova.mark(host.uuid, {'CUSTOM_RACK_7'})
         rack = ['CUSTOM_RACK_7']
         for _ in range(2):
             self.change(host, traits=('CUSTOM_ONE_TIME',))
@@ -608,8 +613,7 @@ class StaleTest(testtools.TestCase):
                 self.assertEqual(3, len(host.nova.placement))
             old, = host.inventory.providers()
             host.allocated.add(old)
-            host.nova.placement[old][1].add('CUSTOM_RACK_7')
-            host.nova.placement[old][2] += 1
+            host.nova.mark(old, {'CUSTOM_RACK_7'})
             host.refresh()
             host.nova.kill = kill
             with contextlib.suppress(Killed):
@@ -626,8 +630,7 @@ class StaleTest(testtools.TestCase):
             # what is taken from it does not come back
             heir, = host.inventory.providers()
             self.assertNotEqual(old, heir)
-            host.nova.placement[heir][1].remove('CUSTOM_RACK_7')
-            host.nova.placement[heir][2] += 1
+            host.nova.mark(heir, set())
             host.refresh()
             host.changes_health(0)
             host.report()
@@ -641,8 +644,7 @@ class StaleTest(testtools.TestCase):
             self.conf.config(pools='host', group='accel')
             host = self.world(pool=True)
             host.operator_writes(3)
-            host.nova.placement[host.uuid][1].add('CUSTOM_RACK_7')
-            host.nova.placement[host.uuid][2] += 1
+            host.nova.mark(host.uuid, {'CUSTOM_RACK_7'})
             host.refresh()
             host.report()
             host.allocated = {host.uuid} if is_allocated else set()
@@ -677,10 +679,7 @@ class StaleTest(testtools.TestCase):
         def mark(traits):
             uuid, = host.inventory.providers()
             host.allocated.add(uuid)
-            _, now, generation = host.nova.placement[uuid]
-            now -= {'CUSTOM_RACK_7', 'CUSTOM_RACK_8'}
-            now |= traits
-            host.nova.placement[uuid][2] = generation + 1
+            host.nova.mark(uuid, traits)
             host.refresh()
         mark({'CUSTOM_RACK_7'})
         self.change(host, traits=('CUSTOM_ONE_TIME',))
@@ -695,8 +694,7 @@ class StaleTest(testtools.TestCase):
         self.conf = self.useFixture(config_fixture.Config(conf.CONF))
         for kill in range(12):
             host = self.world(pool=True)
-            host.nova.placement[host.uuid][1].add('CUSTOM_RACK_7')
-            host.nova.placement[host.uuid][2] += 1
+            host.nova.mark(host.uuid, {'CUSTOM_RACK_7'})
             host.refresh()
             host.nova.kill = kill
             with contextlib.suppress(Killed):
@@ -716,8 +714,7 @@ class StaleTest(testtools.TestCase):
         for his, theirs, its in ((4, 3, 1), (3, 3, 0)):
             host = self.world(pool=True)
             host.operator_writes(his)
-            host.nova.placement[host.uuid][1].add('CUSTOM_RACK_7')
-            host.nova.placement[host.uuid][2] += 1
+            host.nova.mark(host.uuid, {'CUSTOM_RACK_7'})
             # nova-compute starts again, and Nova reads Placement
             host.refresh()
             self.change(host)
