@@ -8,6 +8,7 @@ from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
 from nova_accel.attach import programming as region_programming
+from nova_accel.health import signals
 from nova_accel import inventory as host_inventory
 from nova_accel import model
 from nova_accel import request
@@ -123,6 +124,11 @@ class Readiness:
                 claim.device_address for claim in self._holdings.all()
                 if claim.uuid not in mine}:
             self._inventory.scanner.look_between_servers(address)
+
+    def forget_recovery(self, claim: model.Claim) -> None:
+        """Note that a device which had failed has served a server since."""
+        self._inventory.health.mark(
+            claim.device_address, signals.RECOVERED, False)
 
     def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:
         """Scan where a vGPU came or went, which changes what others offer."""

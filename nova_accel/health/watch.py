@@ -118,11 +118,6 @@ class Watch:
         return sorted(known.findings().values(),
                       key=lambda f: (-f.state.rank, f.signal, f.about))
 
-    def was_released(self, address: str, claims: frozenset[str]) -> bool:
-        """Whether a claim of the last round is not one of these any more."""
-        return bool(address in self._known
-                    and self._known[address].claims - claims)
-
     def is_read(self, address: str) -> bool:
         """Whether a device could be read at the last look."""
         return address in self._known and self._known[address].is_read

@@ -157,12 +157,6 @@ class Conditions:
                 device.marks)
             for address, device in found.items()
             if device.health is not model.Health.GONE}
-        for address, card in cards.items():
-            if signals.RECOVERED in card.marks and self._has_had_a_server(
-                    address, card.claims):
-                self.mark(address, signals.RECOVERED, False)
-                cards[address] = card._replace(marks=tuple(
-                    {*card.marks} - {signals.RECOVERED}))
         with self._lock:
             readings = {address: self._with_own(address, given)
                         for address, given in readings.items()}
@@ -192,10 +186,6 @@ class Conditions:
                 self._table.unfence(address, fences.Fence.HEALTH)
         self._table.set_suspects({
             address: why for address, (why, _) in suspects.items()})
-
-    def _has_had_a_server(self, address, claims):
-        with self._lock:
-            return self._watch.was_released(address, claims)
 
     def _with_own(self, address, readings):
         """Return what a device tells, and what nova_accel adds to it."""
