@@ -125,10 +125,13 @@ class Readiness:
                 if claim.uuid not in mine}:
             self._inventory.scanner.look_between_servers(address)
 
-    def forget_recovery(self, claim: model.Claim) -> None:
-        """Note that a device which had failed has served a server since."""
-        self._inventory.health.mark(
-            claim.device_address, signals.RECOVERED, False)
+    def begin_again(self, claim: model.Claim) -> None:
+        """Drop what the health of a device was while a server had it, and
+        that it had failed before that."""
+        if claim.instance_uuid:
+            self._inventory.health.mark(
+                claim.device_address, signals.RECOVERED, False)
+        self._inventory.health.begin_again(claim.device_address)
 
     def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:
         """Scan where a vGPU came or went, which changes what others offer."""

@@ -136,8 +136,7 @@ class Releases:
         self._readiness.rescan_cards([claim])
         self._readiness.rescan_siblings([claim])
         self._readiness.look_between_servers([claim])
-        if claim.instance_uuid:
-            self._readiness.forget_recovery(claim)
+        self._readiness.begin_again(claim)
         self._holdings.released([claim])
         self._publisher.show_devices(context, [claim])
 

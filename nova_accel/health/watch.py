@@ -5,16 +5,13 @@
 A finding              comes by                          goes by
 =====================  ================================  ===================
 of a level             a reading of it                   a round without
-of a counter           growth since the last round       the end of a claim
-                                                         on the device, or
+of a counter           growth since the last round       begin_again(), or
                                                          acknowledge()
 of an event            note()                            the same
 of Card.marks          being there                       not being there
 =====================  ================================  ===================
 
-Of the first round after the start nothing is known to compare with. What a
-counter grows by while a device is cleaned after its server is dropped with the
-end of the claim: resets cause errors.
+Of the first round after the start nothing is known to compare with.
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,8 +51,8 @@ class Card(typing.NamedTuple):
 
     #: driver, and which product it is: devices with the same are alike
     kind: tuple[str, str]
-    #: uuids of the claims on it, also of those that are being released
-    claims: frozenset[str]
+    #: whether there is a claim on it, also one that is being released
+    held: bool
     #: of signals.MARKS
     marks: tuple[str, ...] = ()
 
@@ -64,7 +61,6 @@ class Card(typing.NamedTuple):
 class _Known:
     """What is remembered of a device."""
 
-    claims: frozenset[str] = frozenset()
     #: counter, by signal and what it is about -> its last value
     counters: dict[tuple[str, str], int] = dataclasses.field(
         default_factory=dict)
@@ -98,6 +94,24 @@ class Watch:
         self._known: dict[str, _Known] = {}
         #: address -> signals of events since the last round
         self._events: dict[str, list[str]] = {}
+        self._looks = 0
+        #: address -> the number of the last look before it began again
+        self._again: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Note that the devices are read from now on, for the next round."""
+        self._looks += 1
+
+    def begin_again(self, address: str) -> None:
+        """Drop the findings of counters and events of a device up to now: it
+        was reset, which causes errors, and what its server did with it must
+        not keep it from others.
+
+        The growth of its counters does not count in the next round, nor in
+        the one after that where it may have been read already.
+        """
+        self._again[address] = self._looks
+        self._events.pop(address, None)
 
     def note(self, address: str, signal: str) -> None:
         """Have the next round count an event of a device."""
@@ -157,7 +171,7 @@ class Watch:
         for address, card in cards.items():
             known = self._known[address]
             was_bad = known.is_bad()
-            if known.claims - card.claims:
+            if address in self._again:
                 known.kept = {key: finding for key, finding
                               in known.kept.items() if finding.is_sticky}
             for signal in events.get(address, ()):
@@ -166,24 +180,25 @@ class Watch:
                 found = readings[address]
                 known.is_read = found is not None
                 if found is not None:
-                    self._read(known, card, modes, found)
+                    self._read(known, card, modes, found,
+                               counts=address not in self._again)
                     known.was_read = True
             for signal in signals.MARKS:
                 known.levels.pop((signal, ''), None)
                 if signal in card.marks:
                     self._found(known, card, modes, signals.Reading(signal))
-            known.claims = card.claims
             if not (known.levels or known.kept):
                 known.spared.clear()
                 continue
             known.spared &= known.findings().keys()
             if known.is_bad() and not was_bad:
                 turned.setdefault(card.kind, []).append(address)
+        self._again = {address: look for address, look in self._again.items()
+                       if look == self._looks}
         return {kind: addresses for kind, addresses in turned.items()
                 if self._breaks(cards, kind, addresses)}
 
-    def _read(self, known, card, modes, found) -> None:
-        ends = bool(known.claims - card.claims)
+    def _read(self, known, card, modes, found, counts) -> None:
         known.levels.clear()
         for reading in found:
             key = reading.signal, reading.about
@@ -192,7 +207,7 @@ class Watch:
                 continue
             before = known.counters.get(key, 0 if known.was_read else None)
             known.counters[key] = reading.value
-            if before is None or ends:
+            if before is None or not counts:
                 continue
             # they begin again at 0 when the kernel finds the device again
             growth = reading.value - (before if before <= reading.value else 0)
@@ -202,7 +217,7 @@ class Watch:
     @staticmethod
     def _found(known, card, modes, reading) -> None:
         row, mode = signals.SIGNALS[reading.signal], modes[reading.signal]
-        state = row.held if card.claims else row.free
+        state = row.held if card.held else row.free
         if mode is _Mode.OFF or state is _State.OK:
             return
         key = reading.signal, reading.about

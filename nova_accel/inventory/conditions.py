@@ -129,6 +129,16 @@ class Conditions:
         with self._lock:
             return frozenset().union(*self._paused.values())
 
+    def begin(self) -> None:
+        """Note that the devices are read from now on, for the next round."""
+        with self._lock:
+            self._watch.begin()
+
+    def begin_again(self, address: str) -> None:
+        """See watch.Watch.begin_again()."""
+        with self._lock:
+            self._watch.begin_again(address)
+
     def between_servers(self, address: str,
                         readings: Iterable[signals.Reading]) -> None:
         """Give a device to no server before the next look, where it tells
@@ -146,15 +156,10 @@ class Conditions:
         :param readings: see watch.Watch.round().
         """
         found = self._table.snapshot()
-        claims: dict[str, set[str]] = {}
-        for claim in self._store.claims():
-            claims.setdefault(claim.device_address, set()).add(claim.uuid)
-        none: frozenset[str] = frozenset()
+        held = {claim.device_address for claim in self._store.claims()}
         cards = {
             address: watch.Card(
-                (device.driver, device.ids),
-                frozenset(claims[address]) if address in claims else none,
-                device.marks)
+                (device.driver, device.ids), address in held, device.marks)
             for address, device in found.items()
             if device.health is not model.Health.GONE}
         with self._lock:

@@ -102,6 +102,7 @@ class Recovery:
             except Exception as error:
                 LOG.error('Device %s could not be recovered: %s', call.about,
                           error)
+            self._health.begin_again(call.about)
             self._table.invalidate(call.about)
             self._table.unfence(call.about, fences.Fence.RECOVERY)
         return chosen

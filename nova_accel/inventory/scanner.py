@@ -544,6 +544,8 @@ class Scanner:
         batch = self._cards.batch(CONF.accel.discovery_timeout)
         reads_health = not signals.is_off()
         readings: dict[str, Any] = {}
+        if reads_health:
+            self._health.begin()
         with self._lock:
             names, addresses = set(self._failed), set(self._due)
         for name, driver in self._drivers.items():

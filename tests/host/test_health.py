@@ -177,6 +177,16 @@ class SingleTest(HealthTestCase):
         self.assertEqual('ok', self.states()[ONE])
         self.assertEqual((0, 1), self.shown()[1])
 
+    def test_server_between_two_looks(self):
+        """What it provoked quarantines nothing, nor what its hand-over did."""
+        server = self.boot()
+        self.host.kernel.set_fault(ONE, attributes=FATAL)
+        self.host.kernel.says('pci', ONE, 'ERROR_EVENT=FAILED_RECOVERY')
+        self.host.delete(server)
+        self.look()
+        self.assertEqual('ok', self.states()[ONE])
+        self.assertEqual((), self.host.accelerators.store.disabled())
+
     def test_half_of_them(self):
         """It may be the host: nothing is quarantined."""
         self.look(**{ONE: HALF, TWO: HALF})

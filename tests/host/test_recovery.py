@@ -80,6 +80,14 @@ class LadderTest(test_health.HealthTestCase):
         self.assertIn('had failed (its PCIe link has 4 lanes of 16), and is '
                       'well after: card reset', self.log.output)
 
+    def test_reset_causes_errors(self):
+        """They do not fence what it has brought back."""
+        self.fails(attributes=HALF, ends_by='card reset')
+        self.host.kernel.set_fault(ONE, port=OF_LINK)
+        self.assertEqual('card reset', self.recover())
+        self.assertEqual('suspect', self.states()[ONE])
+        self.assertEqual((), self.host.accelerators.store.disabled())
+
     def test_nothing_helps(self):
         """Once, and the operator is told what is left."""
         self.fails(dead=True)

@@ -42,15 +42,25 @@ class WatchTestCase(configured.TestCase):
         super().setUp()
         self.set('act')
         self.watch = watch.Watch()
-        self.claims, self.marks = {}, ()
+        self.held, self.marks = False, ()
 
     def set(self, *items):
         self.config.config(group='accel', health=list(items))
 
     def round(self, *readings):
-        """A round in which the device reads that."""
-        return self.watch.round({A: watch.Card(('pci', '1:2'), frozenset(
-            self.claims.get(A, ())), self.marks)}, {A: readings})
+        """One look, in which the device reads that."""
+        self.watch.begin()
+        return self.judged(*readings)
+
+    def judged(self, *readings):
+        """A round that has begun before."""
+        return self.watch.round({A: watch.Card(
+            ('pci', '1:2'), self.held, self.marks)}, {A: readings})
+
+    def ends(self):
+        """The server of the device is gone."""
+        self.held = False
+        self.watch.begin_again(A)
 
     def states(self, address=A):
         return [(f.signal, f.state) for f in self.watch.findings(address)]
@@ -71,9 +81,9 @@ class TableTest(WatchTestCase):
     def test_row(self, signal):
         row = signals.SIGNALS[signal]
         self.set(f'{signal}=act')
-        for held, state in ((), row.free), (('claim',), row.held):
+        for held, state in (False, row.free), (True, row.held):
             self.watch = watch.Watch()
-            self.claims[A] = held
+            self.held = held
             if row.counts:
                 self.round(reading(signal, 7))
                 self.assertEqual([], self.states())
@@ -104,10 +114,11 @@ class TableTest(WatchTestCase):
         self.assertFalse(row.is_new and BAD in (row.free, row.held))
 
 
+@ddt.ddt
 class RoundsTest(WatchTestCase):
 
     def test_counts_since_the_hand_over(self):
-        self.claims[A] = ['one']
+        self.held = True
         self.round(reading('nonfatal_errors', 5))
         self.round(reading('nonfatal_errors', 7))
         self.round(reading('nonfatal_errors', 7))
@@ -115,7 +126,7 @@ class RoundsTest(WatchTestCase):
         self.assertEqual(['it had 3 uncorrectable PCIe errors (x)'],
                          self.reasons())
         # what grows while the device is cleaned ends with the claim
-        self.claims[A] = []
+        self.ends()
         self.round(reading('nonfatal_errors', 20))
         self.assertEqual([], self.reasons())
         self.round(reading('nonfatal_errors', 20))
@@ -123,24 +134,50 @@ class RoundsTest(WatchTestCase):
 
     def test_ends_with_a_claim_of_several(self):
         """Of a card with two servers it is not known which one it was."""
-        self.claims[A] = ['one', 'two']
+        self.held = True
         self.round(reading('fatal_errors', 0))
         self.round(reading('fatal_errors', 1))
-        self.claims[A] = ['one', 'two', 'three']
-        self.round(reading('fatal_errors', 1))
         self.assertEqual([('fatal_errors', SUSPECT)], self.states())
-        self.claims[A] = ['two', 'three']
+        self.ends()
+        self.held = True
         self.round(reading('fatal_errors', 1))
         self.assertEqual([], self.states())
+
+    @ddt.data('fatal_errors', 'link_errors')
+    def test_server_between_two_looks(self, signal):
+        """No look has seen it: what it provoked, and what its hand-over did,
+        quarantines nothing."""
+        self.round(reading(signal, 5))
+        self.watch.note(A, 'recovery_failed')
+        self.ends()
+        self.round(reading(signal, 6))
+        self.assertEqual([], self.states())
+        self.round(reading(signal, 7))
+        self.assertEqual([(signal, BAD)], self.states())
+
+    def test_ends_while_it_is_looked_at(self):
+        """Its counters may have been read before that, or after."""
+        for read in 5, 6:
+            self.watch = watch.Watch()
+            self.held = True
+            self.round(reading('fatal_errors', 5))
+            self.watch.begin()
+            self.ends()
+            self.judged(reading('fatal_errors', read))
+            self.assertEqual([], self.states())
+            self.round(reading('fatal_errors', 6))
+            self.assertEqual([], self.states())
+            self.round(reading('fatal_errors', 7))
+            self.assertEqual([('fatal_errors', BAD)], self.states())
 
     def test_counter_without_a_value(self):
         """It was 0, or cannot be read now."""
         self.round()
         self.round(reading('nonfatal_errors', 2))
         self.assertEqual([('nonfatal_errors', SUSPECT)], self.states())
-        self.claims[A] = ['one']
+        self.held = True
         self.round()
-        self.claims[A] = []
+        self.ends()
         self.round()
         self.round(reading('nonfatal_errors', 2))
         self.assertEqual([], self.states())
@@ -167,18 +204,18 @@ class RoundsTest(WatchTestCase):
         """What is known stays; what cannot be read is not OK."""
         self.round(reading('power'))
         self.assertTrue(self.watch.is_read(A))
-        self.watch.round({A: watch.Card(('pci', '1:2'), frozenset())},
+        self.watch.round({A: watch.Card(('pci', '1:2'), False)},
                          {A: None})
         self.assertEqual([('power', BAD)], self.states())
         self.assertFalse(self.watch.is_read(A))
         # a card that is busy was not asked
-        self.watch.round({A: watch.Card(('pci', '1:2'), frozenset())}, {})
+        self.watch.round({A: watch.Card(('pci', '1:2'), False)}, {})
         self.assertEqual([('power', BAD)], self.states())
 
     def test_event(self):
-        for claims, state in ((), BAD), (('one',), SUSPECT):
+        for held, state in (False, BAD), (True, SUSPECT):
             self.watch = watch.Watch()
-            self.claims[A] = claims
+            self.held = held
             self.watch.note(A, 'recovery_failed')
             self.watch.note(B, 'recovery_failed')
             self.round()
@@ -187,16 +224,16 @@ class RoundsTest(WatchTestCase):
 
     def test_marks(self):
         """After its server as well, and where the device cannot be read."""
-        self.claims[A] = ['one']
+        self.held = True
         self.marks = 'programming',
         self.round()
-        self.claims[A] = []
+        self.ends()
         self.watch.round({A: watch.Card(
-            ('pci', '1:2'), frozenset(), self.marks)}, {A: None})
+            ('pci', '1:2'), False, self.marks)}, {A: None})
         self.assertEqual([('programming', SUSPECT)], self.states())
         self.marks = 'start',
         self.watch.round({A: watch.Card(
-            ('pci', '1:2'), frozenset(), self.marks)}, {})
+            ('pci', '1:2'), False, self.marks)}, {})
         self.assertEqual([('start', SUSPECT)], self.states())
         self.marks = ()
         self.round()
@@ -208,9 +245,9 @@ class RoundsTest(WatchTestCase):
         finding, = self.watch.findings(A)
         self.assertTrue(finding.is_sticky)
         # until it is written down it stays, also where a server had the device
-        self.claims[A] = ['one']
+        self.held = True
         self.round(reading('link_errors', 1))
-        self.claims[A] = []
+        self.ends()
         self.round(reading('link_errors', 1))
         self.assertEqual([finding], self.watch.findings(A))
         self.watch.acknowledge(A, [finding])
@@ -246,9 +283,8 @@ class RoundsTest(WatchTestCase):
 class BreakerTest(WatchTestCase):
 
     def many(self, *bad, of=(A, B, C, D)):
-        none = frozenset()
         return self.watch.round(
-            {address: watch.Card(('pci', '1:2'), none) for address in of},
+            {address: watch.Card(('pci', '1:2'), False) for address in of},
             {address: [reading('power')] if address in bad else []
              for address in of})
 
