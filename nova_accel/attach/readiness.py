@@ -131,7 +131,8 @@ class Readiness:
         if claim.instance_uuid:
             self._inventory.health.mark(
                 claim.device_address, signals.RECOVERED, False)
-        self._inventory.health.begin_again(claim.device_address)
+        self._inventory.health.begin_again(
+            claim.device_address, is_reset=claim.key == claim.device_address)
 
     def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:
         """Scan where a vGPU came or went, which changes what others offer."""

@@ -135,8 +135,9 @@ class Releases:
     def _freed(self, context, claim):
         self._readiness.rescan_cards([claim])
         self._readiness.rescan_siblings([claim])
-        self._readiness.look_between_servers([claim])
+        # first: what a look has read of it is older than what is read now
         self._readiness.begin_again(claim)
+        self._readiness.look_between_servers([claim])
         self._holdings.released([claim])
         self._publisher.show_devices(context, [claim])
 

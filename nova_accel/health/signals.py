@@ -27,6 +27,8 @@ PAUSED = 'guest_paused'
 #: device in vain, until the same succeeds; and that it was recovered, until a
 #: server has had it
 MARKS = PROGRAMMING, START, RECOVERED = 'programming', 'start', 'recovered'
+#: another of Device.marks, and no signal: a level has it fenced
+FENCED = 'fenced'
 
 
 class State(enum.Enum):

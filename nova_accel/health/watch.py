@@ -53,7 +53,10 @@ class Card(typing.NamedTuple):
     kind: tuple[str, str]
     #: whether there is a claim on it, also one that is being released
     held: bool
-    #: of signals.MARKS
+    #: the same of any function of its slot: a port counts the errors of all,
+    #: and the kernel tells each of what happens to one
+    slot_held: bool
+    #: Device.marks
     marks: tuple[str, ...] = ()
 
 
@@ -95,23 +98,37 @@ class Watch:
         #: address -> signals of events since the last round
         self._events: dict[str, list[str]] = {}
         self._looks = 0
-        #: address -> the number of the last look before it began again
+        #: address -> the number of the last look before it began again; until
+        #: it has been read in a later one
         self._again: dict[str, int] = {}
+        #: those of which errors of the link do not count either
+        self._reset: set[str] = set()
 
     def begin(self) -> None:
         """Note that the devices are read from now on, for the next round."""
         self._looks += 1
 
-    def begin_again(self, address: str) -> None:
+    def begin_again(self, address: str, is_reset: bool) -> None:
         """Drop the findings of counters and events of a device up to now: it
         was reset, which causes errors, and what its server did with it must
         not keep it from others.
 
-        The growth of its counters does not count in the next round, nor in
-        the one after that where it may have been read already.
+        What is read of it for the next round, and for the one after that where
+        a look goes on now, is compared with nothing.
+
+        :param is_reset: whether that was all of it. Otherwise what no server
+            can cause counts: a card of many servers would never have it.
         """
         self._again[address] = self._looks
+        if is_reset:
+            self._reset.add(address)
         self._events.pop(address, None)
+
+    def is_current(self, address: str) -> bool:
+        """Whether a device has been read since the start, and since it began
+        again."""
+        return (address in self._known and self._known[address].was_read
+                and address not in self._again)
 
     def note(self, address: str, signal: str) -> None:
         """Have the next round count an event of a device."""
@@ -170,8 +187,10 @@ class Watch:
         turned: dict[tuple[str, str], list[str]] = {}
         for address, card in cards.items():
             known = self._known[address]
-            was_bad = known.is_bad()
-            if address in self._again:
+            was_bad = known.is_bad() or signals.FENCED in card.marks
+            if self._again.get(address, -1) >= self._looks - 1:
+                # the kernel may tell of a reset after that has ended
+                events.pop(address, None)
                 known.kept = {key: finding for key, finding
                               in known.kept.items() if finding.is_sticky}
             for signal in events.get(address, ()):
@@ -181,7 +200,7 @@ class Watch:
                 known.is_read = found is not None
                 if found is not None:
                     self._read(known, card, modes, found,
-                               counts=address not in self._again)
+                               address in self._again, address in self._reset)
                     known.was_read = True
             for signal in signals.MARKS:
                 known.levels.pop((signal, ''), None)
@@ -193,12 +212,15 @@ class Watch:
             known.spared &= known.findings().keys()
             if known.is_bad() and not was_bad:
                 turned.setdefault(card.kind, []).append(address)
-        self._again = {address: look for address, look in self._again.items()
-                       if look == self._looks}
+        self._again = {
+            address: look for address, look in self._again.items()
+            if address in cards and (
+                look == self._looks or readings.get(address) is None)}
+        self._reset &= self._again.keys()
         return {kind: addresses for kind, addresses in turned.items()
                 if self._breaks(cards, kind, addresses)}
 
-    def _read(self, known, card, modes, found, counts) -> None:
+    def _read(self, known, card, modes, found, is_again, is_reset) -> None:
         known.levels.clear()
         for reading in found:
             key = reading.signal, reading.about
@@ -207,7 +229,9 @@ class Watch:
                 continue
             before = known.counters.get(key, 0 if known.was_read else None)
             known.counters[key] = reading.value
-            if before is None or not counts:
+            if before is None or is_again and (
+                    is_reset or signals.SIGNALS[reading.signal].held
+                    is not _State.QUARANTINED):
                 continue
             # they begin again at 0 when the kernel finds the device again
             growth = reading.value - (before if before <= reading.value else 0)
@@ -217,7 +241,8 @@ class Watch:
     @staticmethod
     def _found(known, card, modes, reading) -> None:
         row, mode = signals.SIGNALS[reading.signal], modes[reading.signal]
-        state = row.held if card.held else row.free
+        held = card.slot_held if row.counts else card.held
+        state = row.held if held else row.free
         if mode is _Mode.OFF or state is _State.OK:
             return
         key = reading.signal, reading.about

@@ -341,6 +341,7 @@ class Inventory:
         recovered = self.recovery.run()
         if recovered:
             self.scanner.scan(addresses=recovered)
+            self.recovery.forget_well()
 
     def close(self) -> None:
         """Stop listening and looking; calls about cards are left alone."""

@@ -75,17 +75,25 @@ class Conditions:
         self._drilled: set[str] = set()
         #: see pause()
         self._paused: Mapping[str, frozenset[str]] = {}
+        if signals.acts():
+            for address, device in table.snapshot().items():
+                if signals.FENCED in device.marks:
+                    table.fence(address, fences.Fence.HEALTH,
+                                'it was not well before nova-compute started')
 
     def note(self, change: host_kernel.Change, kernel) -> bool:
         """Have the next round count what the kernel says of a device.
 
         :returns: whether it is about one.
         """
-        if not change.said:
+        if not change.said or signals.is_off():
             return False
         with self._lock:
             for address, device in self._table.snapshot().items():
                 if change.function in device.functions():
+                    if fences.Fence.RECOVERY in self._table.fences(address):
+                        # of its resets
+                        return True
                     for begins, signal in _EVENTS:
                         if change.said.startswith(begins) and (
                                 signal != _RECOVERY_FAILED
@@ -134,10 +142,13 @@ class Conditions:
         with self._lock:
             self._watch.begin()
 
-    def begin_again(self, address: str) -> None:
-        """See watch.Watch.begin_again()."""
+    def begin_again(self, address: str, is_reset: bool = True) -> None:
+        """See watch.Watch.begin_again(); with the other functions of the slot,
+        see watch.Card.slot_held."""
         with self._lock:
-            self._watch.begin_again(address)
+            for other in self._table.snapshot():
+                if _slot(other) == _slot(address):
+                    self._watch.begin_again(other, is_reset)
 
     def between_servers(self, address: str,
                         readings: Iterable[signals.Reading]) -> None:
@@ -145,9 +156,9 @@ class Conditions:
         that it has to be fenced."""
         with self._lock:
             why = self._watch.fencing(address, readings)
-        if why:
-            self._table.fence(
-                address, fences.Fence.HEALTH, '; '.join(why))
+            if why:
+                self._table.fence(
+                    address, fences.Fence.HEALTH, '; '.join(why))
 
     def round(self, readings: Mapping[str, tuple[signals.Reading, ...] | None],
               ) -> None:
@@ -157,9 +168,11 @@ class Conditions:
         """
         found = self._table.snapshot()
         held = {claim.device_address for claim in self._store.claims()}
+        slots = {_slot(address) for address in held}
         cards = {
             address: watch.Card(
-                (device.driver, device.ids), address in held, device.marks)
+                (device.driver, device.ids), address in held,
+                _slot(address) in slots, device.marks)
             for address, device in found.items()
             if device.health is not model.Health.GONE}
         with self._lock:
@@ -171,7 +184,7 @@ class Conditions:
                     'the last look (%s): it may be the host, and they are '
                     'suspect and stay offered. See the kernel log.',
                     len(spared), kind[0], ', '.join(spared))
-            suspects = {}
+            suspects, fenced = {}, set()
             for address in cards:
                 findings = self._watch.findings(address)
                 self._tell(address, findings)
@@ -183,14 +196,20 @@ class Conditions:
                 bad = [f.reason for f in acting if not f.is_sticky
                        and f.state is _State.QUARANTINED]
                 if bad:
+                    fenced.add(address)
                     self._table.fence(
                         address, fences.Fence.HEALTH, '; '.join(bad))
-                suspects[address] = '; '.join(f.reason for f in acting), bad
-        for address in cards:
-            if not suspects.get(address, ('', []))[1]:
+                suspects[address] = '; '.join(f.reason for f in acting)
+            # what between_servers() or a process before this one knew may be
+            # more than what has been read
+            fenced |= {address for address in cards
+                       if not self._watch.is_current(address)
+                       and fences.Fence.HEALTH in self._table.fences(address)}
+            for address in cards.keys() - fenced:
                 self._table.unfence(address, fences.Fence.HEALTH)
-        self._table.set_suspects({
-            address: why for address, (why, _) in suspects.items()})
+        for address in cards:
+            self._table.set_mark(address, signals.FENCED, address in fenced)
+        self._table.set_suspects(suspects)
 
     def _with_own(self, address, readings):
         """Return what a device tells, and what nova_accel adds to it."""
@@ -292,8 +311,13 @@ class Conditions:
                 reported and reported.health is not model.Health.OK):
             return _State.QUARANTINED
         return _State.SUSPECT if any(
-            finding.acts and finding.signal != signals.PAUSED
+            finding.acts and finding.signal not in (
+                signals.PAUSED, signals.START)
             for finding in findings) else _State.OK
+
+
+def _slot(address: str) -> str:
+    return address.rpartition('.')[0]
 
 
 def _have_drivers(kernel, device: model.Device) -> bool:

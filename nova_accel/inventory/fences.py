@@ -127,7 +127,7 @@ class Fences(state.State):
                 self._generation += 1
 
     def set_mark(self, address: str, signal: str, is_so: bool) -> None:
-        """Write down whether a device has one of signals.MARKS."""
+        """Write down whether a device has one of Device.marks."""
         with self._lock:
             device = self._reported.get(address)
             if device is None or (signal in device.marks) == is_so:

@@ -22,6 +22,7 @@ from nova_accel.drivers import base
 from nova_accel.drivers import contract
 from nova_accel import exception
 from nova_accel.health import signals
+from nova_accel.host import pci
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import conditions as device_conditions
 from nova_accel.inventory import devices
@@ -88,26 +89,41 @@ class Recovery:
                          '; '.join(reasons))
                 if address in failed:
                     self._climbed[address] = reasons
-                    batch.add(address, f'Recovering {address}', climb, driver,
-                              device, about=address)
+                    batch.add(address, f'Recovering {address}', self._climb,
+                              driver, device, reasons, about=address)
                 else:
                     self._tried[address] = reasons
-                    batch.add(address, f'Recovering {address}',
-                              driver.recover, address, about=address)
+                    batch.add(address, f'Recovering {address}', self._recover,
+                              driver, address, about=address)
         for call in batch:
             try:
-                step = call.outcome()
-                if call.about in failed:
-                    self._climbed_to(call.about, step, failed[call.about])
+                call.outcome()
             except Exception as error:
                 LOG.error('Device %s could not be recovered: %s', call.about,
                           error)
-            self._health.begin_again(call.about)
             self._table.invalidate(call.about)
             self._table.unfence(call.about, fences.Fence.RECOVERY)
         return chosen
 
-    def _climbed_to(self, address: str, step: str, reasons: list[str]) -> None:
+    # In the worker of the card, whether it is waited for or not
+
+    def _recover(self, driver, address) -> None:
+        try:
+            driver.recover(address)
+        finally:
+            self._health.begin_again(address)
+
+    def _climb(self, driver, device, reasons) -> None:
+        address = device.address
+        if any(pci.is_open(driver.kernel, function)
+               for function in device.functions()):
+            # which the comparison finds after this
+            self._climbed.pop(address, None)
+            return
+        try:
+            step = climb(driver, device)
+        finally:
+            self._health.begin_again(address)
         self.steps[address] = step
         if not step:
             LOG.error('Device %s has failed (%s), and nova-compute has no step '
@@ -118,6 +134,8 @@ class Recovery:
                     address, '; '.join(reasons), step)
         if not self._health.is_drilled(address):
             self._health.mark(address, signals.RECOVERED)
+            # that mark keeps it from another try, until a server has had it
+            self._climbed.pop(address, None)
 
     def _failed(self) -> dict[str, list[str]]:
         """Devices that have failed, and of which nothing else is known that
@@ -125,8 +143,10 @@ class Recovery:
         found: dict[str, list[str]] = {}
         if not signals.acts():
             return found
+        disabled = self._table.disabled()
         for address, known in self._health.conditions().items():
-            if not known.findings:
+            if not any(signals.SIGNALS[f.signal].recovers
+                       for f in known.findings):
                 self._climbed.pop(address, None)
                 self.steps.pop(address, None)
             device = self._table.reported(address)
@@ -138,18 +158,27 @@ class Recovery:
                     and signals.RECOVERED not in device.marks
                     and device.driver in self._drivers
                     and self._table.fences(address).keys() <= _MAY_HAVE
+                    # he may be at work on it
+                    and (address not in disabled
+                         or not disabled[address].is_operators
+                         or self._health.is_drilled(address))
                     and not self._cards.hanging(address)):
                 found[address] = reasons
         return found
 
+    def forget_well(self) -> None:
+        """Forget of what is well that it was recovered: the same may happen to
+        it again, also before the next comparison."""
+        for address, device in self._table.snapshot().items():
+            if device.health is model.Health.OK and not _failed_regions(
+                    device):
+                self._tried.pop(address, None)
+
     def _candidates(self) -> dict[str, list[str]]:
         found = {}
+        self.forget_well()
         for address, device in self._table.snapshot().items():
-            reasons = sorted(r.reason for r in device.regions
-                             if r.health is model.Health.QUARANTINED)
-            if device.health is model.Health.OK and not reasons:
-                # it is well, and the same may happen to it again
-                self._tried.pop(address, None)
+            reasons = _failed_regions(device)
             if (device.health is model.Health.OK and reasons
                     and reasons != self._tried.get(address)
                     and device.driver in self._drivers
@@ -157,6 +186,11 @@ class Recovery:
                     and not self._cards.hanging(address)):
                 found[address] = reasons
         return found
+
+
+def _failed_regions(device: model.Device) -> list[str]:
+    return sorted(r.reason for r in device.regions
+                  if r.health is model.Health.QUARANTINED)
 
 
 def climb(driver: base.AcceleratorDriver, device: model.Device) -> str:

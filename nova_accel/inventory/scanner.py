@@ -392,6 +392,11 @@ class Scanner:
             return
         with self._lock:
             self._states[address] = state
+            if device.health is not model.Health.OK and (
+                    before is None or before.health is model.Health.OK):
+                # it may have been so for a moment only, after its state was
+                # read
+                del self._states[address]
             self._due.pop(address, None)
         self._table.unfence(address, Fence.DISCOVERY)
         if not conflict:

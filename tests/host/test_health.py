@@ -2,6 +2,7 @@
 """What follows from the health of devices, on a host with servers."""
 
 import time
+from unittest import mock
 
 from nova_accel import exception
 from nova_accel.health import signals
@@ -180,12 +181,65 @@ class SingleTest(HealthTestCase):
     def test_server_between_two_looks(self):
         """What it provoked quarantines nothing, nor what its hand-over did."""
         server = self.boot()
-        self.host.kernel.set_fault(ONE, attributes=FATAL)
+        self.host.kernel.set_fault(ONE, attributes=FATAL, port=OF_LINK)
         self.host.kernel.says('pci', ONE, 'ERROR_EVENT=FAILED_RECOVERY')
         self.host.delete(server)
         self.look()
         self.assertEqual('ok', self.states()[ONE])
         self.assertEqual((), self.host.accelerators.store.disabled())
+
+    def test_not_read_after_it(self):
+        """What was provoked is seen later."""
+        server = self.boot()
+        self.host.kernel.set_fault(ONE, attributes=FATAL)
+        self.host.delete(server)
+        driver = self.host.inventory.driver_of(
+            self.host.inventory.devices[ONE])
+        with mock.patch.object(driver, 'health', side_effect=OSError('No.')):
+            self.look()
+        self.look()
+        self.assertEqual('ok', self.states()[ONE])
+        self.assertEqual((), self.host.accelerators.store.disabled())
+
+    def test_restart(self):
+        """Two that have failed on different days do not look like a failure of
+        the host, and are offered at no time."""
+        self.turn(ONE, **HALF)
+        self.turn(TWO, **HALF)
+        for looks in 0, 1, 2:
+            if looks < 2:
+                self.restart()
+            if looks:
+                self.look()
+            self.assertEqual(
+                {ONE: 'quarantined', TWO: 'quarantined'},
+                {address: state for address, state in self.states().items()
+                 if address != THREE})
+            self.assertEqual((1, 1), self.shown()[1])
+        self.turn(ONE)
+        self.assertEqual('ok', self.states()[ONE])
+        self.restart()
+        self.assertEqual((0, 1), self.shown()[1])
+
+    def test_for_a_moment(self):
+        """It does not answer after its state was read, as while its port
+        contains an error (pci-error-recovery.rst of Linux, DPC)."""
+        driver = self.host.inventory.driver_of(
+            self.host.inventory.devices[ONE])
+        examine = driver.examine
+
+        def late(address, before):
+            self.host.kernel.set_fault(ONE, dead=True)
+            try:
+                return examine(address, before)
+            finally:
+                self.host.kernel.set_fault(ONE, dead=None)
+        with mock.patch.object(driver, 'examine', late):
+            self.host.inventory.scanner.scan(addresses=[ONE])
+        self.assertEqual('quarantined', self.states()[ONE])
+        self.look()
+        self.look()
+        self.assertEqual('ok', self.states()[ONE])
 
     def test_half_of_them(self):
         """It may be the host: nothing is quarantined."""
@@ -242,6 +296,54 @@ class SingleTest(HealthTestCase):
         self.assertRaises(
             exception.DeviceUnavailable, self.boot,
             **{f'trait1:{naming.SUSPECT}': 'forbidden'})
+
+
+class FunctionsTest(HealthTestCase):
+    """Two functions of a card, each a device of its own."""
+
+    POOLS = 'none'
+    FUNCTIONS = '0000:02:00.0', '0000:02:00.1'
+
+    def setUp(self):
+        super().setUp()
+        self.config.config(
+            group='accel', health=['act'], discovery_interval=3600,
+            pci_devices=['vendor=8086 type=CARD'])
+        self.start_host(drivers=('pci',), others=[
+            {'address': function, 'bridges': ['pci0000:00', '0000:00:10.0']}
+            for function in self.FUNCTIONS])
+        self.look()
+
+    def test_what_a_server_provokes(self):
+        """It is of both by what the port and the kernel tell, and the free one
+        is suspect as long as the server is there."""
+        server = self.boot()
+        self.look()
+        self.host.kernel.set_fault(ONE, port=FATAL)
+        self.look()
+        self.assertEqual({'suspect'}, {*self.states().values()})
+        self.host.delete(server)
+        self.look()
+        self.assertEqual({'ok'}, {*self.states().values()})
+        self.assertEqual((), self.host.accelerators.store.disabled())
+
+
+class SharedTest(HealthTestCase):
+    """A card of VFs."""
+
+    def test_short_servers(self):
+        """They do not hide what no guest can cause."""
+        self.config.config(
+            group='accel', health=['act'], discovery_interval=3600,
+            pci_devices=['vendor=8086 type=CARD'])
+        self.start_host(drivers=('pci',), others=[
+            {'address': ONE, 'bridges': ['pci0000:00', '0000:00:10.0'],
+             'total_vfs': 2, 'vfs': 2}])
+        self.boot()
+        self.look()
+        self.host.delete(self.boot())
+        self.turn(**OF_LINK)
+        self.assertEqual('quarantined', self.states()[ONE])
 
 
 class ObserveTest(HealthTestCase):
@@ -426,6 +528,26 @@ class InVainTest(RegionsTestCase):
         self.restart()
         self.look()
         self.assertEqual(([], []), (self.condition(A)[1], self.condition(B)[1]))
+
+    def test_start_of_another_server(self):
+        """The owner of the one with another part of the card is not told."""
+        self.start_host({'address': A, 'ports': 2, 'vfs': 2})
+        self.look()
+        mine, other = (
+            {uuid: {'resources': {base.FPGA: 1}}} for uuid, provider
+            in self.host.inventory.providers().items()
+            if A in provider.addresses and base.FPGA in provider.inventory)
+        server = self.host.boot(base.asks(), mine)
+        claim, = self.host.holdings.of(server)
+        with mock.patch.object(
+                self.host, 'start_guest', side_effect=RuntimeError(
+                    f'vfio {vf(A)} or {vf(A)[:-1]}2: no container')):
+            self.assertRaises(RuntimeError, self.host.boot, base.asks(), other)
+        self.look()
+        self.assertEqual(('suspect', ['start']), self.condition())
+        self.assertIs(signals.State.OK,
+                      self.host.inventory.health.conditions()[A].for_owner)
+        self.assertEqual([claim], self.host.holdings.of(server))
 
     def test_start_that_fails_for_another_reason(self):
         self.start_fails('the network is down')

@@ -3,14 +3,16 @@
 probation."""
 
 import threading
+from unittest import mock
 
 import ddt
 
 from nova_accel import exception
+from nova_accel.host import kernel as host_kernel
 from nova_accel import naming
 from tests.host import base
 from tests.host import test_health
-from tests.host.test_health import HALF, ONE, OF_LINK, TWO
+from tests.host.test_health import HALF, ONE, OF_LINK, TWO, WORN
 from tests.unit.host import A
 
 DISK = '0000:02:00.0'
@@ -88,6 +90,71 @@ class LadderTest(test_health.HealthTestCase):
         self.assertEqual('suspect', self.states()[ONE])
         self.assertEqual((), self.host.accelerators.store.disabled())
 
+    def test_step_takes_long(self):
+        """What its resets cause, and that it was recovered, is not lost."""
+        self.config.config(group='accel', programming_timeout=1)
+        goes_on = threading.Event()
+        self.addCleanup(goes_on.set)
+        driver = self.host.inventory.driver_of(
+            self.host.inventory.devices[ONE])
+        release = driver.release
+
+        def slow(*args):
+            goes_on.wait(base.PATIENCE)
+            self.host.kernel.set_fault(ONE, port=OF_LINK)
+            return release(*args)
+        self.fails(dead=True, ends_by='function reset')
+        with mock.patch.object(driver, 'release', slow):
+            self.host.inventory.recover()
+            self.look()
+            self.assertEqual('quarantined', self.states()[ONE])
+            goes_on.set()
+            self.wait_for(
+                lambda: not self.host.inventory.cards.is_busy(ONE))
+        self.look()
+        self.look()
+        self.assertEqual('suspect', self.states()[ONE])
+        self.assertEqual((), self.host.accelerators.store.disabled())
+
+    def test_kernel_tells_of_resets(self):
+        """A look meanwhile does not hold it against the device."""
+        driver = self.host.inventory.driver_of(
+            self.host.inventory.devices[ONE])
+        release = driver.release
+
+        def told(*args):
+            self.host.inventory.health.note(host_kernel.Change(
+                'pci', ONE, 'WEDGED=bus-reset'), self.host.kernel)
+            self.look()
+            return release(*args)
+        self.fails(dead=True, ends_by='function reset')
+        with mock.patch.object(driver, 'release', told):
+            self.recover()
+        self.assertEqual('suspect', self.states()[ONE])
+        self.assertEqual((), self.host.accelerators.store.disabled())
+
+    @ddt.data(False, True)
+    def test_something_else_stays(self, helps):
+        """What nova-compute or the operator has brought back is brought back
+        again, although its slot is narrow for ever."""
+        self.fails(dead=True, ends_by='function reset' if helps else None)
+        self.recover()
+        self.host.kernel.set_fault(ONE, dead=None)
+        self.turn(**WORN)
+        self.host.delete(self.boot())
+        self.look()
+        self.recover()
+        resets = len(self.host.kernel.resets(ONE))
+        self.fails(dead=True, ends_by='function reset')
+        self.assertEqual('function reset', self.recover())
+        self.assertEqual(resets + 1, len(self.host.kernel.resets(ONE)))
+
+    def test_fails_again_before_the_next_comparison(self):
+        for _ in range(3):
+            self.fails(dead=True, ends_by='function reset')
+            self.assertEqual('function reset', self.recover())
+            self.host.delete(self.boot())
+
     def test_nothing_helps(self):
         """Once, and the operator is told what is left."""
         self.fails(dead=True)
@@ -162,6 +229,31 @@ class LadderTest(test_health.HealthTestCase):
         self.fails(dead=True, ends_by='function reset')
         self.assertIsNone(self.recover())
         self.assertEqual([], self.host.kernel.resets(ONE))
+
+    def test_guest_has_it_and_no_comparison_has_been(self):
+        with self.host.cloud.state() as state:
+            state['guests']['strange'] = {
+                'running': True, 'devices': {ONE: True}}
+        self.host.kernel.guest_takes(ONE)
+        self.fails(attributes=HALF, ends_by='function reset')
+        resets = self.host.kernel.resets(ONE)
+        self.host.reconciler.run()
+        self.assertEqual(resets, self.host.kernel.resets(ONE))
+        with self.host.cloud.state() as state:
+            del state['guests']['strange']
+        self.host.kernel.guest_returns(ONE)
+        self.host.reconciler.run()
+        self.look()
+        self.assertEqual('function reset', self.recover())
+
+    def test_operator_has_disabled_it(self):
+        """He may be at work on it, as with new firmware."""
+        self.host.disable(ONE)
+        self.fails(dead=True, ends_by='function reset')
+        self.assertIsNone(self.recover())
+        self.assertEqual([], self.host.kernel.resets(ONE))
+        self.host.enable()
+        self.assertEqual('function reset', self.recover())
 
     def test_operator_cleans_it(self):
         """By the policy nova_accel does not reset it."""
@@ -256,6 +348,24 @@ class DiskTest(base.HostTestCase):
         self.kernel.set_fault(DISK, health=None)
         self.look()
         self.assertEqual('ok', self.state())
+
+    def test_between_two_servers_while_it_is_looked_at(self):
+        """It was read before the server was gone."""
+        specs = {'resources1:CUSTOM_ACCELERATOR_SSD': '1'}
+        allocation = self.host.allocation(DISK, 'CUSTOM_ACCELERATOR_SSD')
+        server = self.host.boot(specs, allocation)
+        self.kernel.set_fault(DISK, health={'warning': 4})
+        health = self.host.inventory.health
+        judge = health.round
+
+        def late(readings):
+            self.host.delete(server)
+            judge(readings)
+        with mock.patch.object(health, 'round', late):
+            self.look()
+        self.host.report()
+        self.assertRaises(exception.DeviceUnavailable, self.host.boot, specs,
+                          allocation)
 
     def test_disk_of_the_host(self):
         """One that no rule names any more is left alone."""

@@ -55,12 +55,12 @@ class WatchTestCase(configured.TestCase):
     def judged(self, *readings):
         """A round that has begun before."""
         return self.watch.round({A: watch.Card(
-            ('pci', '1:2'), self.held, self.marks)}, {A: readings})
+            ('pci', '1:2'), self.held, self.held, self.marks)}, {A: readings})
 
-    def ends(self):
+    def ends(self, is_reset=True):
         """The server of the device is gone."""
         self.held = False
-        self.watch.begin_again(A)
+        self.watch.begin_again(A, is_reset)
 
     def states(self, address=A):
         return [(f.signal, f.state) for f in self.watch.findings(address)]
@@ -170,6 +170,53 @@ class RoundsTest(WatchTestCase):
             self.round(reading('fatal_errors', 7))
             self.assertEqual([('fatal_errors', BAD)], self.states())
 
+    def test_not_read_since_it_ended(self):
+        """What it has grown by is seen later."""
+        self.held = True
+        self.round(reading('fatal_errors', 5))
+        self.ends()
+        for readings in {}, {A: None}:
+            self.watch.begin()
+            self.watch.round({A: watch.Card(
+                ('pci', '1:2'), False, False)}, readings)
+            self.assertFalse(self.watch.is_current(A))
+        self.round(reading('fatal_errors', 6))
+        self.assertEqual([], self.states())
+        self.assertTrue(self.watch.is_current(A))
+        self.round(reading('fatal_errors', 7))
+        self.assertEqual([('fatal_errors', BAD)], self.states())
+
+    def test_part_of_a_card_ends(self):
+        """What no guest can cause counts."""
+        self.held = True
+        self.round(reading('link_errors', 0), reading('fatal_errors', 0))
+        for errors in 1, 2:
+            self.ends(is_reset=False)
+            self.held = True
+            self.round(reading('link_errors', errors),
+                       reading('fatal_errors', errors))
+            self.assertEqual([('link_errors', BAD)], self.states())
+
+    def test_kernel_tells_after_the_end(self):
+        self.ends()
+        self.watch.note(A, 'recovery_failed')
+        self.round()
+        self.assertEqual([], self.states())
+        self.watch.note(A, 'recovery_failed')
+        self.round()
+        self.assertEqual([('recovery_failed', BAD)], self.states())
+
+    def test_server_has_another_function_of_the_slot(self):
+        """What is told of both is not held against the one that is free."""
+        card = watch.Card(('pci', '1:2'), False, True)
+        for errors in 0, 1:
+            self.watch.note(A, 'recovery_failed')
+            self.watch.begin()
+            self.watch.round({A: card}, {A: [
+                reading('fatal_errors', errors), reading('card_failed')]})
+        self.assertEqual([('card_failed', BAD), ('fatal_errors', SUSPECT),
+                          ('recovery_failed', SUSPECT)], self.states())
+
     def test_counter_without_a_value(self):
         """It was 0, or cannot be read now."""
         self.round()
@@ -204,12 +251,12 @@ class RoundsTest(WatchTestCase):
         """What is known stays; what cannot be read is not OK."""
         self.round(reading('power'))
         self.assertTrue(self.watch.is_read(A))
-        self.watch.round({A: watch.Card(('pci', '1:2'), False)},
+        self.watch.round({A: watch.Card(('pci', '1:2'), False, False)},
                          {A: None})
         self.assertEqual([('power', BAD)], self.states())
         self.assertFalse(self.watch.is_read(A))
         # a card that is busy was not asked
-        self.watch.round({A: watch.Card(('pci', '1:2'), False)}, {})
+        self.watch.round({A: watch.Card(('pci', '1:2'), False, False)}, {})
         self.assertEqual([('power', BAD)], self.states())
 
     def test_event(self):
@@ -229,11 +276,11 @@ class RoundsTest(WatchTestCase):
         self.round()
         self.ends()
         self.watch.round({A: watch.Card(
-            ('pci', '1:2'), False, self.marks)}, {A: None})
+            ('pci', '1:2'), False, False, self.marks)}, {A: None})
         self.assertEqual([('programming', SUSPECT)], self.states())
         self.marks = 'start',
         self.watch.round({A: watch.Card(
-            ('pci', '1:2'), False, self.marks)}, {})
+            ('pci', '1:2'), False, False, self.marks)}, {})
         self.assertEqual([('start', SUSPECT)], self.states())
         self.marks = ()
         self.round()
@@ -283,8 +330,9 @@ class RoundsTest(WatchTestCase):
 class BreakerTest(WatchTestCase):
 
     def many(self, *bad, of=(A, B, C, D)):
+        card = watch.Card(('pci', '1:2'), False, False)
         return self.watch.round(
-            {address: watch.Card(('pci', '1:2'), False) for address in of},
+            {address: card for address in of},
             {address: [reading('power')] if address in bad else []
              for address in of})
 
@@ -301,6 +349,14 @@ class BreakerTest(WatchTestCase):
         # nor is one of them, once it was well
         self.many(B, C)
         self.many(A, B, C)
+        self.assertEqual([('power', BAD)], self.states())
+
+    def test_fenced_before_the_start(self):
+        """They had not turned in one round."""
+        card = watch.Card(('pci', '1:2'), False, False, (signals.FENCED,))
+        found = [reading('power')]
+        self.assertEqual({}, self.watch.round(
+            {A: card, B: card}, {A: found, B: found}))
         self.assertEqual([('power', BAD)], self.states())
 
     def test_less_than_half(self):
