@@ -39,10 +39,13 @@ class Owners:
             self.run, 'Owners are not told how their accelerators are')
 
     def run(self) -> None:
-        """Write what has changed; nothing is read while nothing has."""
+        """Write what has changed. Of servers whose accelerators are well
+        nothing is read while nothing has; the metadata of the others may have
+        been replaced since.
+        """
         now = self._now()
         changed = {server for server, keys in now.items()
-                   if self._written.get(server) != keys}
+                   if keys or self._written.get(server) != keys}
         changed |= {server for server in self._written.keys() - now.keys()
                     if self._written[server]}
         found = {server.uuid: server for server

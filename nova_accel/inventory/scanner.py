@@ -229,9 +229,8 @@ class Scanner:
             that found it before this one had lost it.
         """
         other = self._table.gone(address, name, ticket)
+        self._forget_card(address)
         with self._lock:
-            self._states.pop(address, None)
-            self._serials.pop(address, None)
             self._due.pop(address, None)
         self._once.forget('here', address)
         if other and batch is not None:
@@ -658,6 +657,8 @@ class Scanner:
                           else change.subsystem in _WATCHED):
                         # as for VFs, many come at a time
                         changed = True
+                        if change.subsystem == 'pci':
+                            self._forget_card(change.function)
             except Exception as error:
                 if self._closed.is_set():
                     return
@@ -665,6 +666,13 @@ class Scanner:
                             'go (%s); they are noticed within %d s', error,
                             CONF.accel.discovery_interval)
         limited.start(listen)
+
+    def _forget_card(self, address: str) -> None:
+        """Another card may be there before a look has seen that the one from
+        before is gone."""
+        with self._lock:
+            self._states.pop(address, None)
+            self._serials.pop(address, None)
 
     def close(self) -> None:
         """See Inventory.close()."""

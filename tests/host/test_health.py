@@ -626,6 +626,15 @@ class OwnersTest(HealthTestCase):
         self.turn(**WORN)
         self.assertRaises(TypeError, self.host.owners.run)
 
+    def test_metadata_are_replaced(self):
+        """By their owner, who gives all of them (PUT .../metadata)."""
+        self.turn(**WORN)
+        self.wait('degraded: 1 of 1')
+        self.host.cloud.set_server(self.server, metadata={'note': '1'})
+        self.look()
+        self.wait('degraded: 1 of 1')
+        self.assertEqual('1', self.metadata()['note'])
+
     def test_while_nova_works_on_it(self):
         self.host.cloud.set_server(self.server, task_state='rebooting')
         self.turn(**WORN)

@@ -304,6 +304,23 @@ class LooksTest(ScannerTestBase):
         self.wait_for(lambda: A in self.inventory.devices)
         self.assertEqual(2, self.driver.count('find'))
 
+    def test_exchanged_before_a_look(self):
+        """Each slot has a card again when nova-compute looks."""
+        serials = {A: '1', B: '2'}
+        self.driver.devices = fpga(A), fpga(B)
+        self.driver.serial = serials.get
+        self.inventory.scanner.scan()
+        events = queue.Queue()
+        self.inventory.scanner.watch(types.SimpleNamespace(
+            changes=lambda over: iter(events.get, 'end')))
+        self.addCleanup(events.put, 'end')
+        serials |= {A: '2', B: '1'}
+        for address in A, A, B, B:
+            events.put(kernel.Change('pci', address))
+        events.put(None)
+        self.wait_for(lambda: ['2', '1'] == [
+            self.inventory.devices[a].serial for a in (A, B)])
+
     def test_looks_each_interval(self):
         self.inventory.scanner.scan()
         self.inventory.scanner.scan_if_due()
