@@ -131,6 +131,10 @@ class Cloud(typing.Protocol):
         """Return whether a server is again what it was before a resize, as
         Nova has it; False of a move of which Nova does not know."""
 
+    def is_latest_move(self, migration_uuid: str) -> bool:
+        """Return whether no later move of its server has begun, as Nova has
+        it; False of a move of which Nova does not know."""
+
     def say(self, instance_uuid: str, key: str, text: str | None) -> None:
         """Set one key of a server's metadata and leave the others alone, but
         for what its owner writes in the same moment.

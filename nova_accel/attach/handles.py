@@ -354,9 +354,10 @@ class Handles:
         handle = claim.handle
         try:
             # the kernel alone may be wrong: a driver of the host may have left
-            # it enabled
-            if any(pci.is_open(driver.kernel, function)
-                   for function in handle.addresses):
+            # it enabled, and of a mediated device it does not say
+            if handle.type is model.HandleType.MDEV or any(
+                    pci.is_open(driver.kernel, function)
+                    for function in handle.addresses):
                 programming.check_not_in_a_guest(
                     self._cloud, [handle], f'{handle.address} cannot be '
                                            f'released')

@@ -309,6 +309,14 @@ class NovaCloud:
                     self.admin_context(),
                     migration.instance_uuid).instance_type_id)
 
+    def is_latest_move(self, migration_uuid):
+        migration = self._migration(migration_uuid)
+        return migration is not None and all(
+            other.id <= migration.id
+            for other in objects.MigrationList.get_by_filters(
+                self.admin_context(),
+                {'instance_uuid': migration.instance_uuid}))
+
     def _migration(self, uuid):
         with contextlib.suppress(nova_exception.MigrationNotFound):
             return objects.Migration.get_by_uuid(self.admin_context(), uuid)

@@ -260,15 +260,30 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """:param within: the server moves within this host."""
         rebuilt = (instance.task_state in _REBUILDS
                    and instance.host == self._host_name)
-        if not (rebuilt or within):
-            # of a move that ended before this one began
-            self.accelerators.unplug(context, instance.uuid, model.Role.OLD)
-        with self._translated(instance), self.accelerators.plugs.plugged(
-                context, cloud.server_of(instance),
-                # Nova hands over {} also where Placement did not answer
-                lambda: allocations or self.cloud.allocations(
-                    context, instance.uuid), rebuilt):
-            yield
+        with self._translated(instance):
+            if not (rebuilt or within):
+                self._end_earlier_move(context, instance)
+            with self.accelerators.plugs.plugged(
+                    context, cloud.server_of(instance),
+                    # Nova hands over {} also where Placement did not answer
+                    lambda: allocations or self.cloud.allocations(
+                        context, instance.uuid), rebuilt):
+                yield
+
+    def _end_earlier_move(self, context, instance):
+        """Release what is left of a move that ended before this one began.
+
+        :raises DeviceUnavailable: the guest has come by it, and Nova does not
+            know.
+        """
+        if not self.accelerators.holdings.of(instance.uuid, model.Role.OLD):
+            return
+        if instance.uuid in self.cloud.running():
+            raise exception.DeviceUnavailable(
+                f'Server {instance.uuid} cannot come to a host where its guest '
+                f'runs already, as after a live migration in which '
+                f'nova-compute was killed: reboot the server hard.')
+        self.accelerators.unplug(context, instance.uuid, model.Role.OLD)
 
     def _translated(self, instance):
         return self.builds.translated(
@@ -460,7 +475,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 migrate_data)
         except Exception:
             with excutils.save_and_reraise_exception():
-                self.live_migrations.release(context, instance)
+                self.live_migrations.release(context, instance, migrate_data)
 
     def live_migration(self, context, instance, dest, post_method,
                        recover_method, block_migration=False,
@@ -508,14 +523,16 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self.accelerators.give_back(
             instance.uuid, 'A live migration has failed')
 
-    def rollback_live_migration_at_destination(self, context, instance,
-                                               *args, **kwargs):
+    def rollback_live_migration_at_destination(
+            self, context, instance, network_info, block_device_info,
+            destroy_disks=True, migrate_data=None):
         """After a live migration that failed, on the destination."""
         try:
             super().rollback_live_migration_at_destination(
-                context, instance, *args, **kwargs)
+                context, instance, network_info, block_device_info,
+                destroy_disks, migrate_data)
         finally:
-            self.live_migrations.release(context, instance)
+            self.live_migrations.release(context, instance, migrate_data)
 
     def migrate_disk_and_power_off(self, context, instance, *args, **kwargs):
         """At resize and cold migration, on the source: what the server has

@@ -219,14 +219,19 @@ class LiveMigrations:
         """Claim and program what the server gets here. Its guest runs with
         its devices on the other host meanwhile.
 
-        :raises MigrationError: in our sentence; nothing is held here.
+        :raises MigrationError: in our sentence; this migration holds nothing
+            here.
         """
         server = nova_cloud.server_of(instance)
         migration = _migration(data)
         if not (migration and server.requests):
             return
+        if not self._cloud.is_latest_move(migration):
+            raise nova_exception.MigrationError(
+                reason=f'Server {instance.uuid} was given up by this live '
+                       f'migration, and moves by a later one.')
         # of one that this host did not hear the end of
-        self.release(context, instance)
+        self._accelerators.unplug(context, instance.uuid, model.Role.OLD)
         try:
             claims = self._accelerators.plug(
                 context, server,
@@ -236,12 +241,14 @@ class LiveMigrations:
                 _map(data, _pairs(instance, moved(data),
                                   self._along.movable(claims)))
         except exception.AcceleratorError as error:
-            self.release(context, instance)
+            self.release(context, instance, data)
             raise nova_exception.MigrationError(reason=str(error)) from error
 
-    def release(self, context, instance) -> None:
-        """The server does not come, or has not come."""
-        self._accelerators.unplug(context, instance.uuid, model.Role.OLD)
+    def release(self, context, instance, data) -> None:
+        """The server does not come, or has not come, by this migration. Nova
+        may have begun another one to this host since."""
+        if migration := _migration(data):
+            self._accelerators.confirm(context, instance.uuid, migration)
 
     def arrive(self, instance) -> None:
         """The guest runs here: give it what was made ready for it.

@@ -173,6 +173,20 @@ class VgpuTest(AttachTestCase):
             self.unplug()
             self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
 
+    def test_guest_has_it(self):
+        """Whatever Nova believes: its removal would take it from the guest."""
+        self.start_vgpus()
+        claim = self.give('nvidia-558')
+        self.host.cloud.start_guest(self.instance, [claim.handle])
+        self.unplug()
+        self.assertTrue(self.exists(claim))
+        self.assertIn(f'{claim.handle.address} cannot be released, because '
+                      f'the guest of server {self.instance}, which runs',
+                      self.log.output)
+        self.host.cloud.stop_guest(self.instance, undefine=True)
+        self.assertEqual(1, self.retry_releases())
+        self.assertFalse(self.exists(claim))
+
     def test_deleted_while_its_driver_is_not_enabled(self):
         """It is taken away when the driver is there again."""
         for framework in ('mdev', 'vendor-vfio'):
