@@ -5,6 +5,7 @@ import contextlib
 import io
 
 from openstackclient import shell
+from osc_lib import clientmanager
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -12,6 +13,10 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
     :returns: (status, what it writes to stdout, what to stderr).
     """
+    for one in vars(clientmanager.ClientManager).values():
+        if isinstance(one, clientmanager.ClientCache):
+            # it has the endpoints of the first command of a process
+            one._handle = None
     with (contextlib.redirect_stdout(io.StringIO()) as stdout,
           contextlib.redirect_stderr(io.StringIO()) as stderr):
         status = shell.OpenStackShell().run([*arguments])
