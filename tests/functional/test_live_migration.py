@@ -132,6 +132,15 @@ class LiveMigrationTestBase(test_guest_devices.Reads,
         self.assertEqual(self.before, self.held(self.server))
         self.assertEqual([self.before[0][1]], self.hostdevs(self.server))
 
+    def kill_source_after_the_move(self):
+        """When Nova does not know yet that the guest has moved."""
+        with mock.patch.object(
+                manager.ComputeManager, '_post_live_migration',
+                side_effect=operations.Killed) as called:
+            self.ask()
+            self._wait_for_assert(called.assert_called)
+        self.restart_compute_service(self.source)
+
     def live_migration_fails(self):
         """In libvirt."""
         self.libvirt_migrates(self.fails)
@@ -738,12 +747,7 @@ class TransparentTest(TransparentTestBase):
         guest has its devices, and no other server gets those of either
         host."""
         self.start(self.VGPU_FLAVOR)
-        with mock.patch.object(
-                manager.ComputeManager, '_post_live_migration',
-                side_effect=operations.Killed) as called:
-            self.ask()
-            self._wait_for_assert(called.assert_called)
-        self.restart_compute_service(self.source)
+        self.kill_source_after_the_move()
         for host in self.source, self.destination:
             self.computes[host].driver.reconciler.run()
         self.assertEqual(self.before, self.held(self.server))

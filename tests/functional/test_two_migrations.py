@@ -2,7 +2,6 @@
 """A server moves again before all of its first move has ended."""
 
 import threading
-from unittest import mock
 
 import fixtures
 from nova.compute import manager
@@ -13,7 +12,6 @@ from nova_accel import model
 from nova_accel.virt import driver
 from tests.functional import base
 from tests.functional import cloud
-from tests.functional import operations
 from tests.functional import process
 from tests.functional import test_live_migration
 
@@ -149,12 +147,7 @@ class TransparentTest(LateTestCase, test_live_migration.TransparentTestBase):
         the guest."""
         self.start(self.VGPU_FLAVOR)
         self.libvirt_migrates(self.migrate)
-        with mock.patch.object(
-                manager.ComputeManager, '_post_live_migration',
-                side_effect=operations.Killed) as called:
-            self.ask()
-            self._wait_for_assert(called.assert_called)
-        self.restart_compute_service(self.source)
+        self.kill_source_after_the_move()
         self._wait_for_server_parameter(self.server, {
             'OS-EXT-STS:task_state': None})
         self.compare()

@@ -1,7 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What follows from the health of devices, on a host with servers."""
 
+from collections.abc import Mapping
 import time
+from typing import Any
 from unittest import mock
 
 from nova_accel import exception
@@ -24,14 +26,26 @@ class HealthTestCase(base.HostTestCase):
 
     MODE = 'act'
 
+    #: of the cards that start() makes
+    ALSO: Mapping[str, Any] = {}
+
     def start(self, *addresses, **more):
+        """Start nova-compute with a card at each address, below a port of its
+        own."""
+        self.start_with([
+            {'address': address, 'bridges': ['pci0000:00', f'0000:00:{n}.0'],
+             **self.ALSO} for n, address in enumerate(addresses, 10)], **more)
+
+    def start_with(self, cards, **more):
         self.config.config(
             group='accel', health=[self.MODE], discovery_interval=3600,
             pci_devices=['vendor=8086 type=CARD'], **more)
-        self.start_host(drivers=('pci',), others=[
-            {'address': address, 'bridges': ['pci0000:00', f'0000:00:{n}.0']}
-            for n, address in enumerate(addresses, 10)])
+        self.start_host(drivers=('pci',), others=cards)
         self.look()
+
+    @property
+    def driver(self):
+        return self.host.inventory.driver_of(self.host.inventory.devices[ONE])
 
     def look(self, **attributes):
         """A look each interval, after attributes of a card have become so."""
@@ -193,9 +207,8 @@ class SingleTest(HealthTestCase):
         server = self.boot()
         self.host.kernel.set_fault(ONE, attributes=FATAL)
         self.host.delete(server)
-        driver = self.host.inventory.driver_of(
-            self.host.inventory.devices[ONE])
-        with mock.patch.object(driver, 'health', side_effect=OSError('No.')):
+        with mock.patch.object(
+                self.driver, 'health', side_effect=OSError('No.')):
             self.look()
         self.look()
         self.assertEqual('ok', self.states()[ONE])
@@ -224,9 +237,7 @@ class SingleTest(HealthTestCase):
     def test_for_a_moment(self):
         """It does not answer after its state was read, as while its port
         contains an error (pci-error-recovery.rst of Linux, DPC)."""
-        driver = self.host.inventory.driver_of(
-            self.host.inventory.devices[ONE])
-        examine = driver.examine
+        examine = self.driver.examine
 
         def late(address, before):
             self.host.kernel.set_fault(ONE, dead=True)
@@ -234,7 +245,7 @@ class SingleTest(HealthTestCase):
                 return examine(address, before)
             finally:
                 self.host.kernel.set_fault(ONE, dead=None)
-        with mock.patch.object(driver, 'examine', late):
+        with mock.patch.object(self.driver, 'examine', late):
             self.host.inventory.scanner.scan(addresses=[ONE])
         self.assertEqual('quarantined', self.states()[ONE])
         self.look()
@@ -306,17 +317,13 @@ class FunctionsTest(HealthTestCase):
 
     def setUp(self):
         super().setUp()
-        self.config.config(
-            group='accel', health=['act'], discovery_interval=3600,
-            pci_devices=['vendor=8086 type=CARD'])
-        self.start_host(drivers=('pci',), others=[
+        self.start_with([
             {'address': function, 'bridges': ['pci0000:00', '0000:00:10.0']}
             for function in self.FUNCTIONS])
-        self.look()
 
     def test_what_a_server_provokes(self):
-        """It is of both by what the port and the kernel tell, and the free one
-        is suspect as long as the server is there."""
+        """The port and the kernel tell it of both. The free one is suspect
+        until the server is gone."""
         server = self.boot()
         self.look()
         self.host.kernel.set_fault(ONE, port=FATAL)
@@ -331,14 +338,11 @@ class FunctionsTest(HealthTestCase):
 class SharedTest(HealthTestCase):
     """A card of VFs."""
 
+    ALSO = {'total_vfs': 2, 'vfs': 2}
+
     def test_short_servers(self):
         """They do not hide what no guest can cause."""
-        self.config.config(
-            group='accel', health=['act'], discovery_interval=3600,
-            pci_devices=['vendor=8086 type=CARD'])
-        self.start_host(drivers=('pci',), others=[
-            {'address': ONE, 'bridges': ['pci0000:00', '0000:00:10.0'],
-             'total_vfs': 2, 'vfs': 2}])
+        self.start(ONE)
         self.boot()
         self.look()
         self.host.delete(self.boot())

@@ -23,20 +23,11 @@ class LadderTest(test_health.HealthTestCase):
     """The driver pci: the resets of its hand-over."""
 
     POOLS = 'none'
+    ALSO = {'reset_method': 'flr bus'}
 
     def setUp(self):
         super().setUp()
         self.start(ONE, TWO)
-
-    def start(self, *addresses, **more):
-        self.config.config(
-            group='accel', health=[self.MODE], discovery_interval=3600,
-            pci_devices=['vendor=8086 type=CARD'], **more)
-        self.start_host(drivers=('pci',), others=[
-            {'address': address, 'reset_method': 'flr bus',
-             'bridges': ['pci0000:00', f'0000:00:{n}.0']}
-            for n, address in enumerate(addresses, 10)])
-        self.look()
 
     def fails(self, address=ONE, **fault):
         self.host.kernel.set_fault(address, **fault)
@@ -95,16 +86,14 @@ class LadderTest(test_health.HealthTestCase):
         self.config.config(group='accel', programming_timeout=1)
         goes_on = threading.Event()
         self.addCleanup(goes_on.set)
-        driver = self.host.inventory.driver_of(
-            self.host.inventory.devices[ONE])
-        release = driver.release
+        release = self.driver.release
 
         def slow(*args):
             goes_on.wait(base.PATIENCE)
             self.host.kernel.set_fault(ONE, port=OF_LINK)
             return release(*args)
         self.fails(dead=True, ends_by='function reset')
-        with mock.patch.object(driver, 'release', slow):
+        with mock.patch.object(self.driver, 'release', slow):
             self.host.inventory.recover()
             self.look()
             self.assertEqual('quarantined', self.states()[ONE])
@@ -118,9 +107,7 @@ class LadderTest(test_health.HealthTestCase):
 
     def test_kernel_tells_of_resets(self):
         """A look meanwhile does not hold it against the device."""
-        driver = self.host.inventory.driver_of(
-            self.host.inventory.devices[ONE])
-        release = driver.release
+        release = self.driver.release
 
         def told(*args):
             self.host.inventory.health.note(host_kernel.Change(
@@ -128,7 +115,7 @@ class LadderTest(test_health.HealthTestCase):
             self.look()
             return release(*args)
         self.fails(dead=True, ends_by='function reset')
-        with mock.patch.object(driver, 'release', told):
+        with mock.patch.object(self.driver, 'release', told):
             self.recover()
         self.assertEqual('suspect', self.states()[ONE])
         self.assertEqual((), self.host.accelerators.store.disabled())
