@@ -1,0 +1,168 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Holds: why a device, a region or a handle is given to no server.
+
+A hold applies to a card, to a part of it (a region, or all of a device without
+regions), or to one handle. A handle with at least one hold is withheld.
+
+================  ======  =============================  ======================
+Kind              Scope   Meaning                        Lifted by
+================  ======  =============================  ======================
+gone              card    its driver does not find it    the driver finds it
+unusable          part    its driver reports that it     a scan
+                          cannot be given to a guest
+scan-failed       card    its driver or its scan failed  a scan
+hangs             card    a call of its driver does not  the call returns
+                          return
+recovering        card    nova-compute recovers it from  the end of that
+                          a failure
+conflict          card    an option of Nova names it,    the operator: nova.conf
+                          too
+shared            card    another driver has one of its  the operator: nova.conf
+                          functions
+in-guest          card    a guest has a part of it       the guest stops, or is
+                          without a claim                claimed
+unhealthy         card    a health finding says so       a health reading
+disabled *        card    the operator has disabled it,  nova-accel enable
+                          or a health finding that does
+                          not go away
+misplaced *       card    a claim is for another card    the card is put back,
+                          at its address, or for this    or the server is
+                          card at another address        deleted
+owner-unknown *   card    it may contain data of a       nova-compute finds the
+                          server, and no claim says      server
+                          which
+returned *        card    it is here again, and may      nova-compute cleans it
+                          contain data of a server that
+                          was deleted meanwhile
+foreign *         card    it contains data that neither  nova-accel clean
+                          a server nor nova_accel wrote
+unclean *         handle  it was released under a        nova-compute cleans it
+                          policy that cleans less than
+                          the present one
+waiting *         handle  the policy "operator" applies  nova-accel release
+                          to it
+not-cleaned *     handle  it could not be cleaned after  a cleaning that
+                          its last server                succeeds
+unallocated       handle  a server has it, and its       nova-compute allocates
+                          allocation is missing in       it, or the server is
+                          Placement                      deleted
+overlap *         part    a server has the PF and these  the server is deleted
+                          are VFs of it, or the other
+                          way round
+cleaning          part    a region is cleaned after its  the end of that
+                          last server
+programming       part    a region is programmed         the end of that
+incomplete-set    card    another device of its set is   all devices of the set
+                          missing or withheld            are here
+suspect           card    a health finding says that it  a health reading
+                          may fail: servers get it last
+================  ======  =============================  ======================
+
+A kind with * survives a restart of nova-compute. A hold of scope part or handle
+may also apply to the whole card. Two kinds do not remove a handle from
+Placement: a server can be allocated a region that is *cleaning* and waits for
+it, and a *suspect* device is the last choice.
+"""
+
+import dataclasses
+import enum
+
+from nova_accel import model
+
+
+class Scope(enum.Enum):
+    """What a hold applies to."""
+
+    CARD = 'card'
+    PART = 'part'
+    HANDLE = 'handle'
+
+
+class Kind(enum.Enum):
+    """Why a handle is withheld; see the table of the module."""
+
+    def __new__(cls, name: str, *_args):
+        kind = object.__new__(cls)
+        kind._value_ = name
+        return kind
+
+    def __init__(self, _name: str, scope: Scope, is_durable: bool,
+                 lifted_by: str):
+        #: the narrowest scope that holds of this kind have
+        self.scope = scope
+        #: whether it survives a restart of nova-compute
+        self.is_durable = is_durable
+        #: the person, program or event that lifts it
+        self.lifted_by = lifted_by
+
+    GONE = 'gone', Scope.CARD, False, 'the driver finds it'
+    UNUSABLE = 'unusable', Scope.PART, False, 'a scan'
+    SCAN_FAILED = 'scan-failed', Scope.CARD, False, 'a scan'
+    HANGS = 'hangs', Scope.CARD, False, 'the call returns'
+    RECOVERING = 'recovering', Scope.CARD, False, 'the end of that'
+    CONFLICT = 'conflict', Scope.CARD, False, 'the operator: nova.conf'
+    SHARED = 'shared', Scope.CARD, False, 'the operator: nova.conf'
+    IN_GUEST = ('in-guest', Scope.CARD, False,
+                'the guest stops, or is claimed')
+    UNHEALTHY = 'unhealthy', Scope.CARD, False, 'a health reading'
+    DISABLED = 'disabled', Scope.CARD, True, 'nova-accel enable'
+    MISPLACED = ('misplaced', Scope.CARD, True,
+                 'the card is put back, or the server is deleted')
+    OWNER_UNKNOWN = ('owner-unknown', Scope.CARD, True,
+                     'nova-compute finds the server')
+    RETURNED = 'returned', Scope.CARD, True, 'nova-compute cleans it'
+    FOREIGN = 'foreign', Scope.CARD, True, 'nova-accel clean'
+    UNCLEAN = 'unclean', Scope.HANDLE, True, 'nova-compute cleans it'
+    WAITING = 'waiting', Scope.HANDLE, True, 'nova-accel release'
+    NOT_CLEANED = ('not-cleaned', Scope.HANDLE, True,
+                   'a cleaning that succeeds')
+    UNALLOCATED = ('unallocated', Scope.HANDLE, False,
+                   'nova-compute allocates it, or the server is deleted')
+    OVERLAP = 'overlap', Scope.PART, True, 'the server is deleted'
+    CLEANING = 'cleaning', Scope.PART, False, 'the end of that'
+    PROGRAMMING = 'programming', Scope.PART, False, 'the end of that'
+    INCOMPLETE_SET = ('incomplete-set', Scope.CARD, False,
+                      'all devices of the set are here')
+    SUSPECT = 'suspect', Scope.CARD, False, 'a health reading'
+
+    @property
+    def withholds(self) -> bool:
+        """Whether no server gets the handle; otherwise it is the last choice.
+        """
+        return self is not Kind.SUSPECT
+
+
+@dataclasses.dataclass(frozen=True)
+class Hold:
+    """One reason why servers do not get a card, a part of it or a handle."""
+
+    kind: Kind
+    #: address of the device
+    device: str
+    #: one clause for the operator
+    reason: str
+    #: index of the region; None for the whole card, and for a device without
+    #: regions
+    region: int | None = None
+    #: None for all handles of the card or of the region
+    handle: model.AttachHandle | None = None
+    #: UTC, as 2026-11-22T02:17:43+00:00; '' if it is not known. It is for
+    #: people: two holds that differ in nothing else are alike
+    since: str = dataclasses.field(default='', compare=False)
+
+    @property
+    def scope(self) -> Scope:
+        if self.handle:
+            return Scope.HANDLE
+        return Scope.CARD if self.region is None else Scope.PART
+
+    def applies_to(self, part: tuple[str, int | None],
+                   handle: model.AttachHandle | None = None) -> bool:
+        """Return whether a part, or a handle of it, has this hold.
+
+        :param part: as Claim.part.
+        :param handle: None: whether all handles of the part have it.
+        """
+        device, region = part
+        return (self.device == device and self.region in (None, region)
+                and self.handle in (None, handle))
