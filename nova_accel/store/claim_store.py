@@ -149,7 +149,7 @@ def existing(path: str) -> ClaimStore:
     try:
         with contextlib.closing(sqlite3.connect(
                 f'file:{parse.quote(path)}?mode=rw', uri=True)) as file:
-            version = file.execute('PRAGMA user_version').fetchone()[0]
+            version = store_file.check_version(file, path)
     except (sqlite3.Error, OSError) as error:
         raise _refused(path, 'written', error) from error
     # SQLite says so only at the first write
@@ -160,7 +160,6 @@ def existing(path: str) -> ClaimStore:
             f'The claim store {path} has version {version}, and this release '
             f'of nova_accel writes version {schema.VERSION}: start '
             f'nova-compute of the same release as this command first.')
-    # which says what to do with a store of a later release
     return ClaimStore(path)
 
 

@@ -17,13 +17,11 @@ from nova_accel import text
 
 LOG = logging.getLogger(__name__)
 
-#: columns that are named as the fields of model.Claim are, or here
-_RENAMED = {'group': 'request_group', 'driver_request': 'asked',
-            'driver_memory': 'remembered'}
+#: field of model.Claim -> its column, where SQL has a word of that name
+_RENAMED = {'group': 'request_group'}
 _FIELDS = tuple(f.name for f in dataclasses.fields(model.Claim)
                 if f.name != 'handle')
-#: and what an earlier release reads
-_HANDLE_COLUMNS = ('role', 'handle_type', 'handle_address', 'handle')
+_HANDLE_COLUMNS = ('handle_type', 'handle_address', 'handle')
 _CLAIM_COLUMNS = tuple(_RENAMED.get(f, f) for f in _FIELDS) + _HANDLE_COLUMNS
 _SELECT = f'SELECT {", ".join(_CLAIM_COLUMNS)} FROM claims ORDER BY rowid'
 _INSERT = (f'INSERT INTO claims ({", ".join(_CLAIM_COLUMNS)}) '
@@ -126,8 +124,6 @@ class Claims(file.File):
                     now[uuid] = dataclasses.replace(now[uuid], **changes)
                     row = _row(now[uuid])
                     names = {_RENAMED.get(name, name) for name in changes}
-                    if 'consumer_uuid' in changes:
-                        names.add('role')
                     db.execute(
                         f'UPDATE claims SET '
                         f'{", ".join(f"{name} = :{name}" for name in names)} '
@@ -158,7 +154,7 @@ def _in_order(claims: Iterable[model.Claim]) -> tuple[model.Claim, ...]:
 def _row(claim: model.Claim) -> dict[str, Any]:
     """Values by column."""
     row = {_RENAMED.get(name, name): getattr(claim, name) for name in _FIELDS}
-    return {**row, 'role': claim.role.value, 'state': claim.state.value,
+    return {**row, 'state': claim.state.value,
             'handle_type': claim.handle.type.value,
             'handle_address': claim.handle.address,
             'handle': file.as_json(claim.handle)}

@@ -121,7 +121,7 @@ class File:
 
     def _set_up(self):
         # before anything is written
-        self._check(self._version())
+        check_version(self._db, self._name)
         self._db.execute('PRAGMA journal_mode = WAL')
         # a commit is on the disk when it returns
         self._db.execute('PRAGMA synchronous = FULL')
@@ -129,45 +129,15 @@ class File:
     def _read(self, db: sqlite3.Connection) -> Memory:
         raise NotImplementedError
 
-    def _version(self) -> int:
-        return self._db.execute('PRAGMA user_version').fetchone()[0]
-
-    def _check(self, version):
-        if version > schema.VERSION:
-            raise exception.AcceleratorsUnavailable(
-                f'The claim store {self._name} has version {version}, and this '
-                f'release of nova_accel knows no later one than '
-                f'{schema.VERSION}: '
-                f'install the release that wrote it, or restore the backup '
-                f'from before the upgrade.')
-        if version < schema.VERSION and version not in schema.MIGRATIONS:
-            raise exception.AcceleratorsUnavailable(
-                f'The claim store {self._name} has version {version}, which '
-                f'only commits between two releases wrote, and this release '
-                f'of nova_accel takes over stores of the versions '
-                f'{", ".join(map(str, schema.MIGRATIONS))}: start a commit '
-                f'that writes version {min(filter(None, schema.MIGRATIONS))} '
-                f'first.')
-        if not version and schema.is_before_release_0_1(self._db):
-            raise exception.AcceleratorsUnavailable(
-                f'The claim store {self._name} was expected to be of release '
-                f'0.1 or later, and its table claims has no column prepared, '
-                f'as only commits before efaca8c6b67e wrote it: move it away, '
-                f'and {_MOVED_AWAY}.')
-
     def _migrate(self) -> None:
         with self._transaction() as db:
-            version = self._version()
-            self._check(version)
+            version = check_version(db, self._name)
             is_new = schema.is_new(db)
-            has_ledger = schema.has_ledger(db)
-            if not is_new and version == schema.VERSION and has_ledger:
+            if not is_new and version == schema.VERSION:
                 return
             if not is_new and self.path != MEMORY:
-                LOG.info('The claim store %s has version %d%s and gets '
-                         'version %d', self.path, version,
-                         '' if has_ledger else ' without a ledger',
-                         schema.VERSION)
+                LOG.info('The claim store %s has version %d and gets version '
+                         '%d', self.path, version, schema.VERSION)
             with self._reading(f'of version {version}'):
                 schema.migrate(db, version)
             if is_new and self.path != MEMORY:
@@ -249,11 +219,33 @@ class File:
         return self._generation
 
 
+def check_version(db: sqlite3.Connection, name: str) -> int:
+    """Return the version of a store.
+
+    :param name: of the file in errors.
+    :raises AcceleratorsUnavailable: this release can neither read it nor
+        migrate it.
+    """
+    version = db.execute('PRAGMA user_version').fetchone()[0]
+    if version > schema.VERSION:
+        raise exception.AcceleratorsUnavailable(
+            f'The claim store {name} has version {version}, and this release '
+            f'of nova_accel knows no later one than {schema.VERSION}: install '
+            f'the release that wrote it, or restore the backup from before '
+            f'the upgrade.')
+    if (version < schema.VERSION and version not in schema.MIGRATIONS
+            and not schema.is_new(db)):
+        raise exception.AcceleratorsUnavailable(
+            f'The claim store {name} has version {version}, which a commit '
+            f'before the first release wrote, and no release can read it: '
+            f'move it away, and {_MOVED_AWAY}.')
+    return version
+
+
 def _make_private(path):
     """Let only its user read a store, which names projects and servers.
 
-    Also one of an earlier release. SQLite gives the files beside it the same
-    mode (unixOpen() of SQLite).
+    SQLite gives the files beside it the same mode (unixOpen() of SQLite).
     """
     # only a new one: to close a descriptor ends this process' locks of a file
     # (fcntl(2)), also those of SQLite, and others would remove its WAL

@@ -146,17 +146,15 @@ def _now() -> str:
         return f'{file.read().strip()} {time.monotonic()}'
 
 
-def _is_recent(moment: object) -> bool:
-    """Return whether _now() was that moment in the last ORDER_SECONDS; an
-    earlier release wrote time.time(), which says nothing of that."""
-    boot, _, seconds = str(moment).partition(' ')
+def _is_recent(moment: str) -> bool:
+    """Return whether _now() was that moment in the last ORDER_SECONDS."""
+    boot, _, seconds = moment.partition(' ')
     now, _, here = _now().partition(' ')
-    return bool(seconds) and boot == now and (
-        float(here) - float(seconds) < ORDER_SECONDS)
+    return boot == now and float(here) - float(seconds) < ORDER_SECONDS
 
 
 def read_orders(db: sqlite3.Connection) -> tuple[model.Order, ...]:
-    """Return orders, without those that another release wrote."""
+    """Return orders, without those in a state that is not known."""
     known = {state.value: state for state in model.OrderState}
     return tuple(
         model.Order(row['number'], row['verb'], row['argument'], row['since'],

@@ -6,7 +6,7 @@ cards of the host have the same one, by its address and product. A row whose
 card is at its address is ``placed``; the others are of cards that are away.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import dataclasses
 import json
 import sqlite3
@@ -238,11 +238,3 @@ def disabled(db: sqlite3.Connection) -> tuple[model.Disabled, ...]:
         for row in db.execute(
             'SELECT address, serial, disabled, since, ids FROM cards '
             'WHERE disabled IS NOT NULL ORDER BY address, serial'))
-
-
-def of(db: sqlite3.Connection, table: str, *columns: str) -> Iterator[tuple]:
-    """Yield rows of a table that may not be there."""
-    if db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND "
-                  'name = ?', (table,)).fetchone():
-        yield from map(tuple, db.execute(
-            f'SELECT {", ".join(columns)} FROM {table}').fetchall())

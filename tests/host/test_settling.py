@@ -5,7 +5,9 @@ Servers keep their devices, what no server has is cleaned before it is offered,
 and nothing is erased on a guess.
 """
 
+import contextlib
 import os
+import sqlite3
 import uuid
 
 import ddt
@@ -94,6 +96,24 @@ class DiskTest(SettlingTestCase):
         self.host.reconciler.run()
         self.assertKept(ONE, TWO, THREE)
         self.boot(ONE)
+
+    def test_store_of_a_commit_before_the_first_release(self):
+        """nova-compute does not start with it, and does as the error advises.
+        """
+        server = self.boot(ONE)
+        self.host.accelerators.close()
+        with contextlib.closing(sqlite3.connect(self.path)) as db:
+            db.execute('PRAGMA user_version = 11')
+        error = self.assertRaises(exception.AcceleratorsUnavailable,
+                                  self.restart)
+        self.assertIn(f'{self.path} has version 11', str(error))
+        self.assertIn('move it away', str(error))
+        self.assertKept(ONE, TWO, THREE)
+        self.lost()
+        self.host.report()
+        self.host.reconciler.run()
+        self.assertEqual([ONE], self.host.devices_of(server))
+        self.assertKept(ONE)
 
     def test_new_host_and_libvirt_does_not_answer(self):
         self.lose()

@@ -11,7 +11,6 @@ import sys
 import fixtures
 
 from nova_accel import versions
-from tests import earlier
 from tests import functional
 from tests.layouts import base
 
@@ -231,39 +230,6 @@ class AfterwardsTest(base.LayoutTestCase):
         (left / '__init__.py').write_text(
             'from nova_accel.virt.driver import AccelLibvirtDriver\n')
         self.assertStarts()
-
-
-class EarlierReleaseTest(base.LayoutTestCase):
-    """Release 0.1 has a directory in Nova's."""
-
-    def test_upgrade(self):
-        if not earlier.is_here():
-            self.skipTest('the history of the repository is not here')
-        directory = self.useFixture(fixtures.TempDir()).path
-        self.there.nova_wheel()
-        old = earlier.source(directory)
-        self.there.install(old)
-        self.assertOldStarts()
-        # the new one aside, as docs/source/upgrade.rst has it
-        target = self.there.directory / 'new'
-        self.there.accel_wheel('--target', target)
-        lines = self.there.check(
-            self.there.python, '-m', 'nova_accel.cmd.main',
-            PYTHONPATH=str(target))
-        self.assertEqual('ok', lines['compute driver']['Result'])
-        self.assertOldStarts()
-        self.there.accel_wheel('--force-reinstall')
-        self.assertFalse(
-            (self.there.packages / 'nova' / 'virt' / 'accel').exists())
-        self.assertStarts()
-        self.there.install('--force-reinstall', old)
-        self.assertOldStarts()
-
-    def assertOldStarts(self):
-        self.assertIn('STARTED nova_accel.virt.driver AccelLibvirtDriver',
-                      self.there.start())
-        self.assertTrue(
-            (self.there.packages / 'nova' / 'virt' / 'accel').exists())
 
 
 class LibrariesTest(base.LayoutTestCase):

@@ -198,12 +198,3 @@ class App(main.NovaAccel):
             self.command_manager.commands[
                 name.replace('_', ' ')] = importlib.metadata.EntryPoint(
                     name, value, 'nova_accel.commands')
-
-
-def back_to_release_0_1() -> str:
-    """Return the SQL that makes a claim store one of release 0.1."""
-    page = Page(ROOT / 'docs' / 'source' / 'operate' / 'host.rst')
-    block, = [block for block in page.blocks if 'user_version = 0' in block]
-    _, file, statements = shlex.split(block)
-    assert file == 'FILE'
-    return statements

@@ -11,7 +11,7 @@ import uuid
 from nova_accel import model
 from tests.unit import commands
 from tests.unit.test_claims import (
-    claim, DEVICE, DISABLED, handle, RELEASE_0_1)
+    claim, DEVICE, DISABLED, handle)
 
 ADDRESS = DEVICE.address
 IMAGE = str(uuid.uuid4())
@@ -148,15 +148,6 @@ class ClaimsTest(commands.StoreCommandTestCase):
             (row['Server'], row['State'])
             for row in self.rows('--server', 's1')])
         self.assertEqual([], self.rows('--device', '0000:01:00.0'))
-
-    def test_store_of_an_earlier_release(self):
-        """It is read as it is, and stays so."""
-        with sqlite3.connect(self.path) as db, open(RELEASE_0_1) as file:
-            db.executescript(file.read())
-        db.close()
-        before = os.stat(self.path).st_mtime_ns
-        self.assertIn('Bound', {row[2] for row in self.shown()})
-        self.assertEqual(before, os.stat(self.path).st_mtime_ns)
 
     def test_stores_that_cannot_be_read(self):
         """Each error has the real path, and its own advice only."""

@@ -17,7 +17,7 @@ from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import schema
 from tests.unit import commands
-from tests.unit.test_claims import claim, DEVICE, handle, VERSION_8
+from tests.unit.test_claims import claim, DEVICE, handle
 
 A, B, C = DEVICE.address, '0000:81:00.0', '0000:82:00.0'
 
@@ -230,15 +230,13 @@ class StoresTest(DisableTestCase):
 
     def test_other_releases(self):
         """nova-compute of that release may be running."""
-        with sqlite3.connect(self.path) as db, open(VERSION_8) as file:
-            db.executescript(file.read())
-        db.close()
-        self.assertIn('has version 8', self.refused('disable', A))
-        with sqlite3.connect(self.path) as db:
-            db.execute(f'PRAGMA user_version = {schema.VERSION + 1}')
-        db.close()
-        self.assertIn(f'has version {schema.VERSION + 1}',
-                      self.refused('disable', A))
+        self.nova_compute()
+        for version in 8, schema.VERSION + 1:
+            with sqlite3.connect(self.path) as db:
+                db.execute(f'PRAGMA user_version = {version}')
+            db.close()
+            self.assertIn(f'has version {version}',
+                          self.refused('disable', A))
 
     def test_no_permission(self):
         """Not the user of nova-compute, who alone may write it."""

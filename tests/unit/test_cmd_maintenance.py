@@ -9,7 +9,6 @@ import fixtures
 
 from nova_accel.cmd import maintenance
 from nova_accel import model
-from nova_accel.store import schema
 from tests.unit import commands
 from tests.unit.test_claims import DEVICE, handle
 
@@ -131,12 +130,3 @@ class MaintenanceTest(commands.StoreCommandTestCase):
             self.assertNotIn('goes on', result.stderr)
         self.store.refresh()
         self.assertEqual((), self.store.orders())
-
-    def test_store_of_an_earlier_release(self):
-        """Its nova-compute would not know the order."""
-        with self.store._transaction() as db:
-            db.execute(f'PRAGMA user_version = {schema.VERSION - 1}')
-        self.COMMAND = 'clean'
-        result = self.call(A)
-        self.assertEqual(1, result.returncode)
-        self.assertIn('start nova-compute of the same release', result.stderr)

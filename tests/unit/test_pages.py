@@ -10,7 +10,6 @@ import configparser
 import os
 import re
 import shutil
-import subprocess
 import uuid
 from xml.etree import ElementTree
 
@@ -39,7 +38,6 @@ from nova_accel import profiles
 from nova_accel import request
 from nova_accel import sim
 from nova_accel.store import claim_store
-from tests import earlier
 from tests.unit import commands
 from tests.unit import configured
 from tests.unit import pages
@@ -213,19 +211,6 @@ class MakeTest(testtools.TestCase):
         self.assertEqual(8, len(titles))
         for title in filter(None, titles):
             self.assertIn(title, demo)
-
-    def test_commits(self):
-        """What the page on upgrades tells to check out is in the history."""
-        if not earlier.is_here():
-            self.skipTest('the history of the repository is not here')
-        text = (pages.ROOT / 'docs/source/upgrade.rst').read_text()
-        named = set(re.findall('``([0-9a-f]{12})``', text))
-        self.assertEqual(3, len(named))
-        self.assertIn(earlier.COMMIT[:12], named)
-        for commit in named:
-            self.assertEqual('commit', subprocess.run(
-                ['git', 'cat-file', '-t', commit], cwd=pages.ROOT,
-                capture_output=True, text=True).stdout.strip())
 
     def test_tables(self):
         """Text between two columns is an error of `make docs` alone."""
