@@ -103,8 +103,10 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
         processes (PRAGMA data_version), which takes some microseconds.
 
         :returns: whether something is new.
+        :raises AcceleratorsUnavailable: the file was removed or replaced.
         """
         with self._transaction(write=False) as db:
+            self._check_in_place()
             version = db.execute('PRAGMA data_version').fetchone()[0]
             if version == self._data_version:
                 return False

@@ -103,6 +103,8 @@ class File:
             self._db = sqlite3.connect(
                 path, timeout=_BUSY_SECONDS, isolation_level=None,
                 check_same_thread=False)
+        #: of the file, None for MEMORY
+        self._inode = _inode(path)
         try:
             if source:
                 source.backup(self._db)
@@ -152,6 +154,7 @@ class File:
             try:
                 yield self._db
                 if write:
+                    self._check_in_place()
                     self._db.execute('COMMIT')
                 if self._changed is not None:
                     self._known = self._changed
@@ -163,6 +166,22 @@ class File:
                 raise
             finally:
                 self._changed = None
+
+    def _check_in_place(self) -> None:
+        """Check that the path still names the file that was opened. Rows
+        written into another file are lost with this process.
+
+        :raises AcceleratorsUnavailable: it does not.
+        """
+        now = _inode(self.path)
+        if now != self._inode:
+            found = ('which is another one than this process opened' if now
+                     else 'and it was removed since this process opened it')
+            raise exception.AcceleratorsUnavailable(
+                f'The claim store must be the file {self._name}, {found}: '
+                f'start nova-compute again, which compares it with Placement '
+                f'and the guests.',
+                found='The claim store of this host is not in its place')
 
     def _begin(self):
         self._wait_for(self._db.execute, 'BEGIN IMMEDIATE')
@@ -257,6 +276,15 @@ def _make_private(path):
         for file in (path, f'{path}-wal', f'{path}-shm'):
             with contextlib.suppress(FileNotFoundError):
                 os.chmod(file, 0o600)
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    """Return the device and inode of a file; None if it does not exist."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def as_json(value) -> str:
