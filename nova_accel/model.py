@@ -35,11 +35,6 @@ def uuid_hex(value: str) -> str:
     return uuid.UUID(text).hex
 
 
-#: fields of stored values that an earlier release named otherwise
-_RENAMED = {'open_to_guest': 'guest_can_reprogram',
-            'volatile_traits': 'state_traits'}
-
-
 def _known(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a stored value as this release has them.
 
@@ -47,13 +42,10 @@ def _known(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     the writer did not know are empty: the other was an earlier or a later
     release.
     """
-    named = {field.name: field for field in dataclasses.fields(cls)}
-    found = {name if name in named else _RENAMED.get(name, name): value
-             for name, value in fields.items()}
-    return {name: found[name] if name in found
+    return {field.name: fields[field.name] if field.name in fields
             else field.type() if field.type in (str, int) else None
-            for name, field in named.items()
-            if name in found or field.default is dataclasses.MISSING}
+            for field in dataclasses.fields(cls)
+            if field.name in fields or field.default is dataclasses.MISSING}
 
 
 class Health(enum.Enum):
@@ -487,13 +479,13 @@ class Claim:
     restore_bitstream: str | None = None
     #: as Region.origin, of that
     restore_origin: str | None = None
-    #: of the server; None where an earlier release wrote the claim
+    #: of the server; None where it is not known (attach.settling)
     project_id: str | None = None
     #: serial number of the device when the server got it; '' where it was not
     #: known, or other devices of the host had the same one
     serial: str = ''
-    #: Device.ids of the device when the server got it; '' where an earlier
-    #: release wrote the claim
+    #: Device.ids of the device when the server got it; '' where they are not
+    #: known
     ids: str = ''
     #: name of the CreatableType that the handle was made into
     created_type: str | None = None
@@ -511,8 +503,8 @@ class Claim:
     #: region had before; None where no such image is known
     operators_bitstream: str | None = None
     #: when the server got the handle, UTC, as 2026-11-22T02:17:43+00:00,
-    #: written by the store; '' where an earlier release wrote the claim. It is
-    #: for people: two claims that differ in nothing else are alike
+    #: written by the store. It is for people: two claims that differ in
+    #: nothing else are alike
     since: str = dataclasses.field(default='', compare=False)
 
     @property

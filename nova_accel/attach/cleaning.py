@@ -100,7 +100,7 @@ class Regions:
             return self._replace(device, region, claims)
         cleared = self._clear_memory(device, region)
         image = region.bitstream_id or (
-            # a programming was broken off, or an earlier release did it
+            # a programming was broken off
             None if region.origin else _had(claims))
         if image and region.programmable:
             try:

@@ -215,7 +215,7 @@ class Holdings:
         self._store.settle(done, todo, claims)
 
     def remember_card(self, claim: model.Claim, **identity: str) -> None:
-        """Complete a claim that was made without that, by an earlier release.
+        """Complete a claim that was made without that.
 
         :param identity: serial, ids or both.
         """

@@ -186,8 +186,9 @@ class Reconciler:
                 self._cloud.admin_context(), gone)
 
     def _remember_cards(self, snapshot):
-        """Claims of an earlier release do not name the card. While a guest has
-        it, the card in the slot is the one."""
+        """Complete claims that do not name the card, because its serial number
+        could not be read then. While a guest has it, the card in the slot is
+        the one."""
         inventory = self._accelerators.inventory
         for claim in snapshot.claims():
             device = inventory.devices.get(claim.device_address)

@@ -86,14 +86,6 @@ def _start(accelerators: attach.Accelerators) -> None:
     accelerators.inventory.scanner.scan()
     accelerators.inventory.scanner.check_configuration()
     accelerators.inventory.scanner.watch(accelerators.kernel)
-    # an earlier release did not prepare the handles of every driver that
-    # cleans them now
-    for claim in accelerators.holdings.all():
-        device = accelerators.inventory.devices.get(claim.device_address)
-        if (device and claim.state is model.ClaimState.BOUND
-                and not claim.prepared
-                and accelerators.inventory.prepares_every_handle(device)):
-            accelerators.holdings.mark_prepared(claim, True)
     # what a process that is gone was doing when it went
     accelerators.holdings.doubt(
         [c for c in accelerators.holdings.all() if c.state in (

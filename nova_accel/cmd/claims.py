@@ -20,8 +20,7 @@ class Claims(output.Lister):
     operator, and so has each free region that nova_accel programmed, and each
     device that the operator has disabled. Since is the time (UTC) at which a
     server got the device, or the handle began to wait, or the operator
-    disabled it; claims of earlier releases have none. Reads the claim store of
-    nova-compute and changes nothing.
+    disabled it. Reads the claim store of nova-compute and changes nothing.
     """
 
     COLUMNS = ('Device', 'Region', 'Handle', 'Server', 'Group', 'State',

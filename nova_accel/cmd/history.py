@@ -44,8 +44,7 @@ class History(output.Lister):
             help='only who had it at this time, UTC, for example '
                  '2026-11-22T02:17')
         parser.add_argument(
-            '--journal', '--record', metavar='FILE', action='append',
-            default=[],
+            '--journal', metavar='FILE', action='append', default=[],
             help='a file that nova-accel handovers -f json wrote on another '
                  'host, as HOST.json, in place of the claim store of this '
                  'one; may be given many times')
@@ -92,8 +91,7 @@ def read(path: str) -> list[model.Handover]:
     """
     try:
         with open(path, encoding='utf-8') as file:
-            # those of earlier releases have no Since
-            rows = [{'Since': ''} | row for row in json.load(file)]
+            rows = json.load(file)
         return [model.Handover(**{name: _text(row[name.capitalize()])
                                   for name in _READ}) for row in rows]
     except OSError as error:

@@ -43,8 +43,7 @@ class Page(cloud.Asks, command.Command):
             help='also how many servers of each flavor fit, as nova-accel '
                  'fits; run it where the device profiles are those of nova-api')
         parser.add_argument(
-            '--journal', '--record', metavar='FILE', action='append',
-            default=[],
+            '--journal', metavar='FILE', action='append', default=[],
             help='a file that nova-accel handovers -f json wrote on a host: '
                  'also the hand-overs of the last 30 days, and how many '
                  'failed; may be given many times')

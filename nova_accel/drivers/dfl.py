@@ -118,8 +118,8 @@ class DflDriver(base.PciDriver):
                 f'{sriov.OPTION}: remove it from one of the two.')
 
     def check(self, device=None):
-        """See the base class; release 0.1 gave whole cards without the
-        option."""
+        """See the base class; the option may have named the card when a
+        server got it."""
         if (device and pci.driver(self.kernel, device.address) == VFIO
                 and device.address not in base.whole_cards()):
             yield base.Finding(
@@ -233,11 +233,7 @@ class DflDriver(base.PciDriver):
             if before.health is model.Health.GONE:
                 before = dataclasses.replace(before, health=model.Health.OK,
                                              reason='')
-            # release 0.1 did not say so of a card that a guest has
-            regions = tuple(dataclasses.replace(r, guest_can_reprogram=True)
-                            for r in before.regions)
-            return dataclasses.replace(
-                before, memory=device.memory, regions=regions)
+            return dataclasses.replace(before, memory=device.memory)
         if bound != KERNEL_DRIVER:
             raise _Defect(f'it is bound to {bound or "no driver"}: bind it to '
                           f'{KERNEL_DRIVER}')

@@ -181,8 +181,8 @@ class Secondary:
 
     @classmethod
     def from_tuple(cls, fields) -> 'Secondary':
-        """Make one of what dataclasses.astuple() returned, also in an
-        earlier release, which had its first fields."""
+        """Make one of what dataclasses.astuple() returned, or of that
+        after JSON."""
         found = cls(*fields)
         return dataclasses.replace(
             found, others=tuple(found.others),

@@ -140,10 +140,10 @@ def _has_driver(host, scheduling):
             ('driver', host.uuid), LOG.warning,
             'Host %(host)s gets no servers with accelerators: Placement has '
             'providers of nova_accel for it, and its nova-compute does not run '
-            'the driver accel.AccelLibvirtDriver, or an earlier release of '
-            'it. Set [DEFAULT] compute_driver there and restart nova-compute, '
-            'or remove the providers with "nova-accel providers purge '
-            '%(node)s".', {'host': host.host, 'node': host.nodename})
+            'the driver accel.AccelLibvirtDriver. Set [DEFAULT] compute_driver '
+            'there and restart nova-compute, or remove the providers with '
+            '"nova-accel providers purge %(node)s".',
+            {'host': host.host, 'node': host.nodename})
     return bool(kept)
 
 

@@ -781,13 +781,9 @@ class WholeCardTest(base.HostTestCase):
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
 
     def test_card_gets_vfs_while_a_server_is_stopped(self):
-        """The server of an earlier release had the whole card."""
         server = self.boot()
         self.kernel.guest_loads(A, OTHER)
         self.host.cloud.stop_guest(server, undefine=True)
-        device = self.host.inventory.devices[A]
-        self.host.accelerators.store.set_devices({A: device.with_region(
-            0, guest_can_reprogram=False)})
         self.config.config(whole_cards=[], virtual_functions=[f'{A}=1'],
                            group='accel')
         self.restart()

@@ -473,7 +473,7 @@ class OtherKindsTest(IdentityTestCase):
         self.assertHas(self.boot(A), A)
 
     def test_product_is_filled_in(self):
-        """The claim is of an earlier release."""
+        """The claim was made while it could not be read."""
         self.start_products()
         server = self.boot(A)
         claim, = self.host.holdings.all()

@@ -166,15 +166,6 @@ class ResetTest(HandoverTestCase):
         self.assertEqual(1, len(self.resets()))
         self.assertIn('is not in the journal', self.log.output)
 
-    def test_server_that_an_earlier_release_started(self):
-        """Which prepared no handles of this driver."""
-        server = self.boot()
-        store = self.host.accelerators.store
-        store.update(store.claims(), prepared=False)
-        self.restart()
-        self.host.delete(server)
-        self.assertEqual([(A, 'reset flr', 'clean')], self.results())
-
     def test_policy_that_cannot_be_read(self):
         self.config.config(handover=['gpu=wipe'], group='accel')
         error = self.assertRaises(exception.ConfigurationError, self.restart)

@@ -138,7 +138,6 @@ class PurgedTest(base.HostTestCase):
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
 
     def test_content_is_not_known(self):
-        """As of a region that an earlier release programmed."""
         table = self.host.inventory.table
         table.set_loaded(A, 0, dataclasses.replace(
             self.host.accelerators.store.loaded()[A, 0], content=''))

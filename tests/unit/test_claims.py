@@ -601,7 +601,7 @@ class HandoversTest(StoreTestCase):
         for suffix in '', '-wal', '-shm':
             self.assertEqual(0o600, stat.S_IMODE(
                 os.stat(self.path + suffix).st_mode))
-        # also one that an earlier release made
+        # also one that was restored from a copy
         os.chmod(self.path, 0o644)
         claim_store.ClaimStore(self.path)
         self.assertEqual(0o600, stat.S_IMODE(os.stat(self.path).st_mode))

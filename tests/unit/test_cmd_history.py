@@ -116,7 +116,7 @@ class HistoryTest(commands.StoreCommandTestCase):
                 file.write(self.call('-f', 'json').stdout)
         self.COMMAND = 'history'
         os.unlink(self.path)
-        records = [item for path in paths for item in ('--record', path)]
+        records = [item for path in paths for item in ('--journal', path)]
         self.assertEqual([('compute1', None, self.time(1), ONE),
                           ('compute2', None, self.time(2), TWO)],
                          self.shown(SERIAL, *records))
@@ -132,7 +132,7 @@ class HistoryTest(commands.StoreCommandTestCase):
             if content is not None:
                 with open(path, 'w') as file:
                     file.write(content)
-            result = self.call(A, '--record', path)
+            result = self.call(A, '--journal', path)
             self.assertEqual((1, ''), (result.returncode, result.stdout))
             self.assertRegex(result.stderr, (
                 r'\A--journal names [^ ]*x.json, which is not what nova-accel '

@@ -219,7 +219,7 @@ class FileTest(commands.CommandTestCase):
         with open(record, 'w') as file:
             json.dump([{
                 'Time': '2026-11-02T10:00:00+00:00', 'Device': 'd',
-                'Serial': '', 'Handle': 'd', 'Server': 's',
+                'Serial': '', 'Handle': 'd', 'Server': 's', 'Since': '',
                 'Result': result} for result in ('clean', 'EIO')], file)
         path = os.path.join(self.directory, 'page.html')
         with mock.patch.object(fits, 'rows', return_value=[

@@ -263,7 +263,7 @@ class Discovery(TestCase):
 
     @ddt.data(1, 2)
     def test_no_guest_gets_the_management_function(self, ports):
-        """It is shown, and a server of an earlier release keeps it."""
+        """The device is shown, for a server that has it."""
         self.config.config(group='accel', whole_cards=[])
         device = self.start({'address': A, 'ports': ports})[A]
         self.assertEqual((QUARANTINED, [A]),
@@ -313,12 +313,6 @@ class Discovery(TestCase):
                                   {'address': A})
         self.assertIn("[accel] whole_cards has '5e:00.0', which is not a PCI "
                       'address', str(error))
-
-    def test_card_that_a_guest_has_since_release_0_1(self):
-        known = self.start({'address': A})
-        old = {A: known[A].with_region(0, guest_can_reprogram=False)}
-        self.kernel.guest_takes(A)
-        self.assertEqual(known, self.driver.discover(old))
 
     def test_port_left_with_the_card_while_vfs_are_enabled(self):
         first, second = self.start(

@@ -124,9 +124,7 @@ class GlossaryTest(testtools.TestCase):
             'inventory/adoption.py', 'inventory/scanner.py', 'model.py',
             'store/cards.py', 'store/rows.py', 'store/schema.py',
             # as others call what they have: logging, fcntl, and a recorder
-            'log.py', 'store/sole.py', 'cmd/capture.py',
-            # an option of an earlier release
-            'cmd/history.py', 'cmd/page.py'}, {
+            'log.py', 'store/sole.py', 'cmd/capture.py'}, {
                 str(path.relative_to(ROOT / 'nova_accel'))
                 for path in (ROOT / 'nova_accel').rglob('*.py')
                 if 'sim' not in path.parts

@@ -172,7 +172,7 @@ class Discovery(TestCase):
                          'vendor=10de product=26b9')
 
     def test_card_of_a_server_that_no_rule_includes(self):
-        """An earlier release offered it; the server keeps it."""
+        """The rule was removed; the server keeps the card."""
         known = self.start({'address': A})
         self.config.config(group='accel', include_devices=[])
         found = self.driver.discover(known)[A]
