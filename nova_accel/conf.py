@@ -154,11 +154,6 @@ delayed."""),
     cfg.IntOpt('programming_timeout', default=300, min=1, help="""
 Seconds that programming one region may take. A region that takes longer is
 quarantined until its driver reports it again."""),
-    cfg.BoolOpt('nvme_scrub', default=True, deprecated_for_removal=True,
-                deprecated_reason="""
-``[accel] handover`` covers devices of all kinds.""", help="""
-False has the effect of ``nvme=none`` in ``[accel] handover``, unless that
-option has something about the driver ``nvme`` or the disk."""),
     cfg.ListOpt('handover', default=[], help="""
 What is done with a device when a server releases it, before another one gets
 it: ``<policy>`` for all devices, ``<driver>=<policy>`` for those of a driver,

@@ -192,7 +192,7 @@ class NvmeDriver(base.PciDriver):
                 'its controller reports no serial number, by which it could '
                 'be told from another disk: exclude it, or replace it')
         begins = (not device.record or bool(device.foreign)
-                  or _policy(device) is not Policy.CLEAR)
+                  or handover.policy(device) is not Policy.CLEAR)
         difference = _identity_difference(device, serial, firmware)
         if difference and not begins:
             raise base.Defect(difference)
@@ -210,7 +210,7 @@ class NvmeDriver(base.PciDriver):
     def _check_erasable(self, device):
         """:raises Defect: the disk must be erased after each server, and its
         controller cannot."""
-        if _policy(device) is not Policy.CLEAR:
+        if handover.policy(device) is not Policy.CLEAR:
             return
         try:
             found = self.kernel.read_nvme(device.address)
@@ -368,7 +368,7 @@ class NvmeDriver(base.PciDriver):
 
         :raises Defect: there are VFs, and none of them can be given away.
         """
-        free = {h.address for h in handles if _policy(device, h.address)
+        free = {h.address for h in handles if handover.policy(device, h.address)
                 in (Policy.NONE, Policy.OPERATOR)}
         obstacles: dict = {}
         try:
@@ -395,7 +395,7 @@ class NvmeDriver(base.PciDriver):
         """
         address = device.address
         vfs = pci.virtual_functions(self.kernel, address)
-        policies = {_policy(device, vf) for vf in vfs}
+        policies = {handover.policy(device, vf) for vf in vfs}
         if not policies & {Policy.RESET, Policy.CLEAR}:
             return {}
         try:
@@ -430,7 +430,7 @@ class NvmeDriver(base.PciDriver):
         try:
             if handle.address == device.address:
                 self._check_disk(device, fresh)
-            elif fresh and _policy(device, handle.address) in (
+            elif fresh and handover.policy(device, handle.address) in (
                     Policy.RESET, Policy.CLEAR):
                 self._check_vf(device, handle.address)
         except base.Defect as defect:
@@ -465,7 +465,7 @@ class NvmeDriver(base.PciDriver):
                 raise base.Defect(
                     f'its serial number is {str(now)[:20]!r}, and was '
                     f'{before[:20]!r}: put that disk back, or {_BIND}')
-            if fresh and _policy(device) is Policy.CLEAR:
+            if fresh and handover.policy(device) is Policy.CLEAR:
                 # it was erased after its last server, if it had one; what
                 # that leaves may be noise
                 foreign = self._foreign(address, signed=True)
@@ -492,7 +492,7 @@ class NvmeDriver(base.PciDriver):
             by the PF' or 'reset by the PF'; None where nothing was done.
         :raises DeviceError: it could not be; or the disk is not as recorded.
         """
-        policy = _policy(device, handle.address)
+        policy = handover.policy(device, handle.address)
         if policy in (Policy.NONE, Policy.OPERATOR):
             return None
         try:
@@ -532,7 +532,7 @@ class NvmeDriver(base.PciDriver):
     def steps(self, device):
         """See the base class; a disk that the host uses is left alone."""
         handle, address = self.whole(device), device.address
-        if handle is None or _policy(device) in (
+        if handle is None or handover.policy(device) in (
                 Policy.NONE, Policy.OPERATOR):
             return {}
 
@@ -734,20 +734,6 @@ class NvmeDriver(base.PciDriver):
                 raise OSError(errno.ENODEV, f'its controller is '
                                             f'{"".join(states) or "absent"}')
             time.sleep(0.1)
-
-
-def _policy(device, *addresses) -> handover.Policy:
-    """Return the policy of [accel] handover for a handle of a device.
-
-    [accel] nvme_scrub, the older option, counts only where handover has
-    nothing about the driver or the disk.
-
-    :raises ConfigurationError: the option cannot be read.
-    """
-    if not CONF.accel.nvme_scrub and (
-            handover.policies().about(device, *addresses) is None):
-        return Policy.NONE
-    return handover.policy(device, *addresses)
 
 
 def _vf_obstacle(vf: str, found: nvme_admin.Secondary | None) -> str:

@@ -38,7 +38,7 @@ class ProveTest(commands.StoreCommandTestCase):
         self.configure(simulated_host=path, enabled_drivers=driver,
                        include_devices='address=*',
                        bitstream_cache=f'{self.directory}/cache',
-                       nvme_scrub='true', **(options or {}))
+                       **(options or {}))
         self.kernel = sim.SimulatedKernel(path)
         store = self.open_store()
         store.set_devices(self.found(driver, options or {}))

@@ -493,26 +493,15 @@ class Scrub(ReleaseTestCase):
         self.assertEqual('', self.data())
         self.release()
 
-    @ddt.data({'nvme_scrub': False}, {'handover': ['nvme=none']},
-              {'handover': ['nvme=operator']},
-              {'handover': [f'{A}=none', 'nvme=clear']},
-              {'handover': ['vendor=144d=none', 'nvme=clear']},
-              {'nvme_scrub': False, 'handover': ['clear']})
-    def test_turned_off(self, options):
-        self.config.config(group='accel', **options)
+    @ddt.data(['nvme=none'], ['nvme=operator'], [f'{A}=none', 'nvme=clear'],
+              ['vendor=144d=none', 'nvme=clear'])
+    def test_turned_off(self, policies):
+        self.config.config(group='accel', handover=policies)
         self.start(serial='another')
         calls = self.watch()
         self.release()
         self.assertEqual([], calls)
         self.assertEqual('a secret', self.data())
-
-    @ddt.data({'handover': ['nvme=clear']}, {'handover': [f'{A}=clear']},
-              {'handover': ['vendor=144d=clear']})
-    def test_turned_off_by_the_older_option_alone(self, options):
-        self.config.config(group='accel', nvme_scrub=False, **options)
-        self.start()
-        self.release()
-        self.assertEqual('', self.data())
 
     def test_reset_only(self):
         self.config.config(group='accel', handover=['nvme=reset'])
