@@ -104,8 +104,8 @@ def _instead_of(word):
     if _IDS.fullmatch(word):
         vendor, product = word.lower().split(':')
         return f'vendor={vendor} product={product}'
-    if pci.ADDRESS.fullmatch(word.lower()):
-        return f'address={word.lower()}'
+    if pci.ADDRESS.fullmatch(address := pci.as_in_sysfs(word)):
+        return f'address={address}'
     return f'{word or "key"}=value'
 
 
@@ -114,8 +114,7 @@ def _value(key, value):
         return value
     value = value.lower()
     if key == 'address':
-        # other tools print domains of eight digits
-        return re.sub('^0000([0-9a-f]{4}:)', r'\1', value)
+        return pci.as_in_sysfs(value)
     value = value.removeprefix('0x')
     digits = _DIGITS[key]
     if not _WILDCARD.search(value) and not re.fullmatch(

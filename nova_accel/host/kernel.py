@@ -619,7 +619,8 @@ def change_of(message: bytes) -> Change | None:
         line.split('=', 1) for line in message.decode(
             errors='replace').split('\0') if '=' in line)
     subsystem, action = fields.get('SUBSYSTEM', ''), fields.get('ACTION')
-    functions = pci.ADDRESS.findall(fields.get('DEVPATH', ''))
+    functions = list(filter(
+        pci.ADDRESS.fullmatch, fields.get('DEVPATH', '').split('/')))
     function = functions[-1] if functions else ''
     if action in ('add', 'remove'):
         return Change(subsystem, function)

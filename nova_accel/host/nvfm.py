@@ -13,6 +13,8 @@ import ctypes
 import sys
 from typing import Any, NamedTuple, NoReturn
 
+from nova_accel.host import pci
+
 LIBRARY = 'libnvfm.so.1'
 #: where Fabric Manager listens (FM_CMD_PORT_NUMBER)
 ADDRESS = '127.0.0.1:6666'
@@ -66,8 +68,9 @@ class _Partition(ctypes.Structure):
     def modules(self) -> dict[int, str]:
         """Its modules, with the address of each GPU as sysfs writes it, ''
         where Fabric Manager does not see the GPU itself."""
-        return {gpu.module: gpu.address.decode('ascii', 'replace').lower()
-                [-len('0000:00:00.0'):] for gpu in self.gpus[:self.count]}
+        return {gpu.module: pci.as_in_sysfs(
+            gpu.address.decode('ascii', 'replace'))
+            for gpu in self.gpus[:self.count]}
 
 
 class _Function(ctypes.Structure):

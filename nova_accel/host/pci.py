@@ -15,7 +15,10 @@ from nova_accel import exception
 DEVICES = 'bus/pci/devices'
 #: classes and subclasses: VGA, 3D, and other display controllers
 DISPLAYS = frozenset((0x0300, 0x0302, 0x0380))
-ADDRESS = re.compile('[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
+#: the domain has more than four digits where no firmware has numbered it, as
+#: that of Intel's VMD: 10000:01:00.0
+ADDRESS = re.compile('([0-9a-f]{4}|[1-9a-f][0-9a-f]{4,7}):'
+                     '[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
 #: the driver of a function that a guest has, or may have
 VFIO = 'vfio-pci'
 #: drivers that VFIO accepts on the other members of an IOMMU group
@@ -27,21 +30,27 @@ _DENYLIST = frozenset(('8086', device) for device in (
 #: resets that reach every function of a bus, which the kernel refuses where
 #: there are several; source: pci_parent_bus_reset() in pci.c of Linux
 _OF_THE_BUS = frozenset(('bus', 'cxl_bus'))
+#: virPCIDeviceAddressIsValid() in src/util/virpci.c of libvirt
+_LAST_DOMAIN = 0xffff
 #: bit of ACS control: what a device sends to another one below the same switch
 #: goes up to the root complex. Source: PCI_ACS_RR in pci_regs.h of Linux
 ACS_REDIRECTS = 0x04
 
 
+def as_in_sysfs(text: str) -> str:
+    """Return an address, or a pattern of addresses, as sysfs writes it.
+
+    Other tools write upper case, and domains of eight digits.
+    """
+    return re.sub('^0+(?=[0-9a-f]{4,}:)', '', text.strip().lower())
+
+
 def address(text: str) -> str:
     """Return text as a PCI address in sysfs form.
 
-    Accepts upper case, and the domain of eight digits that some tools print.
-
     :raises ConfigurationError: text is not a PCI address.
     """
-    lower = text.strip().lower()
-    if re.match('0000[0-9a-f]{4}:', lower):
-        lower = lower[4:]
+    lower = as_in_sysfs(text)
     if not ADDRESS.fullmatch(lower):
         raise exception.ConfigurationError(
             f'{text!r} is not a PCI address: write it like 0000:3b:00.0.')
@@ -268,6 +277,10 @@ def obstacle(kernel, function: str, companions=()) -> str:
                 f'deny-list: load vfio-pci with disable_denylist=1 (a line '
                 f'"options vfio-pci disable_denylist=1" in /etc/modprobe.d) '
                 f'if you trust the guests')
+    if int(function.partition(':')[0], 16) > _LAST_DOMAIN:
+        return (f'libvirt takes no function of a PCI domain above '
+                f'{_LAST_DOMAIN:x}: disable VMD for it in the firmware, if '
+                f'that makes the domain')
     members = group_members(kernel, function)
     if members is None:
         return (f'{function} has no IOMMU group: enable the IOMMU in the '

@@ -28,6 +28,7 @@ from oslo_config import cfg
 from nova_accel import conf
 from nova_accel.host import firmware
 from nova_accel.host import nvme_admin
+from nova_accel.host import pci
 from nova_accel import privsep
 
 CONF = conf.CONF
@@ -71,7 +72,6 @@ _DEVICE_SERIAL, _ACS = 0x0003, 0x000d
 _PARENT = re.compile('[A-Za-z0-9_][A-Za-z0-9_.:-]*')
 _MDEV_TYPE = re.compile('[A-Za-z0-9_][A-Za-z0-9_.-]*')
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
-_ADDRESS = re.compile('[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
 _FME = re.compile('dfl-fme[.][0-9]+')
 _XCLMGMT = re.compile('xclmgmt[0-9]+')
 _XCLBIN = re.compile('[0-9a-f-]{36}_[0-9A-Za-z-]{1,64}[.]xclbin')
@@ -587,7 +587,7 @@ def _invalid(name, value) -> OSError:
 
 def check_function(address: str) -> None:
     """:raises OSError: EINVAL: it is not a PCI address."""
-    if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+    if not isinstance(address, str) or not pci.ADDRESS.fullmatch(address):
         raise _invalid('PCI address', address)
 
 

@@ -151,7 +151,8 @@ def address(value):
 
 def bridges(value):
     if (not isinstance(value, list) or not value
-            or not re.fullmatch('pci[0-9a-f]{4}:[0-9a-f]{2}', text(value[0]))):
+            or not re.fullmatch('pci[0-9a-f]{4,8}:[0-9a-f]{2}',
+                                text(value[0]))):
         raise ValueError('it has to be a list of a root complex, as '
                          'pci0000:3a, and of the bridges below it')
     return (value[0], *map(address, value[1:]))

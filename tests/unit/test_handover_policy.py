@@ -37,6 +37,10 @@ class PolicyTest(configured.TestCase):
         self.config.config(handover=items, group='accel')
         self.assertIs(expected, handover.policy(GPU, B))
 
+    def test_domain_of_five_digits(self):
+        self.config.config(handover=['10000:01:00.0=none'], group='accel')
+        self.assertIs(Policy.NONE, handover.policy(GPU, '10000:01:00.0'))
+
     @ddt.data(['often'], ['gpu='], ['gpu=clear', 'gpu=none'], ['x:y=none'],
               ['none', 'clear'], ['vendor=none=none'], ['model=L40S=none'],
               ['vendor=10de=often'], ['vendor=10de vendor=1002=none'],

@@ -617,6 +617,10 @@ class MessagesTest(testtools.TestCase):
          ('drm', A, 'WEDGED=rebind,bus-reset')),
         ('change', 'nvme', 'pci0000:5d/0000:5e:00.0/nvme/nvme0',
          ('NVME_AEN=0x010002',), ('nvme', A, 'NVME_AEN=0x010002')),
+        # behind Intel's VMD, whose domains have five digits
+        ('change', 'nvme', 'pci0000:5d/0000:5d:05.5/pci10000:00/'
+         '10000:00:02.0/10000:01:00.0/nvme/nvme2', ('NVME_AEN=0x010002',),
+         ('nvme', '10000:01:00.0', 'NVME_AEN=0x010002')),
         ('change', 'drm', 'pci0000:5d/0000:5e:00.0/drm/card0', ('HOTPLUG=1',),
          None),
         ('bind', 'pci', 'pci0000:5d/0000:5e:00.0', (), None))

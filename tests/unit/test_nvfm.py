@@ -157,9 +157,11 @@ class ChangeTest(testtools.TestCase):
         manager = FabricManager()
         manager.knows = {1: b'00000000:1A:00.0', 3: b'00000000:1B:00.0'}
         self.change(manager)
-        manager.knows[3] = b'00000000:1C:00.0'
-        self.assertIn('module 3 is 0000:1b:00.0, and Fabric Manager that it is '
-                      '0000:1c:00.0', self.refused(manager, 'deactivate'))
+        for other, read in (('00000000:1C:00.0', '0000:1c:00.0'),
+                            ('00010000:1B:00.0', '10000:1b:00.0')):
+            manager.knows[3] = other.encode()
+            self.assertIn(f'module 3 is 0000:1b:00.0, and Fabric Manager that '
+                          f'it is {read}', self.refused(manager, 'deactivate'))
 
     def test_address(self):
         manager = FabricManager()

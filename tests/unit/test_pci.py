@@ -3,6 +3,7 @@
 
 import testtools
 
+from nova_accel import exception
 from nova_accel.host import pci
 
 VF, MATE = '0000:5e:00.1', '0000:5e:00.2'
@@ -27,6 +28,29 @@ class Kernel:
 
     def listdir(self, path):
         return [VF, MATE]
+
+
+class AddressTest(testtools.TestCase):
+
+    def test_spellings(self):
+        for text, expected in (
+                ('0000:3B:00.0', '0000:3b:00.0'),
+                ('00000000:3B:00.0', '0000:3b:00.0'),
+                ('0001:3b:00.0', '0001:3b:00.0'),
+                ('10000:01:00.0', '10000:01:00.0'),
+                ('00010000:01:00.0 ', '10000:01:00.0'),
+                ('000:3b:00.0', None), ('0000:3b:20.0', None),
+                ('110000000:01:00.0', None)):
+            with self.subTest(text):
+                if expected:
+                    self.assertEqual(expected, pci.address(text))
+                else:
+                    self.assertRaises(exception.ConfigurationError,
+                                      pci.address, text)
+
+    def test_domain_that_libvirt_refuses(self):
+        self.assertIn('no function of a PCI domain above ffff', pci.obstacle(
+            Kernel('nvme'), '10000:01:00.0'))
 
 
 class VariantTest(testtools.TestCase):

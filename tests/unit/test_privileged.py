@@ -587,7 +587,11 @@ class Privileged(configured.TestCase):
         self.write(f'{self.root}/sys/{directory}/dev', '1:3')
         self.check_node('nvme3', directory, self.nvme_calls)
 
-    @ddt.data('5e:00.0', f'{PF}/..', None)
+    def test_domain_of_five_digits(self):
+        for call, _, *more in self.nvme_calls():
+            self.fails(errno.ENODEV, call, '10000:01:00.0', *more)
+
+    @ddt.data('5e:00.0', '00010000:01:00.0', f'{PF}/..', None)
     def test_nvme_addresses(self, address):
         for call, _, *more in (*self.nvme_calls(),
                                (self.kernel.reset_nvme, PF)):

@@ -89,10 +89,16 @@ class Parsing(TestCase):
     @ddt.data('vendor=8086', 'vendor=0x8086', 'product=09C4',
               'vendor=8086 product=09c4', f'address={A}',
               'address=0000:5E:00.0', 'address=00000000:5E:00.0',
+              'address=*:5e:00.0',
               'address=0000:5e:*', 'address=????:5e:00.?', 'product=09*',
               'product=09c[0-5]', f'  vendor=8086   address={A} ')
     def test_spellings(self, text):
         self.assertEqual([A], self.left(self.rules([text]), device(A)))
+
+    @ddt.data('address=10000:5e:00.0', 'address=00010000:5E:00.0')
+    def test_domain_of_five_digits(self, text):
+        self.assertEqual(['10000:5e:00.0'], self.left(
+            self.rules([text]), device(A), device('10000:5e:00.0')))
 
     @ddt.data('vendor=1002', 'product=09c5', f'address={B}', 'address=5e',
               'vendor=8086 product=09c5', f'product=09c4 address={B}',
