@@ -601,7 +601,7 @@ class PciDriver(AcceleratorDriver):
                 creatable=before.creatable,
                 shell_id=device.shell_id or before.shell_id,
                 migrates_by=before.migrates_by, stays=before.stays,
-                record=before.record)
+                record=device.record or before.record)
         return dataclasses.replace(
             device, health=model.Health.QUARANTINED, reason=reason)
 

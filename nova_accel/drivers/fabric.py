@@ -9,17 +9,20 @@ deactivated. Which partition has which GPUs, Fabric Manager tells only by
 numbers of modules while the host has no driver for the GPUs. So the operator
 says which GPU is which module, or has a command of his own do it.
 
-No attribute of a GPU says that it is joined with others, and to which: its
-product tells, and one that is newer than this module is taken for joined.
+amdgpu shows which hive of XGMI a GPU is in. What it shows is recorded for when
+vfio-pci has the GPU. For other GPUs the product tells whether they are joined,
+and one that is newer than this module is taken for joined.
 
 Sources: NVIDIA's Fabric Manager user guide (Shared NVSwitch) and the Mission
 Control guide for GB200; amd/MxGPU-Virtualization, mi300_xgmi.c and
-gim_config.c; NVIDIA's "Tesla P100 and V100 SXM2 NVLink Isolation on
-Multi-Tenant Systems", which Linux follows on POWER alone (commit b392d785eb49
-of open-power/skiboot); the PCI ID repository of October 2026.
+gim_config.c; amdgpu_xgmi.c and kfd_topology.c of Linux; NVIDIA's "Tesla P100
+and V100 SXM2 NVLink Isolation on Multi-Tenant Systems", which Linux follows on
+POWER alone (commit b392d785eb49 of open-power/skiboot); the PCI ID repository
+of October 2026.
 """
 
 from collections.abc import Iterable, Iterator
+import dataclasses
 import subprocess
 import sys
 
@@ -55,17 +58,23 @@ _UNDER_HIDDEN_SWITCHES = (
 #: them: GP100, GV100, GA100, GH100
 _NVLINK = ((0x15f0, 0x15ff), (0x1d80, 0x1dff), (0x2080, 0x20ff),
            (0x2300, 0x237f))
-#: of these the PCI Express cards, which only a bridge of NVLink joins
+#: of these the PCI Express cards, which only a bridge of NVLink joins, and
+#: TITAN V and CMP, which have no NVLink
 _CARDS = frozenset((
-    '15f0', '15f7', '15f8', '1db3', '1db4', '1db6', '1dba', '1df0', '1df6',
-    '20b1', '20b5', '20b7', '20b8', '20b9', '20f1', '20f5', '20f6', '2321',
+    '15f0', '15f7', '15f8', '1d81', '1d83', '1d84', '1db3', '1db4', '1db6',
+    '1dba', '1dc1', '1df0', '1df4', '1df6', '2082', '20b1', '20b5', '20b7',
+    '20b8', '20b9', '20c2', '20f1', '20f5', '20f6', '20fd', '2313', '2321',
     '2322', '2331', '233a', '233b'))
 #: the last of the products of NVIDIA that are known here
 _NEWEST = 0x31ff
 #: without a display: GPUs for data centers have it
 _3D_CONTROLLER = 0x0302
-#: MI210 and MI250, which bridges join
-_XGMI_BRIDGES = ((0x7408, 0x740f),)
+#: MI50 and MI60, MI100, MI210 and MI250, which bridges join
+_XGMI_BRIDGES = ((0x66a0, 0x66af), (0x7388, 0x738e), (0x7408, 0x740f))
+#: in the record of a GPU: the hive that it is in
+_HIVE, _NO_HIVE = 'xgmi_hive', '0'
+#: what KFD shows of the host's GPUs
+_KFD = 'class/kfd/kfd/topology/nodes'
 #: processing accelerators: with AMD MI300 and later, boards of eight
 _INSTINCT = 0x1200
 #: GPUs of Arm hosts (GH200, GB200, GB300, Vera Rubin), whose memory is not a
@@ -115,6 +124,51 @@ def obstacle(kernel, device: model.Device, option: str,
                 f'and nothing activates their partition, without which CUDA '
                 f'fails in the guest (error 802): set {OPTION}')
     return _unknown_module(address)
+
+
+def recorded(kernel, device: model.Device, before: model.Device | None,
+             ) -> model.Device:
+    """Return a GPU with the hive of XGMI that it is in, or was in when amdgpu
+    had it last, in its record."""
+    found = hive(kernel, device.address)
+    if found:
+        return dataclasses.replace(device, record=((_HIVE, found),))
+    return dataclasses.replace(
+        device, record=before.record) if before else device
+
+
+def hive(kernel, address: str) -> str:
+    """Return the id of the hive of XGMI that amdgpu shows of a GPU; '0' where
+    it is in none, '' where amdgpu does not tell."""
+    if not _is_amd(kernel, address):
+        return ''
+    try:
+        return kernel.read(pci.path(address, 'xgmi_hive_info/xgmi_hive_id'))
+    except OSError:
+        return _hive_by_kfd(kernel, address)
+
+
+def _hive_by_kfd(kernel, address) -> str:
+    """The same of a GPU without a directory of its hive."""
+    place = {'domain': str(int(address.partition(':')[0], 16)),
+             'location_id': str(pci.routing_id(address))}
+    try:
+        for node in kernel.listdir(_KFD):
+            found = dict(line.split(None, 1) for line in kernel.read(
+                f'{_KFD}/{node}/properties').splitlines())
+            if place.items() <= found.items():
+                return found.get('hive_id', '')
+    except (OSError, ValueError):
+        # KFD is going, or is of another release
+        pass
+    return ''
+
+
+def _is_amd(kernel, address) -> bool:
+    try:
+        return pci.identifier(kernel, address, 'vendor') == _AMD
+    except (OSError, ValueError):
+        return False
 
 
 def _unknown_module(address) -> str:
@@ -221,6 +275,9 @@ def _is_instinct(kernel, device) -> bool:
 def _joined(kernel, device) -> str:
     """The begin of a sentence about what joins a GPU with others, without
     NVSwitches; '' where nothing does."""
+    hive_id = dict(device.record).get(_HIVE)
+    if hive_id:
+        return '' if hive_id == _NO_HIVE else 'XGMI joins it with other GPUs'
     if _is_instinct(kernel, device) or device.vendor_id == _AMD and _is_of(
             device, _XGMI_BRIDGES):
         return 'XGMI may join it with other GPUs'

@@ -99,6 +99,10 @@ class GpuDriver(slot.SlotDriver):
             product=product, family=family, vendor_id=vendor,
             product_id=device, driver=self.NAME, traits=(by_id,))
 
+    def recognize(self, address, before):
+        device = self.identify(address)
+        return device and fabric.recorded(self.kernel, device, before)
+
     def _is_shared(self, address):
         """Return whether it is, or will be, made into vGPUs."""
         return (address in sriov.wanted()

@@ -115,7 +115,8 @@ class PciRuleDriver(slot.SlotDriver):
         if _is_bridge(values):
             return None
         pairs = self._pairs(address, values, before)
-        return pairs and self._device(address, values, pairs)
+        return pairs and fabric.recorded(
+            self.kernel, self._device(address, values, pairs), before)
 
     def _pairs(self, address, values, before):
         """Of the rule of a function; None without one."""

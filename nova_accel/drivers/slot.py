@@ -90,10 +90,11 @@ class SlotDriver(base.PciDriver):
         return ''
 
     def state(self, address):
-        """See the base class; who uses the company changes it as well."""
+        """See the base class; who uses the company changes it as well, and
+        the hive that it is in."""
         found = super().state(address)
         try:
-            return (*found, tuple(
+            return (*found, fabric.hive(self.kernel, address), tuple(
                 (function, self._use(address, function))
                 for function in self.company(address)))
         except (OSError, ValueError) as error:

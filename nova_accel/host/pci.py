@@ -84,12 +84,14 @@ def moved(function: str, card: str, now: str) -> str:
     :param card: address of the first function before.
     :param now: address of the first function now.
     """
-    number = _routing_id(now) + _routing_id(function) - _routing_id(card)
+    number = routing_id(now) + routing_id(function) - routing_id(card)
     return (f'{now.partition(":")[0]}:{number >> 8 & 0xff:02x}:'
             f'{number >> 3 & 31:02x}.{number & 7}')
 
 
-def _routing_id(function):
+def routing_id(function: str) -> int:
+    """Return the number of a function in its domain: 16 bits for bus, device
+    and function."""
     _, bus, rest = function.split(':')
     device, _, number = rest.partition('.')
     return int(bus, 16) << 8 | int(device, 16) << 3 | int(number)

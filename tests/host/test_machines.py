@@ -4,10 +4,15 @@
 ``right`` of a file was written by hand, from documents.
 """
 
+import shutil
+
 import ddt
 import fixtures
 
+from nova_accel.drivers import fabric
 from nova_accel.drivers import gpu
+from nova_accel.drivers import pci_rule
+from nova_accel.host import pci
 from nova_accel import model
 from nova_accel.sim import captured
 from tests.host import machines
@@ -49,6 +54,73 @@ class MachineTest(configured.TestCase):
                         if key not in ('at', 'why')}
             self.assertEqual(expected, seen(
                 devices.get(right['at']), expected), right)
+
+
+@ddt.ddt
+class HiveTest(configured.TestCase):
+    """What amdgpu shows of XGMI counts, and is remembered."""
+
+    #: of the recorded MI100
+    FIRST, SECOND = '0000:0a:00.0', '0000:0f:00.0'
+
+    def setUp(self):
+        super().setUp()
+        self.machine = self.useFixture(machines.Machine('mi100-8'))
+        self.config.config(include_devices=['vendor=1002'], pci_devices=[
+            'vendor=1002 type=AI'], group='accel')
+        self.gpu = gpu.GpuDriver(self.machine.kernel)
+
+    def place(self, address):
+        return self.machine.sys / pci.DEVICES / address
+
+    def show(self, address, hive):
+        """Have amdgpu show the hive of a GPU."""
+        directory = self.place(address) / 'xgmi_hive_info'
+        directory.mkdir()
+        (directory / 'xgmi_hive_id').write_text(f'{hive}\n')
+
+    def end(self, address):
+        """Take the GPU from amdgpu."""
+        shutil.rmtree(self.place(address) / 'xgmi_hive_info')
+
+    @ddt.data(gpu.GpuDriver, pci_rule.PciRuleDriver)
+    def test_remembered(self, driver):
+        driver = driver(self.machine.kernel)
+        # MI100, whose product alone would be refused
+        self.show(self.FIRST, '0')
+        # another product, which would be offered
+        self.show(self.SECOND, '18013298997854213')
+        (self.place(self.SECOND) / 'device').write_text('0x744c\n')
+        seen = driver.discover()
+        for known in (None, seen):
+            found = driver.discover(known)
+            self.assertEqual([self.FIRST], offered(found[self.FIRST]))
+            self.assertIn('XGMI joins it', found[self.SECOND].reason)
+            if known is None:
+                self.end(self.FIRST)
+                self.end(self.SECOND)
+        # what was never seen under amdgpu goes by its product
+        found = driver.discover()
+        self.assertIn('XGMI may join it', found[self.FIRST].reason)
+        self.assertEqual([self.SECOND], offered(found[self.SECOND]))
+
+    def test_noticed_when_amdgpu_has_started(self):
+        before = self.gpu.state(self.FIRST)
+        self.show(self.FIRST, '0')
+        self.assertNotEqual(before, self.gpu.state(self.FIRST))
+
+    def test_shown_by_kfd_alone(self):
+        """As of GPUs that are in no hive: they have no xgmi_hive_info."""
+        for node, (location, hive) in enumerate(
+                ((0, 0), (0x0f00, 7), (0x0a00, 0))):
+            path = self.machine.sys / fabric._KFD / str(node) / 'properties'
+            path.parent.mkdir(parents=True)
+            path.write_text(f'simd_count 480\nlocation_id {location}\n'
+                            f'domain 0\nhive_id {hive}\n')
+        found = self.gpu.discover()
+        self.assertEqual([self.FIRST], offered(found[self.FIRST]))
+        self.assertIn('XGMI joins it', found[self.SECOND].reason)
+        self.assertIn('XGMI may join it', found['0000:4a:00.0'].reason)
 
 
 @ddt.ddt

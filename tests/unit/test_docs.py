@@ -120,7 +120,8 @@ class GlossaryTest(testtools.TestCase):
         """What Nova and Glance keep is an entry, and of hand-overs there is a
         journal."""
         self.assertEqual({
-            'drivers/base.py', 'drivers/nvme.py', 'drivers/timecard.py',
+            'drivers/base.py', 'drivers/fabric.py', 'drivers/nvme.py',
+            'drivers/timecard.py',
             'inventory/adoption.py', 'inventory/scanner.py', 'model.py',
             'store/cards.py', 'store/rows.py', 'store/schema.py',
             # as others call what they have: logging, fcntl, and a recorder

@@ -223,7 +223,7 @@ class Discovery(TestCase):
     def test_other_gpu_beside_nvswitches(self):
         self.config.config(group='accel', include_devices=['vendor=1002'])
         device = self.start(
-            {'address': A, 'vendor': '1002', 'device': '738c'},
+            {'address': A, 'vendor': '1002', 'device': '744c'},
             others=[{'address': '0000:07:00.0', 'vendor': '10de',
                      'class': '0x068000', 'driver': None}])[A]
         self.assertEqual(OK, device.health)
@@ -249,7 +249,11 @@ class Discovery(TestCase):
               ('2336', True), ('237e', True), ('15f8', False),
               ('1db6', False), ('20b5', False), ('20b7', False),
               ('20f1', False), ('2331', False), ('2321', False),
-              ('233b', False), ('2235', False), ('26b9', False))
+              ('233b', False), ('2235', False), ('26b9', False),
+              # TITAN V, CMP, H100 CNX, AX800
+              ('1d81', False), ('1d83', False), ('1d84', False),
+              ('1dc1', False), ('1df4', False), ('2082', False),
+              ('20c2', False), ('2313', False), ('20fd', False))
     @ddt.unpack
     def test_boards_without_switches(self, product, joined):
         """Four V100 SXM2 of a mesh have IOMMU groups of their own."""
@@ -302,10 +306,12 @@ class Discovery(TestCase):
             self.assertEqual(
                 OK, driver(self.kernel).discover({A: device})[A].health)
 
-    # MI300X, MI325X, MI355X, one that is newer, MI210; MI100 and an RX 7900
+    # MI300X, MI325X, MI355X, one that is newer, MI50, MI60, MI100, MI210; an
+    # RX 7900
     @ddt.data(('74a1', '12', True), ('74a5', '12', True), ('75a3', '12', True),
-              ('76a1', '12', True), ('740f', '03', True),
-              ('738c', '03', False), ('744c', '03', False))
+              ('76a1', '12', True), ('66a1', '03', True), ('66a0', '03', True),
+              ('738c', '03', True), ('738e', '03', True), ('740f', '03', True),
+              ('744c', '03', False))
     @ddt.unpack
     def test_under_xgmi(self, product, kind, joined):
         self.config.config(group='accel', include_devices=['vendor=1002'])
