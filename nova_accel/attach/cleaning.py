@@ -72,7 +72,7 @@ class Regions:
                 region.guest_can_reprogram or any(
                     # it had the whole card, which may have VFs since
                     c.handle.address == c.device_address for c in claims)):
-            self._inventory.table.forget(
+            self._inventory.contents.forget(
                 device.address, region.index, claims[0].project_id)
             self._inventory.scanner.scan(addresses=[device.address])
 

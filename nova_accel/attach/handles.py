@@ -187,7 +187,7 @@ class Handles:
             self._regions.look_after(claims)
             device = self._inventory.devices.get(
                 claims[0].device_address) or device
-            with self._inventory.table.returning(
+            with self._inventory.contents.returning(
                     claims[0].device_address, index):
                 done = self._regions.clean(claims)
             for claim in claims if device else ():
@@ -217,7 +217,7 @@ class Handles:
         if region and (region.guest_can_reprogram or any(
                 c.handle.address == c.device_address for c in claims)):
             # only the guest knows what it loaded
-            self._inventory.table.forget(
+            self._inventory.contents.forget(
                 device.address, region.index, claim.project_id)
         if device is None or handover.policy(
                 device, *(c.handle.address for c in claims)) not in (
@@ -466,7 +466,7 @@ class Handles:
                     method(device, claim.handle, claim.created_type, *args,
                            self._use(now))
             finally:
-                self._inventory.table.invalidate(device.address)
+                self._inventory.table.reports.invalidate(device.address)
         try:
             self._inventory.cards.call(
                 claim.key, what, run, seconds=CONF.accel.device_timeout,

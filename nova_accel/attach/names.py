@@ -103,7 +103,8 @@ class Names:
             self._name(function, region.region_type_uuid, name)
 
     def _name(self, function, region_type, name):
-        named = self._inventory.table.name_function(function, region_type, name)
+        named = self._inventory.contents.name_function(
+            function, region_type, name)
         if named:
             LOG.info('Function %s of %s has %s by the images of the operator',
                      function, ', '.join(f'{address} region{index}' for

@@ -248,7 +248,7 @@ class Programming:
             return False
         # other regions may carry it as well
         self._names.hear(image, region)
-        self._inventory.table.set_loaded(
+        self._inventory.contents.set_loaded(
             device.address, region.index, model.Loaded(
                 region.function_uuid, region.bitstream_id,
                 glance.function_name(image), image.content if same else '',
@@ -551,7 +551,7 @@ class Programming:
         driver = self._inventory.driver_of(device)
         try:
             with self._cache().by_image(
-                    loaded.bitstream_id, self._inventory.table.content_of(
+                    loaded.bitstream_id, self._inventory.contents.content_of(
                         device.address, region.index, loaded.bitstream_id),
                     loaded.origin == model.OPERATOR) as file:
                 bitstream = driver.read_bitstream(
@@ -590,7 +590,7 @@ class Programming:
             with lock:
                 if gone:
                     return None
-                self._inventory.table.begin(
+                self._inventory.contents.begin(
                     address, index, loaded.origin)
                 begun.append(True)
                 moments.append(time.monotonic())
@@ -620,7 +620,7 @@ class Programming:
                 f'{what} failed ({type(error).__name__}: {error}): check '
                 f'the card, and read the kernel log.',
                 found=f'{what} failed') from error
-        self._inventory.table.programmed(address, index, dataclasses.replace(
+        self._inventory.contents.programmed(address, index, dataclasses.replace(
             loaded, function_uuid=function))
         self._inventory.health.mark(address, signals.PROGRAMMING, False)
         ended('programmed')

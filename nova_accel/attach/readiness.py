@@ -104,7 +104,8 @@ class Readiness:
             if index is not None and self._inventory.guest_can_reprogram(
                     address, index):
                 # only the guest knows what it loaded
-                self._inventory.table.forget(address, index, claim.project_id)
+                self._inventory.contents.forget(
+                    address, index, claim.project_id)
                 again.add(address)
         if again:
             self._inventory.scanner.scan(addresses=again)

@@ -458,7 +458,7 @@ class Reconciler:
             again = self._snapshot(self._holdings.all())[0].strangers()
             strangers = {address: server for address, server
                          in strangers.items() if address in again}
-        found = self._accelerators.inventory.fence_in_guests(strangers)
+        found = self._accelerators.inventory.withhold_in_guests(strangers)
         self._once.only('stranger', found)
         for address, server_uuid in found.items():
             self._once.say(

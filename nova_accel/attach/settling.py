@@ -303,7 +303,7 @@ class Settling:
         if by_address:
             for part in mine:
                 if part.region:
-                    self._inventory.table.forget(
+                    self._inventory.contents.forget(
                         device.address, part.region.index, None)
         self._holdings.settle(rows, _left(device, rows, before | shown), found)
         for claim in found:

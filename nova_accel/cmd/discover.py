@@ -15,7 +15,7 @@ from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
 from nova_accel import inventory
-from nova_accel.inventory import fences
+from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel import machine
 from nova_accel import model
@@ -71,8 +71,8 @@ class Discover(output.Lister):
         found = self._discover(known, _configure(parsed_args))
         self._devices = {
             address: dataclasses.replace(device, reason=_with_why(
-                device.reason, found.table.fences(address).get(
-                    fences.Fence.DISABLED), self._reasons.get(address)))
+                device.reason, _disabled(found.table.holds_of(address)),
+                self._reasons.get(address)))
             for address, device in found.devices.items()}
         self.nothing = (f'No device is found by the drivers '
                         f'{", ".join(CONF.accel.enabled_drivers)}.')
@@ -216,7 +216,7 @@ class Discover(output.Lister):
             for (address, index), content in (
                     known.loaded() if known else {}).items():
                 if (address, index) in there:
-                    found.table.set_loaded(
+                    found.table.contents.set_loaded(
                         address, index, content)
         failed.update(found.scanner.failures())
         for what, why in failed.items():
@@ -332,6 +332,12 @@ def _healths(devices, parts):
                 else f'{device.address} {found.health.value}',
                 found.reason))))
     return lines or [model.Health.OK.value]
+
+
+def _disabled(found):
+    """The clause of a device that it is disabled; '' if it is not."""
+    return next((hold.reason for hold in found
+                 if hold.kind is holds.Kind.DISABLED), '')
 
 
 def _with_why(reason, disabled, why):

@@ -2,8 +2,9 @@
 """What the host has, and what Placement shows of it.
 
 ============  ==============================================================
-devices       the only owner of the state of devices: one lock, one table of
-              transitions
+devices       the only owner of the state of devices, with its parts reports,
+              withheld, contents, shared and adoption
+holds         why a device, a region or a handle is withheld: one table
 cards         one card, one worker, one time limit
 scanner       asks the drivers, card by card; hears of changes
 conditions    what follows from the health of devices
@@ -26,7 +27,7 @@ from nova_accel import exception
 from nova_accel.inventory import cards
 from nova_accel.inventory import conditions
 from nova_accel.inventory import devices
-from nova_accel.inventory import fences
+from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel.inventory import providers
 from nova_accel.inventory import recovery
@@ -63,7 +64,7 @@ class Inventory:
             as well, as a clause: '0000:3b:00.1 is matched by [pci]
             device_spec'; '' when none has. It is called by the worker of the
             card, under its time limit, and may read the host. Such a device
-            is fenced, and logged once as an ERROR.
+            is withheld, and logged once as an ERROR.
         :param reads_serials: whether to read serial numbers, for some of
             which privileges are needed.
         :raises AcceleratorsUnavailable: the store cannot be read.
@@ -73,6 +74,7 @@ class Inventory:
         self._drivers = drivers
         self._store = store
         self.table = devices.DeviceTable(store, drivers)
+        self.contents = self.table.contents
         #: runs every call of a driver about one card
         self.cards = cards.Cards(hangs=self._hangs, ended=self._ended)
         #: what follows from the health of the devices
@@ -101,16 +103,16 @@ class Inventory:
         self._once = logging.Once()
 
     def _hangs(self, key: str, why: str) -> None:
-        """Fence a device, because a call for a key of Cards does not return."""
-        self.table.fence(key, fences.Fence.HANGS, why)
+        """Withhold a device: a call for a key of Cards does not return."""
+        self.table.withheld.withhold(key, holds.Kind.HANGS, why)
         if not self.cards.hanging(key):
             # it ended meanwhile, and may have said so before that
-            self.table.unfence(key, fences.Fence.HANGS)
+            self.table.withheld.lift(key, holds.Kind.HANGS)
 
     def _ended(self, key: str) -> None:
         """Scan what a key names: a call for it has returned after it hung."""
-        self.table.unfence(key, fences.Fence.HANGS)
-        self.table.invalidate(key)
+        self.table.withheld.lift(key, holds.Kind.HANGS)
+        self.table.reports.invalidate(key)
         kind, _, name = key.partition(':')
         if kind == 'driver':
             self.scanner.scan(names=[name])
@@ -121,8 +123,8 @@ class Inventory:
 
     @property
     def devices(self) -> dict[str, model.Device]:
-        """A snapshot by address. health is what counts: of the driver's word
-        and our fences. Do not change the dict."""
+        """A snapshot by address. The health follows from the driver's report
+        and from holds. Do not change the dict."""
         return self.table.snapshot()
 
     def find(self, address: str, index: int | None,
@@ -149,15 +151,16 @@ class Inventory:
         """Return a device, or a region of one, that the operator wants to work
         on.
 
-        It may be disabled, and must not be fenced for another reason: then it
-        may be the host's, or have data of a server.
+        It may be disabled. It must not have another hold: it may be the host's,
+        or contain data of a server.
 
         :param name: see identity.part().
         :raises DeviceUnavailable: it is not there, it is not sound, or a
             server has it.
         """
         device, region = identity.part(name, self.devices)
-        is_disabled = self.table.is_only_disabled(device.address)
+        is_disabled = self.table.kinds(device.address) == {
+            holds.Kind.DISABLED}
         for one in (device, region or device):
             if one.health is not model.Health.OK and not (
                     one is device and is_disabled):
@@ -209,7 +212,7 @@ class Inventory:
             raise cannot('another card is in its place', trouble)
         device, region = self._part(address, index)
         why = self.cards.hanging(claim.key)
-        if self.table.is_unknown(address, index):
+        if self.contents.is_unknown(address, index):
             # its programming, before which it could not be used either
             why = why or self.cards.hanging(address)
         if why:
@@ -266,10 +269,10 @@ class Inventory:
         region = device.find_region(index) if device else None
         return bool(region and region.guest_can_reprogram)
 
-    def fence_in_guests(self, in_guests: Mapping[str, str],
-                        ) -> dict[str, str]:
-        """Fence offered devices that guests have without a claim, and lift
-        the fence from those that no guest has any more.
+    def withhold_in_guests(self, in_guests: Mapping[str, str],
+                           ) -> dict[str, str]:
+        """Withhold offered devices that guests have without a claim, and lift
+        the hold of those that no guest has any more.
 
         :param in_guests: address of a host device in a guest, without a
             claim -> uuid of the guest's server.
@@ -282,12 +285,12 @@ class Inventory:
             found.update({a: in_guests[a] for a in mine})
             if mine:
                 part = min(mine)
-                self.table.fence(
-                    address, fences.Fence.GUEST,
+                self.table.withheld.withhold(
+                    address, holds.Kind.IN_GUEST,
                     f'a guest has {part} without a claim, see the log of '
                     f'nova-compute')
             else:
-                self.table.unfence(address, fences.Fence.GUEST)
+                self.table.withheld.lift(address, holds.Kind.IN_GUEST)
         return found
 
     @property
@@ -318,12 +321,12 @@ class Inventory:
             the project's that begin_programming() noted, or of unknown
             origin, until the next programming. False
             when it may still run (DeviceTimeout): the content stays unknown
-            until the region is programmed again. The card is fenced alone
-            as long as the call runs.
+            until the region is programmed again. The card alone is
+            withheld as long as the call runs.
         :raises IllegalTransition: the region is not being programmed.
         """
         try:
-            self.table.ended(address, index, report)
+            self.contents.ended(address, index, report)
         except exception.AcceleratorsUnavailable as error:
             LOG.error('What %s carries stays unknown: %s',
                       _name(address, index), error)
@@ -418,7 +421,7 @@ class Inventory:
             root_uuid, lost, self._unnamable,
             lambda device: self._pool_of(node, device),
             {naming.set_provider_name(node, found): len(found)
-             for found in sets.wanted()}, self.table.all_returning())
+             for found in sets.wanted()}, self.contents.all_returning())
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
         """Return the name of the provider that a device shares, None for one

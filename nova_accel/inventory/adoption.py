@@ -1,29 +1,27 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What drivers report is taken over, and of which card it is.
-
-Which card is at an address is found out when it is adopted: _place().
+"""Take over what drivers report, and find out of which card it is.
 
 ================================  ============================================
-what is adopted at an address     what is known of it
+adopt() gets at an address        known of the device from then on
 ================================  ============================================
 the card that was there, or one   what was known there
 that cannot be distinguished
-one from another address, or one  its record, the origins of its contents, and
-that returns                      all that the store says of it; not what else
-                                  its regions carry
-a new one in place of another     nothing, nor what its regions carry
-a new one where none was          nothing; its regions carry the operator's
-the same, without serial number,  nothing; its regions carry a project's
-while a project's content is on
-a card that is away
-one with the serial number of     the same as of that one, until it is seen
-another that is here              whether both are: then each is known by its
-                                  address and product
+a card from another address, or   its record, the origins of its contents, and
+one that returns                  all that the store has of it; not the rest
+                                  of its contents
+a new card in place of another    nothing, and its contents are unknown
+a new card, and none was there    nothing; its contents are the operator's
+the same, without serial number,  nothing; its contents are a project's
+while a card with contents of a
+project is away
+a card with the serial number of  the same as of that one, until both were
+another that is here              found: then each is known by its address and
+                                  product
 ================================  ============================================
 
-While a region is being programmed, or where a change came in between, what a
-scan saw of the device is discarded: every look takes a ticket() before it
-begins.
+gone() puts a device into GONE. The report of a scan is discarded while a region
+of the card is being programmed, and if the card has changed since the scan
+began (Reports.ticket()).
 """
 
 from collections.abc import Iterable
@@ -31,39 +29,50 @@ import dataclasses
 
 from nova_accel.drivers import handover
 from nova_accel import exception
-from nova_accel.inventory import contents
-from nova_accel.inventory import fences
+from nova_accel.inventory import contents as region_contents
 from nova_accel.inventory import identity
+from nova_accel.inventory import reports as device_reports
+from nova_accel.inventory import shared as shared_devices
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import claim_store
 
 LOG = logging.getLogger(__name__)
 
 
-class Adoption(fences.Fences, contents.Contents):
+class Adoption:
+
+    def __init__(self, reports: device_reports.Reports,
+                 contents: region_contents.Contents,
+                 shared: shared_devices.Shared,
+                 store: claim_store.ClaimStore):
+        self._reports = reports
+        self._contents = contents
+        self._shared = shared
+        self._store = store
 
     def adopt(self, device: model.Device, ticket: int) -> bool:
-        """Take over what a driver says of a device.
+        """Take over the report of a driver.
 
-        :returns: False where that does not count: it is older than what is
+        :param ticket: Reports.ticket() before the scan.
+        :returns: False if the report is discarded: it is older than what is
             known, or an earlier driver has the device.
+        :raises AcceleratorsUnavailable: another card is at the address, and
+            the store cannot be written.
         """
         address = device.address
         known = self._place(device)
-        with self._lock:
+        with self._reports.lock:
             if self._is_stale(address, ticket):
                 return False
-            before = self._reported.get(address)
+            before = self._reports.reported(address)
             if before and before.driver != device.driver and (
-                    before.health is not model.Health.GONE):
-                owner, other = sorted(
-                    (before.driver, device.driver),
-                    key=lambda n: self._order.get(n, len(self._order)))
-                self._note_shared(address, owner, other)
-                if owner != device.driver:
-                    return False
-            self._since[address] = ticket
+                    before.health is not model.Health.GONE
+                    ) and device.driver != self._shared.owner(
+                        address, before.driver, device.driver):
+                return False
+            self._reports.note_scan(address, ticket)
             device = self._with_record(device, before, known)
             if before:
                 device = _with_earlier_traits(device, before)
@@ -73,18 +82,37 @@ class Adoption(fences.Fences, contents.Contents):
             else:
                 device = dataclasses.replace(device, marks=())
             if before != device:
-                self._reported[address] = device
-                self._generation += 1
-                self._fence_shared()
+                self._reports.put(device)
+                self._shared.check()
             return True
 
+    def gone(self, address: str, driver: str, ticket: int) -> str:
+        """Note that a driver does not find a device any more.
+
+        :returns: another driver that finds it; '' without one.
+        """
+        with self._reports.lock:
+            device = self._reports.reported(address)
+            if (device is None or device.driver != driver
+                    or device.health is model.Health.GONE
+                    or self._is_stale(address, ticket)):
+                return ''
+            LOG.warning('Device %s is not found any more', address)
+            self._reports.note_scan(address, ticket)
+            self._reports.put(dataclasses.replace(
+                device, health=model.Health.GONE,
+                reason='its driver does not find it any more'))
+            other = self._shared.gone(address)
+            self._shared.check()
+            return other
+
     def _is_stale(self, address, ticket) -> bool:
-        return (self._is_programming(address)
-                or ticket < self._since.get(address, 0))
+        return (self._contents.is_programming(address)
+                or self._reports.is_stale(address, ticket))
 
     def _with_record(self, device, before, known):
-        """Return the device with its record from before, where what the driver
-        reads now may be the work of a server."""
+        """Keep the previous record if a server may have modified the device.
+        """
         same = before and not identity.is_other_card(before, device)
         if same or not known:
             known = before if same else None
@@ -98,16 +126,15 @@ class Adoption(fences.Fences, contents.Contents):
 
     def record_of(self, serial: str,
                   ) -> tuple[tuple[str, str], ...] | None:
-        """Return the record of the device with a serial number, wherever it
-        was; None for an unknown one."""
-        with self._lock:
+        """Return the record of the card with a serial number, at whatever
+        address it was last; None if it is unknown."""
+        with self._reports.lock:
             known = self._known(serial, self._at(serial))
             return known.record if known else None
 
     def _with_past(self, device, before):
-        """Return the device as it is kept while a server has a claim on it: a
-        region that the server could reprogram may carry what it loaded
-        then."""
+        """Keep that the server of a claim could reprogram a region: the region
+        may carry what it loaded then."""
         were_open = {r.index for r in before.regions if r.guest_can_reprogram}
         if not any(r.index in were_open and not r.guest_can_reprogram
                    for r in device.regions) or not any(
@@ -120,22 +147,21 @@ class Adoption(fences.Fences, contents.Contents):
             for r in device.regions))
 
     def _may_be_changed(self, device) -> bool:
-        """Return whether a server has or had the device, which is not clean
-        yet."""
+        """Return whether a server has the device, or has left it uncleaned."""
         return any(c.card.means(device.card) for c in self._store.claims()
                    ) or any(row.means(device)
                             for row in self._store.unsettled())
 
     def _place(self, device: model.Device) -> model.Card | None:
-        """Find out which card is at an address, and write it down where it is
-        another one than before.
+        """Find out which card is at an address; write it down if it changed.
 
-        :returns: what is known of it, where it comes from another address.
+        :returns: what is known of a card that comes from another address or
+            returns.
         """
         address = device.address
-        with self._writing:
-            with self._lock:
-                before = self._reported.get(address)
+        with self._reports.writing:
+            with self._reports.lock:
+                before = self._reports.reported(address)
                 is_other = bool(
                     before and identity.is_other_card(before, device))
                 stays = before and device.serial == (
@@ -144,7 +170,7 @@ class Adoption(fences.Fences, contents.Contents):
                 known = None if stays else self._known(device.serial, same)
                 may_be_moved = (not before and not known
                                 and self._may_be_moved(device))
-                present = list(filter(self._is_present, same))
+                present = list(filter(self._reports.is_present, same))
             if not (is_other or known or may_be_moved):
                 return None
             origins = known.origins if known else {}
@@ -158,32 +184,30 @@ class Adoption(fences.Fences, contents.Contents):
                 if before and is_other:
                     self._lose(before)
                 raise
-            with self._lock:
-                # what is gone from another address is this card
+            with self._reports.lock:
+                # the card that is gone from another address is this one
                 for other in same if not present else ():
-                    if other in self._reported:
-                        self._reported[other] = dataclasses.replace(
-                            self._reported[other], serial='')
-                self._generation += 1
+                    there = self._reports.reported(other)
+                    if there:
+                        self._reports.put(
+                            dataclasses.replace(there, serial=''))
+                self._reports.changed()
         self._say_both(device, present)
         return known
 
     def _lose(self, device: model.Device) -> None:
-        """Know that a card is not at its address any more, where it cannot be
-        written down which one is."""
-        with self._lock:
-            self._reported[device.address] = dataclasses.replace(
-                device, health=model.Health.GONE,
-                reason='another card is in its place, which cannot be written '
-                       'down')
-            self._generation += 1
+        """Note in memory that a card is not at its address any more."""
+        self._reports.put(dataclasses.replace(
+            device, health=model.Health.GONE,
+            reason='another card is in its place, which cannot be written '
+                   'down'))
 
     def _at(self, serial: str, but_at: str = '') -> list[str]:
-        """Return the addresses of cards with a serial number, also of those
-        that do not tell their own now."""
+        """Return the addresses of cards with a serial number, also of cards
+        that do not report it now."""
         serials = {**self._store.serials(), **{
             address: device.serial for address, device
-            in self._reported.items() if device.serial}}
+            in self._reports.devices.items() if device.serial}}
         return [address for address, other in serials.items()
                 if other == serial and address != but_at]
 
@@ -191,10 +215,10 @@ class Adoption(fences.Fences, contents.Contents):
                ) -> model.Card | None:
         """Return what is known of the card with a serial number.
 
-        :param addresses: of _at(), with self._lock.
+        :param addresses: of _at(); the caller holds the lock.
         """
         for address in addresses:
-            there = self._reported.get(address)
+            there = self._reports.reported(address)
             return model.Card(
                 serial, there.ids if there else '',
                 there.record if there else (),
@@ -204,10 +228,10 @@ class Adoption(fences.Fences, contents.Contents):
                      if serial and card.serial == serial), None)
 
     def _say_both(self, device, present):
-        # where this process has looked: a card that was moved is seen at its
-        # new place first
+        # a card that was moved is found at its new address first, while its
+        # old one was not scanned yet
         for other in present:
-            if other in self._since:
+            if self._reports.was_scanned(other):
                 LOG.error(
                     'Devices %s and %s both say that their serial number is '
                     '%s: nova-compute tells them by their addresses, and does '
@@ -215,15 +239,15 @@ class Adoption(fences.Fences, contents.Contents):
                     'other firmware', other, device.address, device.serial)
 
     def _may_be_moved(self, device) -> bool:
-        """Return whether a card without serial number may be one from another
-        address with what a project has loaded."""
+        """Return whether a card without serial number may come from another
+        address, with content of a project."""
         if device.serial:
             return False
         for (address, _), loaded in self._store.loaded().items():
-            # what is gone is noted before what has come is scanned
-            there = self._reported.get(address)
+            # cards that are gone are noted before new ones are scanned
+            there = self._reports.reported(address)
             if address != device.address and _is_a_projects(loaded.origin) and (
-                    there is None or not self._is_present(address)
+                    there is None or not self._reports.is_present(address)
                     and not there.serial
                     and not identity.is_other_card(there, device)):
                 return True
@@ -231,52 +255,12 @@ class Adoption(fences.Fences, contents.Contents):
                    and not model.are_other_products(card.ids, device.ids)
                    for card in self._store.away())
 
-    def gone(self, address: str, driver: str, ticket: int) -> str:
-        """Note that a driver does not find a device any more.
-
-        :returns: the driver that found it as well, and did not get it from
-            this one; '' without one.
-        """
-        with self._lock:
-            device = self._reported.get(address)
-            if (device is None or device.driver != driver
-                    or device.health is model.Health.GONE
-                    or self._is_stale(address, ticket)):
-                return ''
-            LOG.warning('Device %s is not found any more', address)
-            self._since[address] = ticket
-            self._reported[address] = dataclasses.replace(
-                device, health=model.Health.GONE,
-                reason='its driver does not find it any more')
-            _, other = self._shared.pop(address, ('', ''))
-            self._generation += 1
-            self._fence_shared()
-            return other
-
-    def remove(self, address: str) -> None:
-        """Forget a device that is gone, of which nothing is left anywhere.
-
-        :raises IllegalTransition: it is not gone.
-        """
-        with self._lock:
-            device = self._reported.get(address)
-            if device is None:
-                return
-            if device.health is not model.Health.GONE:
-                raise exception.IllegalTransition(
-                    f'{address} cannot be removed, because it is '
-                    f'{device.health.value}.')
-            del self._reported[address]
-            self._fences.pop(address, None)
-            self._generation += 1
-        self.save()
-
 
 def _with_earlier_traits(device, before):
-    """Return the device, which knows what was shown at its address before.
+    """Add the traits that devices at its address had before.
 
-    Placement still has that, and who asks for a product or a type of region
-    that is not there any more would get the device.
+    Placement still has them: a request for a product or a type of region that
+    is not there any more would get the device.
     """
     earlier = {*before.earlier_traits, *naming.identity_traits(before)
                } - naming.identity_traits(device)
@@ -288,5 +272,5 @@ def _is_a_projects(origin: str | None) -> bool:
 
 
 def _not_the_operators(origin: str | None) -> str | None:
-    """Of a content about which nothing else is known any more."""
+    """Return the origin of content of which nothing else is known any more."""
     return origin if origin != model.OPERATOR else None

@@ -6,15 +6,14 @@ A finding                 What follows
 ========================  ====================================================
 observed                  a line of the log; shown to the operator
 SUSPECT                   the same, and Device.suspect: a trait in Placement
-QUARANTINED, of a level   the same, and a fence as long as it is so
+QUARANTINED, of a level   the same, and a hold (unhealthy) as long as it is so
 QUARANTINED, sticky       the same, and the device is disabled in the store,
                           until nova-accel enable
 ========================  ====================================================
 
-Nothing of that takes a device from a server, or keeps its server from starting
-again. A device that does not answer, or whose driver is given up, is reported
-QUARANTINED by its driver, and one at which a call hangs is fenced by
-inventory.cards: nothing of that is done here.
+A server keeps its device in all cases, and can start again. A device that does
+not answer is reported as QUARANTINED by its driver; inventory.cards withholds
+one at which a call hangs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +26,7 @@ from nova_accel.health import watch
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel.inventory import devices
-from nova_accel.inventory import fences
+from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel import locks
 from nova_accel import log as logging
@@ -37,24 +36,24 @@ from nova_accel import text
 
 LOG = logging.getLogger(__name__)
 _State = signals.State
+Kind = holds.Kind
 _RECOVERY_FAILED = 'recovery_failed'
 #: what the kernel says -> signal; what begins with the second of two lines of
 #: WEDGED names what may help (drm-uapi.rst of Linux 6.15)
 _EVENTS = (('ERROR_EVENT=FAILED_RECOVERY', _RECOVERY_FAILED),
            ('WEDGED=', 'wedged'))
-#: fences that say that a device is not well
-_OF_DEVICE = frozenset((
-    fences.Fence.DISCOVERY, fences.Fence.HANGS, fences.Fence.HEALTH))
+#: holds that say that a device is not well
+_OF_DEVICE = frozenset((Kind.SCAN_FAILED, Kind.HANGS, Kind.UNHEALTHY))
 
 
 class Condition(typing.NamedTuple):
-    """What is known of the health of a device."""
+    """The health of a device and its reasons."""
 
     state: signals.State
     #: clauses, the worst first; '' for nothing
     reason: str
-    #: the part of it that is of the device itself, and acted upon: OK, SUSPECT,
-    #: QUARANTINED or GONE
+    #: the state that the device itself causes, from findings that are acted
+    #: upon: OK, SUSPECT, QUARANTINED or GONE
     for_owner: signals.State
     #: the worst first
     findings: tuple[watch.Finding, ...] = ()
@@ -71,27 +70,28 @@ class Conditions:
         self._watch = watch.Watch()
         #: of findings: address, (signal, what it is about)
         self._once = logging.Once()
-        #: addresses of devices that tell a false finding as well
+        #: addresses of devices with a drill
         self._drilled: set[str] = set()
         #: see pause()
         self._paused: Mapping[str, frozenset[str]] = {}
         if signals.acts():
             for address, device in table.snapshot().items():
                 if signals.FENCED in device.marks:
-                    table.fence(address, fences.Fence.HEALTH,
-                                'it was not well before nova-compute started')
+                    table.withheld.withhold(
+                        address, Kind.UNHEALTHY,
+                        'it was not well before nova-compute started')
 
     def note(self, change: host_kernel.Change, kernel) -> bool:
-        """Have the next round count what the kernel says of a device.
+        """Count an event of the kernel in the next round.
 
-        :returns: whether it is about one.
+        :returns: whether it is about one of the devices.
         """
         if not change.said or signals.is_off():
             return False
         with self._lock:
             for address, device in self._table.snapshot().items():
                 if change.function in device.functions():
-                    if fences.Fence.RECOVERY in self._table.fences(address):
+                    if Kind.RECOVERING in self._table.kinds(address):
                         # of its resets
                         return True
                     for begins, signal in _EVENTS:
@@ -104,9 +104,9 @@ class Conditions:
 
     @contextlib.contextmanager
     def drilled(self, address: str) -> Iterator[None]:
-        """Have a device tell the signal drill meanwhile, beside what it tells.
+        """Add the signal "drill" to the readings of a device meanwhile.
 
-        :raises DeviceUnavailable: it does so already.
+        :raises DeviceUnavailable: another drill of it is under way.
         """
         with self._lock:
             if address in self._drilled:
@@ -121,11 +121,11 @@ class Conditions:
                 self._drilled.discard(address)
 
     def pause(self, servers: Mapping[str, frozenset[str]]) -> bool:
-        """Have devices tell the signal guest_paused, beside what they tell.
+        """Add the signal "guest_paused" to the readings of these devices.
 
         :param servers: address of a device -> servers that have it, or a part
             of it, and whose guests QEMU has paused.
-        :returns: whether it is another one than before.
+        :returns: whether that differs from the last call.
         """
         with self._lock:
             changes = self._paused != servers
@@ -138,7 +138,7 @@ class Conditions:
             return frozenset().union(*self._paused.values())
 
     def begin(self) -> None:
-        """Note that the devices are read from now on, for the next round."""
+        """Begin a round: the devices are read from now on."""
         with self._lock:
             self._watch.begin()
 
@@ -152,13 +152,12 @@ class Conditions:
 
     def between_servers(self, address: str,
                         readings: Iterable[signals.Reading]) -> None:
-        """Give a device to no server before the next look, where it tells
-        that it has to be fenced."""
+        """Withhold a device until the next look, if its readings demand it."""
         with self._lock:
             why = self._watch.fencing(address, readings)
             if why:
-                self._table.fence(
-                    address, fences.Fence.HEALTH, '; '.join(why))
+                self._table.withheld.withhold(
+                    address, Kind.UNHEALTHY, '; '.join(why))
 
     def round(self, readings: Mapping[str, tuple[signals.Reading, ...] | None],
               ) -> None:
@@ -180,11 +179,11 @@ class Conditions:
                         for address, given in readings.items()}
             for kind, spared in self._watch.round(cards, readings).items():
                 LOG.error(
-                    '%d devices of the driver %s would be fenced, all since '
+                    '%d devices of the driver %s would be withheld, all since '
                     'the last look (%s): it may be the host, and they are '
                     'suspect and stay offered. See the kernel log.',
                     len(spared), kind[0], ', '.join(spared))
-            suspects, fenced = {}, set()
+            suspects, unhealthy = {}, set()
             for address in cards:
                 findings = self._watch.findings(address)
                 self._tell(address, findings)
@@ -196,26 +195,27 @@ class Conditions:
                 bad = [f.reason for f in acting if not f.is_sticky
                        and f.state is _State.QUARANTINED]
                 if bad:
-                    fenced.add(address)
-                    self._table.fence(
-                        address, fences.Fence.HEALTH, '; '.join(bad))
+                    unhealthy.add(address)
+                    self._table.withheld.withhold(
+                        address, Kind.UNHEALTHY, '; '.join(bad))
                 suspects[address] = '; '.join(f.reason for f in acting)
-            # what between_servers() or a process before this one knew may be
-            # more than what has been read
-            fenced |= {address for address in cards
-                       if not self._watch.is_current(address)
-                       and fences.Fence.HEALTH in self._table.fences(address)}
-            for address in cards.keys() - fenced:
-                self._table.unfence(address, fences.Fence.HEALTH)
+            # between_servers() or a process before this one may have known more
+            # than what was read now
+            unhealthy |= {address for address in cards
+                          if not self._watch.is_current(address)
+                          and Kind.UNHEALTHY in self._table.kinds(address)}
+            for address in cards.keys() - unhealthy:
+                self._table.withheld.lift(address, Kind.UNHEALTHY)
         for address in cards:
-            self._table.set_mark(address, signals.FENCED, address in fenced)
-        self._table.set_suspects(suspects)
+            self._table.reports.set_mark(
+                address, signals.FENCED, address in unhealthy)
+        self._table.withheld.set_suspects(suspects)
 
     def _with_own(self, address, readings):
-        """Return what a device tells, and what nova_accel adds to it."""
-        reported = self._table.reported(address)
+        """Add the signals of nova_accel to the readings of a device."""
+        reported = self._table.reports.reported(address)
         if reported and reported.failed:
-            # of one that has failed nothing else may be readable
+            # a device that has failed may have no other readings
             readings = (*(readings or ()), signals.Reading('failed'))
         if readings is not None and address in self._drilled:
             readings = (*readings, signals.Reading(signals.DRILL))
@@ -231,16 +231,15 @@ class Conditions:
             return address in self._drilled
 
     def mark(self, address: str, signal: str, is_so: bool = True) -> None:
-        """Have the next round, and those after a restart, know what was done
-        with a device.
+        """Note for the next rounds, durably, what was done with a device.
 
         :param signal: one of signals.MARKS.
         """
         if not (is_so and signals.is_off()):
-            self._table.set_mark(address, signal, is_so)
+            self._table.reports.set_mark(address, signal, is_so)
 
     def _tell(self, address, findings) -> None:
-        # of a counter the number changes, and the finding does not
+        # the number of a counter changes, while the finding stays
         now = {(f.signal, f.about): f for f in findings}
         for key, finding in now.items():
             if not self._once.has((address, key)):
@@ -250,11 +249,11 @@ class Conditions:
                     '' if finding.acts else (
                         f' ({signals.OPTION} has it observed only)'))
         if self._once.only(address, now) and not now:
-            LOG.info('Device %s is well again, as far as it tells', address)
+            LOG.info('Device %s reports no more problems', address)
 
     def _disable(self, address: str, found: Mapping[str, model.Device],
                  findings: list[watch.Finding]) -> None:
-        """Write down what lasts until the operator says otherwise."""
+        """Disable a device because of findings that do not go away."""
         if not findings:
             return
         try:
@@ -276,7 +275,7 @@ class Conditions:
         self._watch.acknowledge(address, findings)
 
     def conditions(self) -> dict[str, Condition]:
-        """Return what is known of the devices, by address."""
+        """Return the conditions of all devices, by address."""
         whole = {claim.device_address for claim in self._store.claims()
                  if claim.handle.address == claim.device_address}
         found = self._table.snapshot()
@@ -301,13 +300,16 @@ class Conditions:
 
     def _for_owner(self, device: model.Device, is_disabled: bool,
                    findings: Iterable[watch.Finding]) -> signals.State:
-        """Leaves out what the operator or the configuration has against a
-        device that is well, and what the guest of another server met."""
+        """Return the state for owners of servers.
+
+        It omits operator and configuration reasons, and findings caused by
+        other servers.
+        """
         if device.health is model.Health.GONE:
             return _State.GONE
-        reported = self._table.reported(device.address)
-        if is_disabled or _OF_DEVICE & self._table.fences(
-                device.address).keys() or (
+        reported = self._table.reports.reported(device.address)
+        if is_disabled or _OF_DEVICE & self._table.kinds(
+                device.address) or (
                 reported and reported.health is not model.Health.OK):
             return _State.QUARANTINED
         return _State.SUSPECT if any(

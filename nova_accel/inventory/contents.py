@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What regions carry.
+"""What the regions of FPGAs carry.
 
 ===================  ============================  ===========================
 content of a region  comes by                      goes by
@@ -12,17 +12,23 @@ unknown              ended(report=False), or the   begin(), forget(),
                      process was killed meanwhile  set_loaded()
 ===================  ============================  ===========================
 
-Each content has an origin (model.Region.origin). As the driver reads: the
-operator's from the start, then what forget() was given, or the project of a
-server that was found to be able to load what it likes (note_open()). Known:
-that of the image; where the driver reads another function, as after a power
-cut, the project's, because its function can answer as any other; the
-operator's is not known then. Being programmed, unknown, and as the driver
-reads after ended(): a project's where the image is, or where the region had a
-project's content before, and not known where both are the operator's: the card
-may have taken all of the image, a part or nothing of it.
+Any other transition raises IllegalTransition. Each content has an origin
+(model.Region.origin):
 
-Any other way raises IllegalTransition.
+===================  =========================================================
+content of a region  origin
+===================  =========================================================
+as the driver reads  the operator at first; then the argument of forget(), or
+                     the project whose server could reprogram the region
+                     (note_open())
+known                that of the image. If the driver reads another function,
+                     as after a power cut: the project, as its function can
+                     report any UUID; unknown if the image is the operator's
+being programmed,    a project, if the image or the previous content is a
+unknown, and as the  project's; otherwise unknown: the card may have taken all
+driver reads after   of the image, a part of it or nothing
+ended()
+===================  =========================================================
 """
 
 from collections.abc import Iterator
@@ -30,25 +36,28 @@ import contextlib
 import dataclasses
 
 from nova_accel import exception
-from nova_accel.inventory import state
+from nova_accel.inventory import reports as device_reports
 from nova_accel import model
 from nova_accel.store import claim_store
 
 Key = tuple[str, int]
 
 
-class Contents(state.State):
+class Contents:
 
-    def __init__(self, store: claim_store.ClaimStore):
-        super().__init__(store)
-        #: (function, type of region) -> name, by the operator's images
+    def __init__(self, reports: device_reports.Reports,
+                 store: claim_store.ClaimStore):
+        self._reports = reports
+        self._store = store
+        #: (function, type of region) -> name, from the operator's images
         self._names: dict[tuple[str, str | None], str] = {}
         self._programming: set[Key] = set()
         #: regions that are being cleaned, as they were before
         self._returning: dict[Key, model.Region] = {}
 
-    def _with_content(self, address: str, region: model.Region,
-                      ) -> model.Region:
+    def with_content(self, address: str, region: model.Region,
+                     ) -> model.Region:
+        """Return a region, as its driver reports it, with its content."""
         key = (address, region.index)
         function, image, name = region.function_uuid, None, None
         origin: str | None = model.OPERATOR
@@ -74,42 +83,44 @@ class Contents(state.State):
             function_name=name, origin=origin)
 
     def content_of(self, address: str, index: int, image_id: str) -> str:
-        """Return the hash of the content of an image that a region had last, as
-        it was recorded; '' where the region had another one, or none."""
+        """Return the recorded hash of the last image of a region.
+
+        :returns: '' if that was another image than the given one, or none.
+        """
         loaded = self._store.loaded().get((address, index))
         return (loaded.content or '' if loaded
                 and loaded.bitstream_id == image_id else '')
 
     def is_unknown(self, address: str, index: int | None) -> bool:
-        """Return whether what a region carries is not known, as while a
-        programming hangs, or after one whose end was not seen."""
+        """Return whether the content of a region is unknown.
+
+        It is while a programming hangs, and after one whose end was not seen.
+        """
         return index is not None and self._store.loaded().get(
             (address, index), model.AS_READ).content is None
 
     def _region(self, address: str, index: int) -> model.Region:
-        device = self._reported.get(address)
+        device = self._reports.reported(address)
         region = device.find_region(index) if device else None
         if region:
-            return self._with_content(address, region)
+            return self.with_content(address, region)
         found = (f'{address} region{index} cannot be programmed, because it '
                  f'is not on this host any more')
         raise exception.DeviceUnavailable(
             f'{found}: build the server on another.', found=found)
 
     def is_programming(self, address: str) -> bool:
-        with self._lock:
-            return self._is_programming(address)
-
-    def _is_programming(self, address):
-        return any(a == address for a, _ in self._programming)
+        """Return whether a region of a device is being programmed."""
+        with self._reports.lock:
+            return any(a == address for a, _ in self._programming)
 
     def begin(self, address: str, index: int, origin: str | None) -> None:
-        """Note durably that what the region carries is not known.
+        """Note durably that the content of a region is unknown from now on.
 
-        Call it before the hardware is touched. Where what the region has or
-        what it gets is a project's, that is the origin of what it carries
-        until another programming has come to its end. Until programmed() or
-        programming_failed() what scans say of the card is discarded.
+        Call it before the hardware is touched. The origin is a project's, if
+        the old or the new content is. Until programmed() or
+        Inventory.programming_failed() results of scans of the card are
+        discarded.
 
         :param origin: of the image; None: Glance does not say whose it is.
         :raises IllegalTransition: the region is being programmed already.
@@ -118,8 +129,8 @@ class Contents(state.State):
             has changed.
         """
         key = (address, index)
-        with self._writing:
-            with self._lock:
+        with self._reports.writing:
+            with self._reports.lock:
                 before = self._region(address, index)
                 if key in self._programming:
                     raise exception.IllegalTransition(
@@ -128,26 +139,26 @@ class Contents(state.State):
             unknown = model.Loaded(
                 None, None, None, None, before.origin_with(origin))
             self._store.set_loaded(address, index, unknown)
-            with self._lock:
+            with self._reports.lock:
                 self._programming.add(key)
                 self._know(key, unknown)
-        self.save()
+        self._reports.save()
 
     def programmed(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
-        """Note durably what was programmed and read back.
+        """Note durably the content that was programmed and read back.
 
         :raises IllegalTransition: the region is not being programmed.
         :raises AcceleratorsUnavailable: the store cannot be written; the
             region ends as unknown.
         """
-        with self._writing:
+        with self._reports.writing:
             self._ends((address, index))
             # a store that fails leaves the region unknown
             self._store.set_loaded(address, index, loaded)
-            with self._lock:
+            with self._reports.lock:
                 self._know((address, index), loaded)
-        self.save()
+        self._reports.save()
 
     def ended(self, address: str, index: int, report: bool) -> None:
         """See Inventory.programming_failed()."""
@@ -156,113 +167,117 @@ class Contents(state.State):
             self.forget(address, index, origin)
 
     def _ends(self, key: Key) -> str | None:
-        """Return the origin of what the region carries until more is known.
-        """
-        with self._lock:
+        """Return the origin of the content until more is known."""
+        with self._reports.lock:
             if key not in self._programming:
                 raise exception.IllegalTransition(
                     f'The programming of {key[0]} region{key[1]} cannot end, '
                     f'because none had begun.')
             self._programming.discard(key)
-            self._since[key[0]] = next(self._clock)
+            self._reports.invalidate(key[0])
             return self._store.loaded()[key].origin
 
     @contextlib.contextmanager
     def returning(self, address: str, index: int) -> Iterator[None]:
-        """Show what a region had, while it is cleaned after a server.
+        """Show the last content of a region while it is cleaned.
 
-        What the operator put there is programmed again or stays, and providers
-        show it all the while: a server that asks for it is sent there, and
-        waits. Content of another origin is not shown. It is not written down;
-        after a crash the region is shown as it is.
+        Content of the operator stays or is programmed again. Providers show
+        it meanwhile: Placement sends servers there, and they wait. Content of
+        another origin is not shown. After a crash the region is shown as its
+        driver reads it.
         """
         key = (address, index)
-        with self._lock:
-            device = self._reported.get(address)
+        with self._reports.lock:
+            device = self._reports.reported(address)
             region = device.find_region(index) if device else None
-            mine = self._with_content(address, region) if region else None
+            mine = self.with_content(address, region) if region else None
             if mine and mine.origin == model.OPERATOR:
                 self._returning[key] = mine
-                self._generation += 1
+                self._reports.changed()
         if key not in self._returning:
             yield
             return
         try:
             yield
         finally:
-            with self._lock:
+            with self._reports.lock:
                 del self._returning[key]
-                self._generation += 1
+                self._reports.changed()
 
     def all_returning(self) -> dict[Key, model.Region]:
-        with self._lock:
+        """Return the regions that are being cleaned, as they were before."""
+        with self._reports.lock:
             return dict(self._returning)
 
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
-        """Note durably what a region turned out to carry without programming,
-        as an image under another name.
+        """Note durably the content of a region that was not programmed now.
+
+        For example, its image has another name in Glance.
 
         :raises IllegalTransition: the region is being programmed.
         """
         key = (address, index)
-        with self._writing:
-            with self._lock:
+        with self._reports.writing:
+            with self._reports.lock:
                 if key in self._programming:
                     raise exception.IllegalTransition(
                         f'The content of {address} region{index} cannot be '
                         f'noted while it is being programmed.')
             self._store.set_loaded(address, index, loaded)
-            with self._lock:
+            with self._reports.lock:
                 self._know(key, loaded)
-                self._since[address] = next(self._clock)
-        self.save()
+                self._reports.invalidate(address)
+        self._reports.save()
 
     def name_function(self, function: str, region_type: str | None,
                       name: str | None) -> set[Key]:
-        """Note in memory which name a function has in regions of a type: those
-        that carry it from the operator, and of which no name is known from
-        their programming.
+        """Note in memory the name of a function in regions of one type.
 
-        :param name: None: it has none.
+        It applies to regions with content of the operator that was not
+        programmed with a name.
+
+        :param name: None: the function has no name any more.
         :returns: (address, index) of the regions that have another name now.
         """
-        with self._lock:
+        with self._reports.lock:
             before = self._function_names()
             if name:
                 self._names[function, region_type] = name
             else:
                 self._names.pop((function, region_type), None)
             changed = dict(before.items() ^ self._function_names().items())
-            self._generation += bool(changed)
+            if changed:
+                self._reports.changed()
             return set(changed)
 
     def _function_names(self) -> dict[Key, str | None]:
         return {(address, region.index):
-                self._with_content(address, region).function_name
-                for address, device in self._reported.items()
+                self.with_content(address, region).function_name
+                for address, device in self._reports.devices.items()
                 for region in device.regions}
 
     def forget(self, address: str, index: int, origin: str | None) -> None:
-        """Drop what is known of a region, because a guest may have changed it.
+        """Discard the content of a region, because a guest may have changed it.
 
-        The next scan says what it carries; call scan(addresses=[address])
-        once the guest has returned the card.
+        The next scan reads the content; call scan(addresses=[address]) once
+        the guest has released the card.
 
-        :param origin: durably noted as that of what the region carries: the
-            project of the guest's server, or None where it is not known.
-            model.OPERATOR: it is as if nothing had ever been programmed.
+        :param origin: noted durably: the project of the guest's server; None
+            if it is not known; model.OPERATOR as if nothing had ever been
+            programmed.
         :raises IllegalTransition: it is being programmed.
         """
         self.set_loaded(
             address, index, model.Loaded(None, None, None, '', origin))
 
     def note_open(self, device: model.Device) -> bool:
-        """Note durably that servers could reprogram regions of a device: what
-        these carry is of their projects from now on.
+        """Note durably that servers could reprogram regions of a device.
+
+        The content of these regions is their projects' from now on.
 
         :param device: as its driver has just found it.
-        :returns: whether that is new.
+        :returns: whether the origin of a region has changed.
         :raises AcceleratorsUnavailable: the store cannot be used.
         :raises IllegalTransition: a region is being programmed.
         """
@@ -283,9 +298,10 @@ class Contents(state.State):
         return new
 
     def _know(self, key: Key, loaded: model.Loaded) -> None:
-        # for drivers that cannot read it: what they said before counts
-        device = self._reported.get(key[0])
-        if device is not None:
-            self._reported[key[0]] = device.with_region(
-                key[1], function_uuid=loaded.function_uuid)
-        self._generation += 1
+        device = self._reports.reported(key[0])
+        if device is None:
+            self._reports.changed()
+            return
+        # for drivers that cannot read the function: the last one counts
+        self._reports.put(device.with_region(
+            key[1], function_uuid=loaded.function_uuid))

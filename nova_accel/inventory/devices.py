@@ -1,133 +1,211 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The state of the devices: one owner, one lock.
+"""The state of the devices: what drivers report, and why devices are withheld.
 
-A device's health combines the report of its driver with fences, which are
-nova_accel's own reasons to withhold it.
+The table has five parts. They share one lock (Reports.lock), and each has its
+own data and a table of its transitions:
 
-=================  =======================================  ==================
-state of a device  comes by                                 goes by
-=================  =======================================  ==================
-reported OK        adopt() of a sound device                adopt(), gone()
-reported           adopt() of one with a defect             adopt(), gone()
-QUARANTINED
-reported GONE      gone(): its driver does not find it      adopt(): it is
-                                                            back; remove()
-fence of a cause   fence()                                  unfence()
-=================  =======================================  ==================
+=========  ===================================================================
+reports    what drivers reported last
+withheld   holds that nova-compute sets and lifts
+contents   what the regions of FPGAs carry
+shared     devices that several drivers find
+adoption   which card is at an address
+=========  ===================================================================
 
-GONE is computed as such; with any fence a device that is reported OK is
-QUARANTINED. A device may have fences of several causes. Some causes follow from
-what the store has, and last as long as that is so. A device that is suspect
-(inventory.conditions) has no fence, and servers get it last.
+From these and the store snapshot() computes the health of a device, which has
+no transitions of its own:
 
-Any other way raises IllegalTransition.
+===========  =================================================================
+GONE         its driver does not find it (the hold "gone")
+QUARANTINED  it has another hold of the whole card that withholds it
+OK           otherwise, also with holds of its regions
+===========  =================================================================
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 import dataclasses
 import typing
 
 from nova_accel.inventory import adoption
-from nova_accel.inventory import fences as device_fences
+from nova_accel.inventory import contents
+from nova_accel.inventory import holds
 from nova_accel.inventory import identity
+from nova_accel.inventory import reports
+from nova_accel.inventory import shared
+from nova_accel.inventory import withheld
 from nova_accel import model
 from nova_accel.store import claim_store
 
-Fence = device_fences.Fence
+Kind = holds.Kind
+
+_OWNER_UNKNOWN = (
+    'it may have data of a server, and it is being found out whose, see the '
+    'log of nova-compute')
+_RETURNED = 'it may have data of a server that is gone, and is cleaned first'
+# without the reason of the operator, because owners of servers read it
+_DISABLED = 'the operator has disabled it'
+_OF_HEALTH = 'nova-compute has disabled it'
 
 
 class _Now(typing.NamedTuple):
-    """What counts, by what drivers say, our fences and the store."""
+    """What follows from the parts and the store."""
 
     #: the generations of the table and of the store
     made_of: tuple[int, int] | None = None
     devices: dict[str, model.Device] = {}
-    fences: device_fences.ByCause = {}
+    holds_of: dict[str, tuple[holds.Hold, ...]] = {}
     #: identity.places() and identity.disabled() of these devices
     places: dict[str, tuple[identity.Where, model.Device]] = {}
     disabled: dict[str, model.Disabled] = {}
 
 
-class DeviceTable(adoption.Adoption):
+class DeviceTable:
 
     def __init__(self, store: claim_store.ClaimStore, order: Iterable[str]):
-        super().__init__(store, order)
+        """
+        :param order: names of the drivers; an earlier one has precedence.
+        :raises AcceleratorsUnavailable: the store cannot be read.
+        """
+        self._store = store
+        self.reports = reports.Reports(store)
+        self.withheld = withheld.Withheld(self.reports)
+        self.contents = contents.Contents(self.reports, store)
+        self.shared = shared.Shared(self.reports, self.withheld, order)
+        self.adoption = adoption.Adoption(
+            self.reports, self.contents, self.shared, store)
         self._snapshot = _Now()
 
-    def snapshot(self) -> dict[str, model.Device]:
-        """Return the devices by address with computed health; not to be
-        changed."""
-        with self._lock:
-            return self._now().devices
+    @property
+    def generation(self) -> int:
+        """Another number whenever snapshot() would have changed."""
+        return self.reports.generation
 
-    def fences(self, address: str) -> Mapping[Fence, str]:
-        """Return why no server gets a device, a clause for each cause."""
-        with self._lock:
-            return self._now().fences.get(address, {})
+    def snapshot(self) -> dict[str, model.Device]:
+        """Return the devices by address with computed health.
+
+        Do not change the dict.
+        """
+        return self._now().devices
+
+    def holds_of(self, address: str) -> tuple[holds.Hold, ...]:
+        """Return the holds of a device and of its regions, as far as they do
+        not depend on single claims."""
+        return self._now().holds_of.get(address, ())
+
+    def all_holds(self) -> list[holds.Hold]:
+        """Return the holds of all devices."""
+        return [hold for found in self._now().holds_of.values()
+                for hold in found]
+
+    def kinds(self, address: str) -> set[holds.Kind]:
+        """Return the kinds of holds that withhold the whole card."""
+        return {hold.kind for hold in _of_card(self.holds_of(address))}
 
     def is_misplaced(self, address: str) -> bool:
-        """Return whether a claim is about another card at this address, or
-        about this card at another one."""
-        return Fence.MISPLACED in self.fences(address)
+        """Return whether a claim is for another card at this address, or for
+        this card at another address."""
+        return Kind.MISPLACED in self.kinds(address)
 
     def place(self, claim: model.Claim,
               ) -> tuple[identity.Where, model.Device | None]:
         """Return where the card of a claim is: see identity.whereabouts()."""
-        with self._lock:
-            now = self._now()
-            where, device = now.places.get(claim.uuid, (
-                identity.Where.HERE, None))
-            address = device.address if device else claim.device_address
-            return where, now.devices.get(address)
+        now = self._now()
+        where, device = now.places.get(claim.uuid, (identity.Where.HERE, None))
+        address = device.address if device else claim.device_address
+        return where, now.devices.get(address)
 
     def disabled(self) -> dict[str, model.Disabled]:
         """See identity.disabled()."""
-        with self._lock:
-            return self._now().disabled
+        return self._now().disabled
 
-    def is_only_disabled(self, address: str) -> bool:
-        """Return whether nothing else keeps servers from a device."""
-        with self._lock:
-            device = self._reported.get(address)
-            return (device is not None and device.health is model.Health.OK
-                    and self._now().fences[address].keys() == {Fence.DISABLED})
+    def remove(self, address: str) -> None:
+        """See Reports.remove()."""
+        with self.reports.lock:
+            self.reports.remove(address)
+            self.withheld.drop(address)
+        self.reports.save()
 
     def _now(self) -> _Now:
-        # claims change what is misplaced
-        made_of = self._generation, self._store.generation
-        if self._snapshot.made_of != made_of:
-            claims = self._store.claims()
-            places = identity.places(claims, self._reported)
-            disabled = identity.disabled(
-                self._reported, self._store.disabled())
-            found = self._all_fences(
-                claims, identity.misplaced(claims, places), disabled)
-            self._snapshot = _Now(made_of, {
-                address: self._computed(device, found[address].values())
-                for address, device in self._reported.items()
-            }, found, places, disabled)
-        return self._snapshot
+        with self.reports.lock:
+            # claims change which devices are misplaced
+            made_of = self.reports.generation, self._store.generation
+            if self._snapshot.made_of != made_of:
+                self._snapshot = self._compute(made_of)
+            return self._snapshot
 
-    def of_driver(self, name: str) -> list[str]:
-        """Return the addresses of a driver's devices that are not gone."""
-        with self._lock:
-            return [a for a, d in self._reported.items() if d.driver == name
-                    and d.health is not model.Health.GONE]
+    def _compute(self, made_of: tuple[int, int]) -> _Now:
+        reported = self.reports.devices
+        claims = self._store.claims()
+        places = identity.places(claims, reported)
+        disabled = identity.disabled(reported, self._store.disabled())
+        misplaced = identity.misplaced(claims, places)
+        claimed = {claim.device_address for claim in claims}
+        found = {
+            address: tuple([
+                *_reported(device), *self.withheld.of(address),
+                *self._whose(device, misplaced.get(address), claimed),
+                *_disabled(address, disabled.get(address))])
+            for address, device in reported.items()}
+        return _Now(made_of, {
+            address: self._computed(device, found[address])
+            for address, device in reported.items()
+        }, found, places, disabled)
 
-    def _computed(self, device: model.Device, fences: Iterable[str],
-                  ) -> model.Device:
-        """:param fences: clauses."""
-        regions = tuple(self._with_content(device.address, region)
-                        for region in device.regions)
+    def _whose(self, device: model.Device, misplaced: str | None,
+               claimed: set[str]) -> Iterator[holds.Hold]:
+        """Yield the hold of a device that may have data of a server, or has
+        data of others: the first of these kinds that applies."""
+        rows = [row for row in self._store.unsettled() if row.means(device)]
+        if misplaced:
+            yield holds.Hold(Kind.MISPLACED, device.address, misplaced)
+        elif any(row.by_address for row in rows):
+            yield holds.Hold(
+                Kind.OWNER_UNKNOWN, device.address, _OWNER_UNKNOWN)
+        elif rows:
+            yield holds.Hold(Kind.RETURNED, device.address, _RETURNED)
+        elif device.foreign and device.address not in claimed:
+            yield holds.Hold(Kind.FOREIGN, device.address, device.foreign)
+
+    def _computed(self, device: model.Device,
+                  found: Iterable[holds.Hold]) -> model.Device:
+        regions = tuple(
+            self.contents.with_content(device.address, region)
+            for region in device.regions)
         if regions != device.regions:
             device = dataclasses.replace(device, regions=regions)
-        suspect = self._suspects.get(device.address, '')
+        suspect = next((hold.reason for hold in found
+                        if hold.kind is Kind.SUSPECT), '')
         if suspect != device.suspect:
             device = dataclasses.replace(device, suspect=suspect)
-        if fences and device.health is not model.Health.GONE:
-            reasons = [*([device.reason] if device.health
-                         is not model.Health.OK else []), *fences]
+        reasons = [hold.reason for hold in _of_card(found)]
+        if reasons and device.health is not model.Health.GONE:
             device = dataclasses.replace(
                 device, health=model.Health.QUARANTINED,
                 reason='; '.join(reasons))
         return device
+
+
+def _of_card(found: Iterable[holds.Hold]) -> list[holds.Hold]:
+    """Return the holds that withhold the whole card."""
+    return [hold for hold in found if hold.scope is holds.Scope.CARD
+            and hold.kind.withholds]
+
+
+def _reported(device: model.Device) -> Iterator[holds.Hold]:
+    """Yield the holds that a driver's report is."""
+    if device.health is not model.Health.OK:
+        yield holds.Hold(
+            Kind.GONE if device.health is model.Health.GONE
+            else Kind.UNUSABLE, device.address, device.reason)
+    for region in device.regions:
+        if region.health is not model.Health.OK:
+            yield holds.Hold(Kind.UNUSABLE, device.address, region.reason,
+                             region.index)
+
+
+def _disabled(address: str, row: model.Disabled | None,
+              ) -> Iterator[holds.Hold]:
+    if row:
+        yield holds.Hold(
+            Kind.DISABLED, address,
+            _DISABLED if row.is_operators else _OF_HEALTH, since=row.since)

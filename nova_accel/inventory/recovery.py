@@ -26,7 +26,7 @@ from nova_accel.host import pci
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import conditions as device_conditions
 from nova_accel.inventory import devices
-from nova_accel.inventory import fences
+from nova_accel.inventory import holds
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
@@ -37,9 +37,9 @@ LOG = logging.getLogger(__name__)
 
 #: names of steps, the one that reaches least first
 LADDER = ('function reset', 'controller reset', 'driver rebind', 'card reset')
-#: fences of a device that is recovered
-_MAY_HAVE = {fences.Fence.HEALTH, fences.Fence.FOREIGN,
-             fences.Fence.DISABLED}
+#: kinds of holds of a device that is recovered
+_MAY_HAVE = {holds.Kind.UNUSABLE, holds.Kind.UNHEALTHY, holds.Kind.FOREIGN,
+             holds.Kind.DISABLED}
 
 
 class Recovery:
@@ -77,10 +77,10 @@ class Recovery:
             claimed = {c.device_address for c in self._store.claims()}
             for address, reasons in (*failed.items(),
                                      *self._candidates().items()):
-                device = self._table.reported(address)
+                device = self._table.reports.reported(address)
                 if (device is None or address in claimed
-                        or not self._table.fence(
-                            address, fences.Fence.RECOVERY,
+                        or not self._table.withheld.withhold(
+                            address, holds.Kind.RECOVERING,
                             'it is being recovered')):
                     continue
                 chosen.append(address)
@@ -101,8 +101,8 @@ class Recovery:
             except Exception as error:
                 LOG.error('Device %s could not be recovered: %s', call.about,
                           error)
-            self._table.invalidate(call.about)
-            self._table.unfence(call.about, fences.Fence.RECOVERY)
+            self._table.reports.invalidate(call.about)
+            self._table.withheld.lift(call.about, holds.Kind.RECOVERING)
         return chosen
 
     # In the worker of the card, whether it is waited for or not
@@ -149,7 +149,7 @@ class Recovery:
                        for f in known.findings):
                 self._climbed.pop(address, None)
                 self.steps.pop(address, None)
-            device = self._table.reported(address)
+            device = self._table.reports.reported(address)
             reasons = sorted(
                 f.reason for f in known.findings
                 if f.acts and f.state is signals.State.QUARANTINED
@@ -157,7 +157,7 @@ class Recovery:
             if (reasons and device and address not in self._climbed
                     and signals.RECOVERED not in device.marks
                     and device.driver in self._drivers
-                    and self._table.fences(address).keys() <= _MAY_HAVE
+                    and self._table.kinds(address) <= _MAY_HAVE
                     # he may be at work on it
                     and (address not in disabled
                          or not disabled[address].is_operators
@@ -182,7 +182,7 @@ class Recovery:
             if (device.health is model.Health.OK and reasons
                     and reasons != self._tried.get(address)
                     and device.driver in self._drivers
-                    and not self._table.is_programming(address)
+                    and not self._table.contents.is_programming(address)
                     and not self._cards.hanging(address)):
                 found[address] = reasons
         return found

@@ -4,8 +4,8 @@
 A scan asks every driver for the addresses of its devices, and has each card
 examined alone; all of that side by side under one time limit. A look, each
 [accel] discovery_interval and when the kernel tells of a change, finds out
-cheaply which drivers and cards have to be scanned. What fails or hangs is
-fenced, and the others go on.
+cheaply which drivers and cards have to be scanned. A card that fails or hangs
+is withheld, and the others go on.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ from nova_accel.host import limited
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import conditions
 from nova_accel.inventory import devices
-from nova_accel.inventory import fences
+from nova_accel.inventory import holds
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
@@ -44,7 +44,7 @@ LOG = logging.getLogger(__name__)
 #: missed
 _WATCHED = frozenset(('', 'pci', 'mdev', 'fpga_region', 'ptp'))
 
-Fence = fences.Fence
+Kind = holds.Kind
 _FIND, _EXAMINE = 'find', 'examine'
 
 
@@ -59,6 +59,10 @@ class Scanner:
         self._reads_serials = reads_serials
         self._drivers = drivers
         self._table = table
+        self._reports = table.reports
+        self._adoption = table.adoption
+        self._contents = table.contents
+        self._withheld = table.withheld
         self._cards = cards
         self._taken_elsewhere = taken_elsewhere
         self._health = health
@@ -119,9 +123,8 @@ class Scanner:
              addresses: Iterable[str] | None = None) -> None:
         """Ask the drivers, card by card, all under one time limit.
 
-        What raises or does not answer in time is fenced with what was known
-        of it; the others are as their drivers say. Errors are logged, never
-        raised.
+        A card whose driver raises or does not answer in time is withheld, and
+        its last report stays. Errors are logged, never raised.
 
         :param names: of the drivers to ask which devices they have; by
             default all.
@@ -150,7 +153,7 @@ class Scanner:
                     self._examined(batch, name, address, call)
             except Exception:
                 LOG.exception('A scan by the driver %s failed', name)
-        self._table.save()
+        self._reports.save()
         if everything:
             self.looks.postpone()
 
@@ -175,14 +178,14 @@ class Scanner:
 
     def _drop_drivers(self) -> None:
         """Devices of drivers that are not enabled any more are gone."""
-        ticket = self._table.ticket()
+        ticket = self._reports.ticket()
         for address, device in self._table.snapshot().items():
             if device.driver not in self._drivers:
                 self._gone(address, device.driver, ticket)
 
     def _driver_of(self, address: str) -> str:
         """Return the driver that knows a card; '' if none does."""
-        device = self._table.reported(address)
+        device = self._reports.reported(address)
         with self._lock:
             return (device.driver if device
                     else self._due.get(address, ('', ''))[0])
@@ -198,7 +201,7 @@ class Scanner:
     def _find(self, name: str) -> tuple:
         """Find devices, in the worker of the driver."""
         driver = self._drivers[name]
-        ticket = self._table.ticket()
+        ticket = self._reports.ticket()
         fingerprint = driver.fingerprint()
         return ticket, fingerprint, contract.addresses(name, driver.find())
 
@@ -215,7 +218,7 @@ class Scanner:
         with self._lock:
             self._failed.pop(name, None)
             self._fingerprints[name] = fingerprint
-        for address in set(self._table.of_driver(name)).difference(found):
+        for address in set(self._reports.of_driver(name)).difference(found):
             self._gone(address, name, ticket, batch)
         for address in dict.fromkeys(found):
             if not self.rules.excludes(address):
@@ -228,7 +231,7 @@ class Scanner:
         :param batch: of the scan, in which the card is examined for a driver
             that found it before this one had lost it.
         """
-        other = self._table.gone(address, name, ticket)
+        other = self._adoption.gone(address, name, ticket)
         self._forget_card(address)
         with self._lock:
             self._due.pop(address, None)
@@ -240,16 +243,16 @@ class Scanner:
         with self._lock:
             new = name not in self._failed
             self._failed[name] = str(error) or repr(error)
-        for address in self._table.of_driver(name):
-            self._table.fence(address, Fence.DISCOVERY,
-                              f'its driver failed: {_clause(error)}')
+        for address in self._reports.of_driver(name):
+            self._withheld.withhold(address, Kind.SCAN_FAILED,
+                                    f'its driver failed: {_clause(error)}')
         if new:
-            LOG.error('Devices of the driver %s are fenced: %s', name,
+            LOG.error('Devices of the driver %s are withheld: %s', name,
                       error or repr(error),
                       exc_info=exception.without_sentence(error))
 
     def _add_card(self, batch, name: str, address: str) -> None:
-        if self._table.is_programming(address):
+        if self._contents.is_programming(address):
             self._note_due(address, name)
             return
         batch.add(address, f'The scan of {address} by the driver {name}',
@@ -267,15 +270,15 @@ class Scanner:
     def _examine(self, name: str, address: str) -> tuple:
         """In the worker of the card."""
         driver = self._drivers[name]
-        ticket = self._table.ticket()
+        ticket = self._reports.ticket()
         before = self._reported_by(name, address)
         state = driver.state(address)
         serial = self._serial(name, address)
         device = contract.device(name, address, driver.examine(
             address, self._with_own_record(before, serial)))
         if device is not None and address not in base.whole_cards() and (
-                self._confines(name) and self._table.note_open(device)):
-            ticket = self._table.ticket()
+                self._confines(name) and self._contents.note_open(device)):
+            ticket = self._reports.ticket()
             before = self._reported_by(name, address)
             device = contract.device(name, address, driver.examine(
                 address, self._with_own_record(before, serial)))
@@ -306,7 +309,7 @@ class Scanner:
     def _reported_by(self, name: str, address: str) -> model.Device | None:
         """Return what a driver said last of a device, None where it did
         not."""
-        before = self._table.reported(address)
+        before = self._reports.reported(address)
         return before if before and before.driver == name else None
 
     def _confines(self, name: str) -> bool:
@@ -342,7 +345,7 @@ class Scanner:
         is there now, where it was at another address before."""
         if not serial or before and before.serial == serial:
             return before
-        record = self._table.record_of(serial)
+        record = self._adoption.record_of(serial)
         if record is None:
             return before
         if before is None:
@@ -364,7 +367,7 @@ class Scanner:
             self._note_due(address, name)
             return
         except exception.DeviceTimeout as error:
-            # fenced as hanging, by Cards
+            # Cards withholds it (HANGS)
             self._note_due(address, name, str(error))
             return
         except Exception as error:
@@ -373,16 +376,16 @@ class Scanner:
         if device is None:
             self._gone(address, name, ticket, batch)
             return
-        before = self._table.reported(address)
+        before = self._reports.reported(address)
         try:
-            adopted = self._table.adopt(device, ticket)
+            adopted = self._adoption.adopt(device, ticket)
         except exception.AcceleratorsUnavailable as error:
             if self._note_due(address, name, str(error)):
                 LOG.error('What is at %s now is not taken over: %s', address,
                           error)
             return
         if not adopted:
-            owner = self._table.reported(address)
+            owner = self._reports.reported(address)
             if owner and owner.driver == name:
                 self._note_due(address, name)
             elif owner and owner.health is model.Health.GONE:
@@ -397,17 +400,17 @@ class Scanner:
                 # read
                 del self._states[address]
             self._due.pop(address, None)
-        self._table.unfence(address, Fence.DISCOVERY)
+        self._withheld.lift(address, Kind.SCAN_FAILED)
         if not conflict:
-            self._table.unfence(address, Fence.CONFLICT)
-        elif self._table.fence(address, Fence.CONFLICT, conflict):
-            LOG.error('Device %s of the driver %s is fenced, because %s: take '
-                      'it out of one of the two', address, name, conflict)
+            self._withheld.lift(address, Kind.CONFLICT)
+        elif self._withheld.withhold(address, Kind.CONFLICT, conflict):
+            LOG.error('Device %s of the driver %s is withheld, because %s: '
+                      'take it out of one of the two', address, name, conflict)
         self._tell(device, before)
 
     def _tell(self, device, before):
-        """One line for what is new of a device: that it is here, why it is
-        fenced, that it is not any more."""
+        """Log what changed: the device is here, is withheld, is offered again.
+        """
         address = device.address
         new = not self._once.has(('here', address))
         if new:
@@ -427,15 +430,15 @@ class Scanner:
             LOG.info('%s can be given to servers again', part)
 
     def _card_failed(self, name, address, error):
-        known = self._table.reported(address)
+        known = self._reports.reported(address)
         if known is not None and known.driver != name:
             return
         reason = f'its scan failed: {_clause(error)}'
         if self._note_due(address, name, reason):
-            LOG.error('Device %s of the driver %s is fenced: %s', address,
+            LOG.error('Device %s of the driver %s is withheld: %s', address,
                       name, error or repr(error),
                       exc_info=exception.without_sentence(error))
-        self._table.fence(address, Fence.DISCOVERY, reason)
+        self._withheld.withhold(address, Kind.SCAN_FAILED, reason)
 
     # Configuration
 
@@ -457,7 +460,7 @@ class Scanner:
         return list(self._without_effect())
 
     def _without_effect(self) -> Iterator[str]:
-        for address, names in self._table.shared.items():
+        for address, names in self._table.shared.found_twice().items():
             raise exception.ConfigurationError(
                 f'{address} is found by the drivers {" and ".join(names)} of '
                 f'[accel] enabled_drivers: disable one of the two, or narrow '
@@ -468,10 +471,11 @@ class Scanner:
             if device.health is not model.Health.GONE:
                 there.append(device)
                 seen |= device.functions()
-            conflict = self._table.fences(address).get(Fence.CONFLICT)
-            if conflict:
+            for hold in self._table.holds_of(address):
+                if hold.kind is not Kind.CONFLICT:
+                    continue
                 raise exception.ConfigurationError(
-                    f'{conflict} and found by the driver {device.driver} of '
+                    f'{hold.reason} and found by the driver {device.driver} of '
                     f'[accel] enabled_drivers: take it out of one of the two.')
         yield from self._check_sets()
         policies = handover.policies()
@@ -558,11 +562,11 @@ class Scanner:
                           f'The driver {name} looking for changes',
                           driver.fingerprint, about=(_FIND, name))
         for address, device in self._table.snapshot().items():
-            if Fence.DISCOVERY in self._table.fences(address):
+            if Kind.SCAN_FAILED in self._table.kinds(address):
                 addresses.add(address)
             elif (device.driver in self._drivers and address not in addresses
                     and device.health is not model.Health.GONE
-                    and not self._table.is_programming(address)
+                    and not self._contents.is_programming(address)
                     and not self._cards.is_busy(address)):
                 batch.add(address, f'Looking whether {address} has changed',
                           self._look_at, device, reads_health,
@@ -598,7 +602,7 @@ class Scanner:
     def look_between_servers(self, address: str) -> None:
         """Read the health of a device that a server has had, before another
         one gets it: for some kinds the only moment, because the host's driver
-        has the device. One that hangs is fenced by Cards."""
+        has the device. Cards withholds one that hangs."""
         device = self._table.snapshot().get(address)
         if (signals.is_off() or device is None
                 or device.driver not in self._drivers
@@ -668,8 +672,7 @@ class Scanner:
         limited.start(listen)
 
     def _forget_card(self, address: str) -> None:
-        """Another card may be there before a look has seen that the one from
-        before is gone."""
+        """Drop cached state: the slot may hold a different card."""
         with self._lock:
             self._states.pop(address, None)
             self._serials.pop(address, None)

@@ -153,9 +153,9 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
             change(data.inventory, data.traits, data.generation)
             return data.generation + 1
         for number in range(passes + 2):
-            found.table.adopt(dataclasses.replace(
+            found.table.adoption.adopt(dataclasses.replace(
                 driver.devices[number % size], health=model.Health.QUARANTINED,
-                reason=f'pass {number}'), found.table.ticket())
+                reason=f'pass {number}'), found.table.reports.ticket())
             began = time.process_time()
             found.update_tree(tree, 'host', inventory_tree.Placement(
                 lambda provider: False, write=write))

@@ -448,9 +448,10 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
             if now.get(region) == then.get(region) and region in then:
                 continue
             if then.get(region):
-                accelerators.inventory.table.set_loaded(*region, then[region])
+                accelerators.inventory.contents.set_loaded(
+                    *region, then[region])
             else:
-                accelerators.inventory.table.forget(*region, model.OPERATOR)
+                accelerators.inventory.contents.forget(*region, model.OPERATOR)
 
     def _forget_images(self):
         for image in self.glance.client.images.list():

@@ -301,7 +301,7 @@ class Host:
 
     def forget(self, address):
         """As if nothing had ever been programmed."""
-        self.inventory.table.forget(address, 0, model.OPERATOR)
+        self.inventory.contents.forget(address, 0, model.OPERATOR)
 
     def order_program(self, name, wanted):
         self.maintenance.program(f'{name} {wanted}')

@@ -293,7 +293,7 @@ class CleaningTest(CleaningTestCase):
         image = self.host.upload(FUNCTION)
         for operators in (True, False):
             server = self.boot(FUNCTION)
-            self.host.inventory.table.set_loaded(A, 0, dataclasses.replace(
+            self.host.inventory.contents.set_loaded(A, 0, dataclasses.replace(
                 self.host.accelerators.store.loaded()[A, 0], origin=None))
             if not operators:
                 self.host.cloud.change_image(
@@ -599,12 +599,12 @@ class ShownTest(CleaningTestCase):
 
     def test_of_a_project(self):
         """No one else sees what it was."""
-        table = self.host.inventory.table
+        contents = self.host.inventory.contents
         address, = self.host.inventory.devices
-        table.set_loaded(address, 0, model.Loaded(
+        contents.set_loaded(address, 0, model.Loaded(
             plain(FUNCTION), None, None, '', 'a project'))
-        with table.returning(address, 0):
-            self.assertEqual({}, table.all_returning())
+        with contents.returning(address, 0):
+            self.assertEqual({}, contents.all_returning())
 
     def test_function_of_the_operator(self):
         """A server that asks for it is sent there."""
@@ -660,7 +660,7 @@ class ShownTest(CleaningTestCase):
         self.host.cloud.stop_guest(server, undefine=True)
         self.host.cloud.allocate(server, None)
         self.host.holdings.releasing(claims)
-        self.host.inventory.table.begin(A, 0, model.OPERATOR)
+        self.host.inventory.contents.begin(A, 0, model.OPERATOR)
         self.restart()
         self.host.report()
         self.assertEqual({'function': False, 'programmable': True,

@@ -32,8 +32,8 @@ class GoneTest(base.HostTestCase):
         """It says nothing: a later one has found the card."""
         self.start_host({'address': A})
         table = self.host.inventory.table
-        ticket = table.ticket()
+        ticket = table.reports.ticket()
         self.host.inventory.scanner.scan()
-        table.gone(A, 'dfl', ticket)
+        table.adoption.gone(A, 'dfl', ticket)
         self.assertIsNot(model.Health.GONE,
                          self.host.inventory.devices[A].health)

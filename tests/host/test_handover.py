@@ -878,7 +878,7 @@ class ClosedMailboxTest(MailboxTestCase):
         close = self.host.kernel.close_mailbox
 
         def closes(*args):
-            self.host.inventory.table.invalidate(self.MANAGEMENT)
+            self.host.inventory.table.reports.invalidate(self.MANAGEMENT)
             close(*args)
         self.host.kernel.close_mailbox = closes
         self.host.inventory.scanner.scan()

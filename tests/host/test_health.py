@@ -257,8 +257,8 @@ class SingleTest(HealthTestCase):
         self.look(**{ONE: HALF, TWO: HALF})
         self.assertEqual({ONE: 'suspect', TWO: 'suspect', THREE: 'ok'},
                          self.states())
-        self.assertIn('2 devices of the driver pci would be fenced, all since '
-                      'the last look', self.log.output)
+        self.assertIn('2 devices of the driver pci would be withheld, all '
+                      'since the last look', self.log.output)
         self.assertEqual((0, 1), self.shown()[1])
 
     def test_kernel_says(self):

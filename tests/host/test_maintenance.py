@@ -148,7 +148,7 @@ class CleanDiskTest(OrderTestCase):
     def test_other_reasons_stay_reasons(self):
         """A device that is disabled, and fenced as well."""
         self.host.disable(DISK)
-        self.host.inventory.fence_in_guests({DISK: 'strange'})
+        self.host.inventory.withhold_in_guests({DISK: 'strange'})
         self.assertIn('a guest has', self.refused('clean', DISK))
         self.assertKept()
 

@@ -333,7 +333,7 @@ class OtherDriverTest(TestCase):
         find = self.drivers['vgpu'].find
 
         def late():
-            self.until(lambda: A in self.inventory.table.shared)
+            self.until(lambda: A in self.inventory.table.shared.found_twice())
             return find()
         self.drivers['vgpu'].find = late
         self.simulated.kernel.set_numvfs(A, 0)

@@ -280,7 +280,7 @@ class GuardTest(Base):
                  if h.address == vf(B)]
         self.host.cloud.detach(server, [lost])
         # what the host believes of the card in the guest is wrong
-        self.host.inventory.table.forget(A, 0, None)
+        self.host.inventory.contents.forget(A, 0, None)
         self.host.reconciler.run()
         self.assertHas(server, vf(A), vf(B))
         self.assertEqual(
@@ -449,7 +449,7 @@ class OwnersTest(Base):
         self.assertIsNotNone(mine)
 
     def test_what_did_not_touch_the_card(self):
-        self.host.inventory.table.begin(A, 0, model.OPERATOR)
+        self.host.inventory.contents.begin(A, 0, model.OPERATOR)
         error = self.boot_by_owner(A)
         self.assertIsInstance(error, exception.AcceleratorError)
         self.assertTrue(error.elsewhere)

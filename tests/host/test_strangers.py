@@ -138,8 +138,7 @@ class PurgedTest(base.HostTestCase):
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
 
     def test_content_is_not_known(self):
-        table = self.host.inventory.table
-        table.set_loaded(A, 0, dataclasses.replace(
+        self.host.inventory.contents.set_loaded(A, 0, dataclasses.replace(
             self.host.accelerators.store.loaded()[A, 0], content=''))
         self.host.delete(self.mine)
         self.assertEqual([], self.programmed)

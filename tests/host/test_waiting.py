@@ -147,7 +147,7 @@ class RegionTest(base.HostTestCase):
         mine = self.boot(2, base.asks(FUNCTION))
         self.host.cloud.stop_guest(mine, undefine=True)
         self.hang()
-        self.host.inventory.table.forget(A, 2, model.OPERATOR)
+        self.host.inventory.contents.forget(A, 2, model.OPERATOR)
         began = time.monotonic()
         error = self.assertRaises(exception.DeviceTimeout,
                                   self.host.start_guest, mine)

@@ -1,18 +1,18 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Fences of devices, and which card is at an address, without drivers."""
+"""Holds of devices, and which card is at an address, without drivers."""
 
 import ddt
 import testtools
 
 from nova_accel.inventory import devices
-from nova_accel.inventory import fences
+from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel.store import claim_store
 from tests.unit import test_identity
 from tests.unit.host import A, B
 
-Fence = fences.Fence
+Kind = holds.Kind
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
 
 
@@ -24,18 +24,21 @@ class TableTestCase(testtools.TestCase):
         self.table = devices.DeviceTable(self.store, ['nvme'])
 
     def adopt(self, address, serial='', **more):
-        self.assertTrue(self.table.adopt(
+        self.assertTrue(self.table.adoption.adopt(
             test_identity.device(address, serial, **more),
-            self.table.ticket()))
-        self.table.save()
+            self.table.reports.ticket()))
+        self.table.reports.save()
+
+    def kinds(self, address=A):
+        return [hold.kind for hold in self.table.holds_of(address)]
 
     def goes(self, address):
-        self.table.gone(address, 'nvme', self.table.ticket())
-        self.table.save()
+        self.table.adoption.gone(address, 'nvme', self.table.reports.ticket())
+        self.table.reports.save()
 
 
 @ddt.ddt
-class FenceTest(TableTestCase):
+class HoldTest(TableTestCase):
 
     def disable(self, reason='hot'):
         self.store.disable(model.Disabled(A, '', reason, 'now'))
@@ -46,62 +49,62 @@ class FenceTest(TableTestCase):
     def claim(self, **of):
         self.store.add([test_identity.claim(**of)])
 
-    def fence(self):
-        self.table.fence(A, Fence.GUEST, 'a guest has it')
+    def withhold(self):
+        self.table.withheld.withhold(A, Kind.IN_GUEST, 'a guest has it')
 
     @ddt.unpack
     @ddt.data(
         ([], []),
-        (['disable'], [Fence.DISABLED]),
-        (['disable', 'fence'], [Fence.GUEST, Fence.DISABLED]),
-        (['unsettle', 'disable'], [Fence.UNSETTLED, Fence.DISABLED]))
-    def test_causes(self, steps, causes):
+        (['disable'], [Kind.DISABLED]),
+        (['disable', 'withhold'], [Kind.IN_GUEST, Kind.DISABLED]),
+        (['unsettle', 'disable'], [Kind.OWNER_UNKNOWN, Kind.DISABLED]))
+    def test_kinds(self, steps, kinds):
         self.adopt(A)
         for step in steps:
             getattr(self, step)()
-        self.assertEqual(causes, [*self.table.fences(A)])
-        self.assertEqual(causes == [Fence.DISABLED],
-                         self.table.is_only_disabled(A))
+        self.assertEqual(kinds, self.kinds())
+        self.assertEqual({*kinds}, self.table.kinds(A))
         found = self.table.snapshot()[A]
-        self.assertEqual(QUARANTINED if causes else OK, found.health)
-        self.assertEqual('; '.join(self.table.fences(A).values()),
-                         found.reason)
+        self.assertEqual(QUARANTINED if kinds else OK, found.health)
+        self.assertEqual(
+            '; '.join(hold.reason for hold in self.table.holds_of(A)),
+            found.reason)
 
     def test_whose_it_is_comes_first(self):
         self.adopt(A, foreign='it has ext4')
-        self.assertEqual({Fence.FOREIGN: 'it has ext4'}, self.table.fences(A))
+        self.assertEqual((holds.Hold(Kind.FOREIGN, A, 'it has ext4'),),
+                         self.table.holds_of(A))
         self.unsettle()
-        self.assertEqual([Fence.UNSETTLED], [*self.table.fences(A)])
+        self.assertEqual([Kind.OWNER_UNKNOWN], self.kinds())
         self.claim(serial='', ids='1234:5679')
-        self.assertEqual([Fence.MISPLACED], [*self.table.fences(A)])
+        self.assertEqual([Kind.MISPLACED], self.kinds())
 
     def test_of_a_server(self):
         self.adopt(A, foreign='it has ext4')
         self.claim(serial='')
-        self.assertEqual({}, self.table.fences(A))
+        self.assertEqual([], self.kinds())
         self.assertIs(OK, self.table.snapshot()[A].health)
 
     def test_nothing_is_said_of_what_is_not_there(self):
         self.disable()
-        self.assertEqual({}, self.table.fences(A))
-        self.assertFalse(self.table.is_only_disabled(A))
+        self.assertEqual([], self.kinds())
 
     def test_of_a_product(self):
         """The word stays with the device that was taken out."""
         self.adopt(A, ids='1234:0001')
         self.disable()
-        for ids, causes in (('1234:0001', [Fence.DISABLED]),
-                            ('1234:0002', []),
-                            ('1234:0001', [Fence.DISABLED])):
+        for ids, kinds in (('1234:0001', [Kind.DISABLED]),
+                           ('1234:0002', []),
+                           ('1234:0001', [Kind.DISABLED])):
             self.adopt(A, ids=ids)
-            self.assertEqual(causes, [*self.table.fences(A)])
+            self.assertEqual(kinds, self.kinds())
         self.store.enable(self.store.disabled())
-        self.assertEqual({}, self.table.fences(A))
+        self.assertEqual([], self.kinds())
 
     def test_a_defect_beside_it(self):
         self.adopt(A, health=QUARANTINED, reason='it is hot')
         self.disable()
-        self.assertFalse(self.table.is_only_disabled(A))
+        self.assertEqual({Kind.UNUSABLE, Kind.DISABLED}, self.table.kinds(A))
         self.assertEqual('it is hot; the operator has disabled it',
                          self.table.snapshot()[A].reason)
 
@@ -148,42 +151,42 @@ class PlaceTest(TableTestCase):
         self.goes(A)
         self.adopt(A)
         self.assertEqual({A: 'a'}, dict(self.store.serials()))
-        self.assertEqual((), self.table.record_of('a'))
+        self.assertEqual((), self.table.adoption.record_of('a'))
         again = devices.DeviceTable(self.store, ['nvme'])
-        self.assertEqual((), again.record_of('a'))
+        self.assertEqual((), again.adoption.record_of('a'))
 
     def test_does_not_tell_its_number_any_more(self):
         """What it may have of a server it has still."""
         self.store.settle(todo=[model.Unsettled(serial='a')])
         self.adopt(A)
-        self.assertEqual([Fence.UNSETTLED], [*self.table.fences(A)])
+        self.assertEqual([Kind.RETURNED], self.kinds())
         self.adopt(A, 'b')
-        self.assertEqual({}, self.table.fences(A))
+        self.assertEqual([], self.kinds())
         self.adopt(B, 'a')
-        self.assertEqual([Fence.UNSETTLED], [*self.table.fences(B)])
+        self.assertEqual([Kind.RETURNED], self.kinds(B))
         self.adopt(B)
         self.store.settle(self.store.unsettled())
-        self.assertEqual({}, self.table.fences(B))
+        self.assertEqual([], self.kinds(B))
         self.assertEqual(frozenset(), self.store.unsettled())
 
     def test_known_only_to_the_store(self):
         self.goes(A)
         self.table.remove(A)
-        self.assertEqual(self.CARD, self.table.record_of('a'))
+        self.assertEqual(self.CARD, self.table.adoption.record_of('a'))
         self.adopt(B, 'a')
         self.assertEqual({B: 'a'}, dict(self.store.serials()))
 
     def test_another_card_came_meanwhile(self):
         self.goes(A)
         self.adopt(A, 'b')
-        self.assertEqual(self.CARD, self.table.record_of('a'))
-        self.assertEqual((), self.table.record_of('b'))
+        self.assertEqual(self.CARD, self.table.adoption.record_of('a'))
+        self.assertEqual((), self.table.adoption.record_of('b'))
 
     def test_record_follows(self):
         self.store.settle(todo=[model.Unsettled(serial='a')])
         self.goes(A)
         self.adopt(B, 'a', record=(('firmware', '2'),))
-        self.assertEqual(self.CARD, self.table.reported(B).record)
+        self.assertEqual(self.CARD, self.table.reports.reported(B).record)
 
     def test_two_with_one_number(self):
         self.adopt(B, 'a')

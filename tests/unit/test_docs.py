@@ -5,7 +5,7 @@ A docstring ``<operation>: <what happens>`` of such a test, or of a step_...()
 of one, is a row of the table in docs/source/operations.rst, word for word.
 ``python -m tests.unit.test_docs`` prints the rows that the table lacks.
 
-The glossary has the words of the code, and the causes of fences.
+The glossary has the words of the code.
 
 The pictures are those that docs/pictures.py draws. Each file of the tests that
 is not Python has an origin.
@@ -18,7 +18,6 @@ import re
 
 import testtools
 
-from nova_accel.inventory import fences
 from tests.nova import suites
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -102,11 +101,6 @@ class GlossaryTest(testtools.TestCase):
 
     PAGE = (ROOT / 'docs/source/contributor/glossary.rst').read_text()
 
-    def test_all_causes_of_fences(self):
-        rows = re.findall(r'^         \* - (.*)$', self.PAGE, re.MULTILINE)
-        self.assertEqual([cause.value for cause in fences.Fence],
-                         ', '.join(rows).split(', '))
-
     def test_each_word_is_of_several_rooms(self):
         """A word of one module is defined there."""
         rooms = [(path.relative_to(ROOT).parts[1], path.read_text().lower())
@@ -142,7 +136,7 @@ class RoomsTest(testtools.TestCase):
     def test_each_module_is_named(self):
         page = (ROOT / 'docs/source/contributor/architecture.rst').read_text()
         # the parts of devices.py are named beside it
-        parts = 'state', 'fences', 'contents', 'adoption'
+        parts = 'reports', 'withheld', 'contents', 'shared', 'adoption'
         self.assertEqual([], [
             f'{room}/{path.name}'
             for room in ('scheduler', 'virt', 'attach', 'inventory', 'store')

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The type of holds, and the table of their kinds."""
 
+import pathlib
 import re
 
 import ddt
@@ -9,6 +10,7 @@ import testtools
 from nova_accel.inventory import holds
 from nova_accel import model
 
+PAGE = pathlib.Path(__file__).parents[2] / 'docs/source/operate/withheld.rst'
 A, B = '0000:3b:00.0', '0000:5e:00.0'
 ONE, OTHER = (model.AttachHandle(model.HandleType.PCI, f'0000:3b:00.{n}')
               for n in (1, 2))
@@ -41,6 +43,9 @@ class TableTest(testtools.TestCase):
               kind.lifted_by] for kind in Kind],
             [[name, scope, by] for name, scope, _, by
              in table(holds.__doc__)])
+
+    def test_the_page_has_the_same_table(self):
+        self.assertEqual(table(holds.__doc__), table(PAGE.read_text()))
 
     def test_only_suspect_devices_are_given(self):
         self.assertEqual(

@@ -111,7 +111,7 @@ class FailuresTest(ScannerTestBase):
         for _ in range(3):
             self.look()
         self.assertNotIn('0000:04:00.0', self.inventory.devices)
-        self.assertEqual(1, logged.output.count('is fenced'))
+        self.assertEqual(1, logged.output.count('is withheld'))
         self.driver.trouble.clear()
         self.look()
         self.assertEqual(OK, self.health('0000:04:00.0'))
@@ -149,14 +149,14 @@ class HangingTest(ScannerTestBase):
         """Its thread says so before it is told that it hangs."""
         self.inventory.scanner.scan()
         hangs = self.hang(self.driver, 'examine', B)
-        fence = self.inventory.table.fence
+        withhold = self.inventory.table.withheld.withhold
 
-        def late(address, cause, why):
+        def late(address, kind, why):
             hangs.set()
             self.wait_for(lambda: not self.inventory.cards.is_busy(B))
-            return fence(address, cause, why)
+            return withhold(address, kind, why)
         self.useFixture(fixtures.MockPatchObject(
-            self.inventory.table, 'fence', late))
+            self.inventory.table.withheld, 'withhold', late))
         self.inventory.scanner.scan()
         self.driver.trouble.clear()
         self.inventory.scanner.scan()
@@ -235,7 +235,7 @@ class HangingTest(ScannerTestBase):
         self.inventory.scanner.scan()
         hangs = threading.Event()
         self.addCleanup(hangs.set)
-        self.inventory.table.begin(A, 0, model.OPERATOR)
+        self.inventory.contents.begin(A, 0, model.OPERATOR)
         self.assertRaises(
             exception.DeviceTimeout, self.inventory.cards.call, A,
             'Programming', hangs.wait, seconds=0.05)
@@ -492,10 +492,10 @@ class ContentTest(ScannerTestBase):
         self.inventory.scanner.scan()
 
     def program(self):
-        self.inventory.table.begin(A, 0, model.OPERATOR)
+        self.inventory.contents.begin(A, 0, model.OPERATOR)
         self.driver.devices = (dataclasses.replace(
             fpga(A)).with_region(0, function_uuid='c' * 32),)
-        self.inventory.table.programmed(A, 0, loaded())
+        self.inventory.contents.programmed(A, 0, loaded())
 
     def test_programmed(self):
         self.assertEqual(self.READ, self.content())
@@ -507,7 +507,7 @@ class ContentTest(ScannerTestBase):
 
     def test_killed_while_it_is_programmed(self):
         self.program()
-        self.inventory.table.begin(A, 0, model.OPERATOR)
+        self.inventory.contents.begin(A, 0, model.OPERATOR)
         self.assertEqual(self.UNKNOWN, self.content())
         again = self.make()
         again.scanner.scan()
@@ -517,15 +517,15 @@ class ContentTest(ScannerTestBase):
     def test_look_that_ends_while_it_is_programmed(self):
         """It began before, and the card may not answer it."""
         table = self.inventory.table
-        ticket = table.ticket()
-        table.begin(A, 0, model.OPERATOR)
-        self.assertFalse(table.adopt(dataclasses.replace(
+        ticket = table.reports.ticket()
+        table.contents.begin(A, 0, model.OPERATOR)
+        self.assertFalse(table.adoption.adopt(dataclasses.replace(
             fpga(A), health=QUARANTINED, reason='no answer'), ticket))
         self.assertIs(OK, self.health(A))
 
     def test_failed(self):
         for report, content in ((False, self.UNKNOWN), (True, self.READ)):
-            self.inventory.table.begin(A, 0, model.OPERATOR)
+            self.inventory.contents.begin(A, 0, model.OPERATOR)
             self.inventory.programming_failed(A, 0, report=report)
             self.inventory.scanner.scan()
             self.assertEqual(content, self.content())
@@ -538,16 +538,16 @@ class ContentTest(ScannerTestBase):
 
     def test_guest_may_have_changed_it(self):
         self.program()
-        self.inventory.table.forget(A, 0, model.OPERATOR)
+        self.inventory.contents.forget(A, 0, model.OPERATOR)
         self.assertEqual(self.UNKNOWN, self.content())
         self.inventory.scanner.scan(addresses=[A])
         self.assertEqual(('c' * 32, None, False), self.content())
 
     def program_from(self, origin):
-        self.inventory.table.begin(A, 0, origin)
+        self.inventory.contents.begin(A, 0, origin)
         self.driver.devices = (fpga(A).with_region(
             0, function_uuid='c' * 32),)
-        self.inventory.table.programmed(A, 0, dataclasses.replace(
+        self.inventory.contents.programmed(A, 0, dataclasses.replace(
             loaded(), origin=origin))
 
     def test_origin(self):
@@ -559,7 +559,7 @@ class ContentTest(ScannerTestBase):
         # a guest could change it
         for origin in (PROJECT, None, model.OPERATOR):
             self.program_from(model.OPERATOR)
-            self.inventory.table.forget(A, 0, origin)
+            self.inventory.contents.forget(A, 0, origin)
             self.assertOrigin(origin)
             self.inventory.scanner.scan(addresses=[A])
             self.assertEqual('c' * 32, self.content()[0])
@@ -578,17 +578,17 @@ class ContentTest(ScannerTestBase):
                 (model.OPERATOR, None, model.SOME_PROJECT)):
             for report in (False, True):
                 self.program_from(model.OPERATOR)
-                self.inventory.table.forget(A, 0, before)
-                self.inventory.table.begin(A, 0, image)
+                self.inventory.contents.forget(A, 0, before)
+                self.inventory.contents.begin(A, 0, image)
                 # and where nova-compute is killed now
                 self.assertOrigin(expected)
                 self.inventory.programming_failed(A, 0, report=report)
                 self.inventory.scanner.scan()
                 self.assertOrigin(expected)
                 # the next one begins as the last one ended
-                self.inventory.table.begin(A, 0, model.OPERATOR)
+                self.inventory.contents.begin(A, 0, model.OPERATOR)
                 self.assertOrigin(expected)
-                self.inventory.table.programmed(A, 0, dataclasses.replace(
+                self.inventory.contents.programmed(A, 0, dataclasses.replace(
                     loaded(), origin=model.OPERATOR))
                 self.assertOrigin(model.OPERATOR)
 
@@ -609,33 +609,33 @@ class ContentTest(ScannerTestBase):
             i.devices[A].region(0).origin for i in (self.inventory, again)])
 
     def test_found_to_be_there(self):
-        self.inventory.table.set_loaded(A, 0, loaded('b' * 32))
+        self.inventory.contents.set_loaded(A, 0, loaded('b' * 32))
         self.assertEqual(('b' * 32, 'new', True), self.content())
 
     def test_illegal_transitions(self):
-        ended = ((self.inventory.table.programmed, A, 0, loaded()),
+        ended = ((self.inventory.contents.programmed, A, 0, loaded()),
                  (self.inventory.programming_failed, A, 0, True))
         for call in ended:
             self.assertRaises(exception.IllegalTransition, *call)
-        self.inventory.table.begin(A, 0, model.OPERATOR)
-        for call in ((self.inventory.table.begin, A, 0, None),
-                     (self.inventory.table.forget, A, 0, None),
-                     (self.inventory.table.set_loaded, A, 0, loaded())):
+        self.inventory.contents.begin(A, 0, model.OPERATOR)
+        for call in ((self.inventory.contents.begin, A, 0, None),
+                     (self.inventory.contents.forget, A, 0, None),
+                     (self.inventory.contents.set_loaded, A, 0, loaded())):
             self.assertRaises(exception.IllegalTransition, *call)
         self.assertRaises(exception.DeviceUnavailable,
-                          self.inventory.table.begin, A, 7, None)
+                          self.inventory.contents.begin, A, 7, None)
 
     def test_store_that_cannot_be_written(self):
         error = exception.AcceleratorsUnavailable('The disk is full.')
         self.store.error = 'set_loaded', error
         self.assertRaises(exception.AcceleratorsUnavailable,
-                          self.inventory.table.begin, A, 0, None)
+                          self.inventory.contents.begin, A, 0, None)
         self.assertEqual(self.READ, self.content())
         self.store.error = None
-        self.inventory.table.begin(A, 0, model.OPERATOR)
+        self.inventory.contents.begin(A, 0, model.OPERATOR)
         self.store.error = 'set_loaded', error
         self.assertRaises(exception.AcceleratorsUnavailable,
-                          self.inventory.table.programmed, A, 0, loaded())
+                          self.inventory.contents.programmed, A, 0, loaded())
         self.store.error = None
         self.assertEqual(self.UNKNOWN, self.content())
         self.assertEqual(self.UNKNOWN, self.content(self.make()))
@@ -657,18 +657,18 @@ class ContentTest(ScannerTestBase):
         scan = threading.Thread(target=self.inventory.scanner.scan)
         scan.start()
         self.wait_for(lambda: self.driver.count('examine', A) == 2)
-        self.inventory.table.begin(A, 0, model.OPERATOR)
-        self.inventory.table.programmed(A, 0, loaded())
+        self.inventory.contents.begin(A, 0, model.OPERATOR)
+        self.inventory.contents.programmed(A, 0, loaded())
         hangs.set()
         scan.join(30)
         self.assertEqual(self.KNOWN, self.content())
 
     def test_card_is_looked_at_after_its_programming(self):
         """What a scan left out meanwhile."""
-        self.inventory.table.begin(A, 0, model.OPERATOR)
+        self.inventory.contents.begin(A, 0, model.OPERATOR)
         self.driver.devices = (fpga(A, regions=2),)
         self.inventory.scanner.scan()
-        self.inventory.table.programmed(A, 0, loaded('b' * 32))
+        self.inventory.contents.programmed(A, 0, loaded('b' * 32))
         self.assertEqual(1, len(self.inventory.devices[A].regions))
         self.look()
         self.assertEqual(2, len(self.inventory.devices[A].regions))

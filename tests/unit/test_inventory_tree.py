@@ -259,7 +259,7 @@ class TreeTest(InventoryTestBase):
         self.assertNotIn(naming.PROGRAMMABLE, traits())
         self.store.remove([claim])
         self.assertIn(naming.PROGRAMMABLE, traits())
-        self.inventory.table.set_loaded(A, 0, loaded('b' * 32))
+        self.inventory.contents.set_loaded(A, 0, loaded('b' * 32))
         self.assertIn('CUSTOM_FPGA_FUNCTION_NAME_NEW', traits())
 
 

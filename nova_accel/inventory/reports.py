@@ -1,0 +1,158 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What drivers reported last of the devices, in memory and in the store.
+
+=================  =======================================  ==================
+a report           comes by                                 goes by
+=================  =======================================  ==================
+of a device that   put() of Adoption.adopt()                put()
+is here
+of one that is     put() of Adoption.gone()                 put(): it is back;
+GONE                                                        remove()
+=================  =======================================  ==================
+
+A scan takes a ticket() before it begins. Its result is discarded if the card
+was scanned or changed meanwhile: invalidate().
+
+The lock and the generation are those of all parts of the device table
+(inventory.devices): each part changes only while it holds the lock, and then
+calls changed().
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import itertools
+
+from nova_accel import exception
+from nova_accel import locks
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel.store import claim_store
+
+LOG = logging.getLogger(__name__)
+
+
+class Reports:
+
+    def __init__(self, store: claim_store.ClaimStore):
+        """:raises AcceleratorsUnavailable: the store cannot be read."""
+        self._store = store
+        #: held while any part of the device table is read or changed
+        self.lock = locks.Lock('devices', reentrant=True)
+        #: held while the store is written, always taken before lock
+        self.writing = locks.Lock('changes', reentrant=True)
+        self._devices: dict[str, model.Device] = dict(store.devices())
+        self._saved = dict(self._devices)
+        self._once = logging.Once()
+        self._clock = itertools.count(1)
+        #: address -> ticket of the newest scan or change that counts
+        self._since: dict[str, int] = {}
+        self._generation = 0
+
+    @property
+    def generation(self) -> int:
+        """The number of changes so far, of all parts."""
+        with self.lock:
+            return self._generation
+
+    def changed(self) -> None:
+        """Count a change."""
+        with self.lock:
+            self._generation += 1
+
+    @property
+    def devices(self) -> Mapping[str, model.Device]:
+        """The reports by address; only for those who hold the lock."""
+        return self._devices
+
+    def reported(self, address: str) -> model.Device | None:
+        """Return the last report of a device, for its driver's next scan."""
+        with self.lock:
+            return self._devices.get(address)
+
+    def is_present(self, address: str) -> bool:
+        device = self.reported(address)
+        return device is not None and device.health is not model.Health.GONE
+
+    def of_driver(self, name: str) -> list[str]:
+        """Return the addresses of a driver's devices that are not gone."""
+        with self.lock:
+            return [a for a, d in self._devices.items() if d.driver == name
+                    and d.health is not model.Health.GONE]
+
+    def put(self, device: model.Device) -> None:
+        """Replace the report of a device."""
+        with self.lock:
+            self._devices[device.address] = device
+            self.changed()
+
+    def set_mark(self, address: str, signal: str, is_so: bool) -> None:
+        """Note durably whether a device has one of Device.marks."""
+        with self.lock:
+            device = self._devices.get(address)
+            if device is None or (signal in device.marks) == is_so:
+                return
+            now = {*device.marks, signal} if is_so else (
+                {*device.marks} - {signal})
+            self.put(dataclasses.replace(device, marks=tuple(sorted(now))))
+        self.save()
+
+    def remove(self, address: str) -> None:
+        """Forget a device that is gone and has neither claims nor providers.
+
+        :raises IllegalTransition: it is not gone.
+        """
+        with self.lock:
+            device = self._devices.get(address)
+            if device is None:
+                return
+            if device.health is not model.Health.GONE:
+                raise exception.IllegalTransition(
+                    f'{address} cannot be removed, because it is '
+                    f'{device.health.value}.')
+            del self._devices[address]
+            self.changed()
+
+    def ticket(self) -> int:
+        """Return the ticket of a scan that begins now."""
+        with self.lock:
+            return next(self._clock)
+
+    def invalidate(self, address: str) -> None:
+        """Discard results of scans of this card that began before now."""
+        with self.lock:
+            self._since[address] = next(self._clock)
+
+    def note_scan(self, address: str, ticket: int) -> None:
+        """Discard results of scans of this card that are older than this one.
+        """
+        with self.lock:
+            self._since[address] = ticket
+
+    def is_stale(self, address: str, ticket: int) -> bool:
+        """Return whether the result of a scan must be discarded."""
+        with self.lock:
+            return ticket < self._since.get(address, 0)
+
+    def was_scanned(self, address: str) -> bool:
+        """Return whether this process has scanned or changed the card."""
+        with self.lock:
+            return address in self._since
+
+    def save(self) -> None:
+        """Write the reports to the store if they have changed.
+
+        An error is logged, and the next call tries again.
+        """
+        with self.writing:
+            with self.lock:
+                devices = dict(self._devices)
+            if devices == self._saved:
+                return
+            try:
+                self._store.set_devices(devices)
+            except exception.AcceleratorError as error:
+                self._once.say(('store',), LOG.error, 'What the drivers '
+                               'found is not written down: %s', error)
+                return
+            self._saved = devices
+            self._once.forget('store')

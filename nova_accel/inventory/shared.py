@@ -1,0 +1,99 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Devices, and functions of devices, that several drivers find.
+
+===================  =======================================  ================
+a device is          comes by                                 goes by
+===================  =======================================  ================
+found by two         note(): a later driver finds it, too     gone()
+drivers
+withheld (SHARED)    check(): another driver has one of its   check()
+                     functions
+===================  =======================================  ================
+"""
+
+from collections.abc import Iterable
+
+from nova_accel.inventory import holds
+from nova_accel.inventory import reports as device_reports
+from nova_accel.inventory import withheld as device_holds
+from nova_accel import log as logging
+from nova_accel import model
+
+LOG = logging.getLogger(__name__)
+
+
+class Shared:
+
+    def __init__(self, reports: device_reports.Reports,
+                 withheld: device_holds.Withheld, order: Iterable[str]):
+        """
+        :param order: names of the drivers; an earlier one has precedence.
+        """
+        self._reports = reports
+        self._withheld = withheld
+        self._order = {name: number for number, name in enumerate(order)}
+        #: address -> the two drivers that find it
+        self._found: dict[str, tuple[str, str]] = {}
+
+    def found_twice(self) -> dict[str, tuple[str, str]]:
+        """Return address -> the drivers that both find it, the owner first."""
+        with self._reports.lock:
+            return dict(self._found)
+
+    def owner(self, address: str, one: str, other: str) -> str:
+        """Return which of two drivers that find a device has it."""
+        owner, loser = sorted((one, other), key=self._rank)
+        with self._reports.lock:
+            if self._found.get(address) != (owner, loser):
+                self._found[address] = owner, loser
+                LOG.error('Device %s is found by the drivers %s and %s; the '
+                          'first has it', address, owner, loser)
+        return owner
+
+    def gone(self, address: str) -> str:
+        """Forget a device that its owner does not find any more.
+
+        :returns: the other driver that found it; '' without one.
+        """
+        with self._reports.lock:
+            return self._found.pop(address, ('', ''))[1]
+
+    def _rank(self, driver: str) -> int:
+        return self._order.get(driver, len(self._order))
+
+    def check(self) -> None:
+        """Withhold devices with functions of other drivers' devices.
+
+        A driver has the device that it finds and the functions in its slot.
+        Any other function belongs to the first driver that uses it.
+        """
+        with self._reports.lock:
+            present = [d for d in self._reports.devices.values()
+                       if d.health is not model.Health.GONE]
+            present.sort(key=lambda d: self._rank(d.driver))
+            owners = {d.address: d.driver for d in present}
+            for device in present:
+                slot = device.address.rpartition('.')[0]
+                for function in device.functions():
+                    if function.rpartition('.')[0] == slot:
+                        owners.setdefault(function, device.driver)
+            for device in present:
+                self._check(device, owners)
+
+    def _check(self, device: model.Device, owners: dict[str, str]) -> None:
+        """:param owners: function -> driver; gets those of the device."""
+        functions = device.functions()
+        others = sorted({owners.get(f, device.driver)
+                         for f in functions} - {device.driver})
+        if not others:
+            owners.update(dict.fromkeys(functions, device.driver))
+            self._withheld.lift(device.address, holds.Kind.SHARED)
+            return
+        both = min(f for f in functions if owners.get(f) == others[0])
+        if self._withheld.withhold(device.address, holds.Kind.SHARED,
+                                   f'the driver {others[0]} has {both}'):
+            LOG.error('Device %s of the driver %s is withheld, because '
+                      'the driver %s has %s of it as well: disable '
+                      'one of the two, or narrow the rules of '
+                      '[accel] pci_devices', device.address,
+                      device.driver, others[0], both)

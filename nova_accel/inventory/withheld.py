@@ -1,0 +1,76 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Holds that nova-compute sets and lifts while it runs: in memory only.
+
+=================  ===================  =======================================
+a hold             comes by             goes by
+=================  ===================  =======================================
+of a kind          withhold()           lift(); drop(): the device is removed
+SUSPECT            set_suspects()       set_suspects()
+=================  ===================  =======================================
+
+A device has at most one hold of each kind.
+"""
+
+from nova_accel.inventory import holds
+from nova_accel.inventory import reports as device_reports
+from nova_accel import text
+
+
+class Withheld:
+
+    def __init__(self, reports: device_reports.Reports):
+        self._reports = reports
+        self._holds: dict[str, dict[holds.Kind, holds.Hold]] = {}
+        self._suspects: dict[str, holds.Hold] = {}
+
+    def withhold(self, address: str, kind: holds.Kind, reason: str) -> bool:
+        """Withhold a device from all servers.
+
+        :param reason: one clause.
+        :returns: whether the kind or the reason is new.
+        """
+        with self._reports.lock:
+            if self._reports.reported(address) is None:
+                return False
+            mine = self._holds.setdefault(address, {})
+            hold = holds.Hold(kind, address, reason, since=text.now())
+            if mine.get(kind) == hold:
+                return False
+            mine[kind] = hold
+            self._reports.changed()
+            return True
+
+    def lift(self, address: str, kind: holds.Kind) -> None:
+        """Offer a device again, as far as this kind is concerned."""
+        with self._reports.lock:
+            if self._holds.get(address, {}).pop(kind, None):
+                self._reports.changed()
+
+    def drop(self, address: str) -> None:
+        """Forget the holds of a device that is removed."""
+        with self._reports.lock:
+            if self._holds.pop(address, None):
+                self._reports.changed()
+
+    def set_suspects(self, suspects: dict[str, str]) -> None:
+        """Make these devices, and no others, the last choice for servers.
+
+        :param suspects: address -> why, one clause.
+        """
+        with self._reports.lock:
+            now = {address: holds.Hold(holds.Kind.SUSPECT, address, reason,
+                                       since=text.now())
+                   for address, reason in suspects.items()}
+            if now != self._suspects:
+                self._suspects = {
+                    address: self._suspects[address]
+                    if self._suspects.get(address) == hold else hold
+                    for address, hold in now.items()}
+                self._reports.changed()
+
+    def of(self, address: str) -> list[holds.Hold]:
+        """Return the holds of a device."""
+        with self._reports.lock:
+            suspect = self._suspects.get(address)
+            return [*self._holds.get(address, {}).values(),
+                    *([suspect] if suspect else [])]
