@@ -37,7 +37,6 @@ ORDER = (
     'ordered',     # attach.programming: regions that the operator programs
     'reporting',   # Nova's resource tracker: COMPUTE_RESOURCE_SEMAPHORE
     'background',  # host.limited: one piece of work at a time
-    'names',       # attach.names
     'scan',        # inventory.scanner
     'inventory',   # inventory: what providers are made of
     'cards',       # inventory.cards: calls of drivers

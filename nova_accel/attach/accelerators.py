@@ -23,7 +23,6 @@ from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import handles
 from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import names as function_names
 from nova_accel.attach import orders
 from nova_accel.attach import plan
 from nova_accel.attach import plugs
@@ -63,9 +62,8 @@ class Accelerators:
         self.holdings = server_holdings.Holdings(store)
         self._cloud = cloud
         self.publisher = publishing.Publisher(inventory, cloud)
-        self.names = function_names.Names(inventory, self.publisher, cloud)
         self.programming = programming.Programming(
-            inventory, self.holdings, cloud, self.publisher, self.names)
+            inventory, self.holdings, cloud, self.publisher)
         regions = cleaning.Regions(inventory, self.programming)
         self.device_handles = handles.Handles(
             inventory, self.holdings, cloud, regions)

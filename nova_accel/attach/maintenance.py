@@ -176,15 +176,18 @@ class Maintenance:
         except (exception.ProgrammingFailed, exception.DeviceError) as error:
             programming.note_handover(device, region, 'none', str(error))
             raise
+        done = ('is programmed with' if region.programmable
+                else 'already has the function of')
         programming.note_handover(
-            device, region, f'programmed with image {image}', 'ordered')
+            device, region, f'{done.removeprefix("is ")} image {image}',
+            'ordered')
         shown = self._inventory.shown_by()
         self._accelerators.publisher.show(
             self._cloud.admin_context(),
             {shown[key] for key in [(device.address, region.index)]
              if key in shown})
-        return (f'{device.address} {region.name} is programmed with image '
-                f'{image}; it is given to no server before nova-accel enable '
+        return (f'{device.address} {region.name} {done} image {image}; it is '
+                f'given to no server before nova-accel enable '
                 f'{device.address}.')
 
     def _region(self, name):
@@ -204,11 +207,6 @@ class Maintenance:
                 f'is a {device.type}, which has no region: name an FPGA')
             raise exception.DeviceUnavailable(
                 f'{name} cannot be programmed, because it {what}.')
-        if not region.programmable:
-            raise exception.DeviceUnavailable(
-                f'{name} cannot be programmed, because '
-                f'[accel] fixed_devices forbids it: remove it there, and '
-                f'restart nova-compute.')
         return device, region
 
     def _idle(self, name):

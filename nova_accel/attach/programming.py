@@ -19,7 +19,6 @@ import typing
 
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import names as function_names
 from nova_accel.attach import publishing
 from nova_accel.bitstream import cache as bitstream_cache
 from nova_accel.bitstream import glance
@@ -60,13 +59,11 @@ class Programming:
 
     def __init__(self, inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings, cloud: novas.Cloud,
-                 publisher: publishing.Publisher,
-                 names: function_names.Names):
+                 publisher: publishing.Publisher):
         self._inventory = inventory
         self._holdings = holdings
         self._cloud = cloud
         self._publisher = publisher
-        self._names = names
         # functools.cached_property would open it twice (Python 3.12)
         self._opening = locks.Lock('opening')
         self._opened: bitstream_cache.BitstreamCache | None = None
@@ -234,11 +231,11 @@ class Programming:
             context, project_id, choice, region))
 
     def _has_name(self, device, region, image):
-        """Return whether a region carries what the operator gave a name.
+        """Return whether a region carries the function of an image of the
+        operator, and if so, write down the name that the image gives it.
 
-        It is the image itself, which has another name now; or its function,
-        which was on the card before an image told its name. Noted, to be
-        shown.
+        The region was programmed with the image, which has another name now;
+        or the card loaded the function from its flash, which has no name.
         """
         same = region.bitstream_id == image.id
         if glance.origin(image.entry) != model.OPERATOR or not (
@@ -246,8 +243,6 @@ class Programming:
                 and region.function_uuid not in (
                     None, *model.SHARED_FUNCTIONS)):
             return False
-        # other regions may carry it as well
-        self._names.hear(image, region)
         self._inventory.contents.set_loaded(
             device.address, region.index, model.Loaded(
                 region.function_uuid, region.bitstream_id,
@@ -428,6 +423,9 @@ class Programming:
                 see_that_it_is_idle: Callable[[], None]) -> str:
         """Program an idle region with the image of the operator that he names.
 
+        A region of [accel] fixed_devices that carries the function of the
+        image gets its name and is not programmed.
+
         :param name: see glance.find_ordered().
         :param see_that_it_is_idle: raises where a claim names the region or it
             is not as given; from memory, called in the worker of the card.
@@ -438,6 +436,14 @@ class Programming:
         """
         client = self._cloud.service_images()
         image = glance.find_ordered(client, name, region.region_type_uuid)
+        if not region.programmable:
+            see_that_it_is_idle()
+            if not self._has_name(device, region, image):
+                raise exception.DeviceUnavailable(
+                    f'{device.address} {region.name} cannot be programmed with '
+                    f'{image}, because [accel] fixed_devices forbids it: '
+                    f'remove it there, and restart nova-compute.')
+            return image.id
         with self._kept_from_builds([(device.address, region.index)]) as keep:
             def begin():
                 # before claims are read: a build reads this after it has

@@ -92,7 +92,6 @@ def _start(accelerators: attach.Accelerators) -> None:
             model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)],
         'nova-compute stopped while the device was prepared')
     _make_again(accelerators)
-    accelerators.names.start()
     accelerators.orders.start()
 
 

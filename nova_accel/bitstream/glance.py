@@ -263,30 +263,6 @@ def find_ordered(client, name: str, region_type: str | None) -> Image:
         f'upload the image, or correct the name.')
 
 
-def find_function_name(client, function_id: str, region_type: str | None,
-                       ) -> str | None:
-    """Return the name that the operator's images give to a function, None
-    where they give none, or several.
-
-    :param client: of nova-compute itself.
-    :param function_id: as region_type, UUID in the form of model.uuid_hex.
-    :raises BitstreamError: Glance refused the request.
-    :raises GlanceUnavailable: Glance did not answer.
-    """
-    names = {
-        name for r in _of_operators(
-            client, FUNCTION_ID, _spellings(function_id))
-        if (name := r.get(FUNCTION_NAME)) and r['status'] == 'active'
-        and _fits(r, region_type)}
-    if len(names) != 1:
-        return None
-    name, = names
-    with contextlib.suppress(exception.InvalidName):
-        naming.function_name_trait(name)
-        return name
-    return None
-
-
 def find_clearing(client, region_type: str | None,
                   cleared: Sequence[str] = CLEARED) -> Image:
     """Find the operator's image that clears regions of a type.

@@ -68,7 +68,8 @@ class Program(_OfDevice):
     nova-compute, which has to run, takes the image from Glance: one that is
     public or belongs to a project of [accel] bitstream_owners. The device has
     to be disabled before (nova-accel disable): no server gets it then.
-    Else the command is refused, with exit status 1.
+    Else the command is refused, with exit status 1. A region of [accel]
+    fixed_devices that carries the function of the image gets its name only.
     """
 
     VERB = 'program'

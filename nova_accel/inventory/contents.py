@@ -49,8 +49,6 @@ class Contents:
                  store: claim_store.ClaimStore):
         self._reports = reports
         self._store = store
-        #: (function, type of region) -> name, from the operator's images
-        self._names: dict[tuple[str, str | None], str] = {}
         self._programming: set[Key] = set()
         #: regions that are being cleaned, as they were before
         self._returning: dict[Key, model.Region] = {}
@@ -72,8 +70,6 @@ class Contents:
                 origin = loaded.origin
             elif not (loaded.function_uuid or loaded.bitstream_id):
                 origin = loaded.origin
-        if function and name is None and origin == model.OPERATOR:
-            name = self._names.get((function, region.region_type_uuid))
         if (function, image, name, origin) == (
                 region.function_uuid, region.bitstream_id,
                 region.function_name, region.origin):
@@ -229,33 +225,6 @@ class Contents:
                 self._know(key, loaded)
                 self._reports.invalidate(address)
         self._reports.save()
-
-    def name_function(self, function: str, region_type: str | None,
-                      name: str | None) -> set[Key]:
-        """Note in memory the name of a function in regions of one type.
-
-        It applies to regions with content of the operator that was not
-        programmed with a name.
-
-        :param name: None: the function has no name any more.
-        :returns: (address, index) of the regions that have another name now.
-        """
-        with self._reports.lock:
-            before = self._function_names()
-            if name:
-                self._names[function, region_type] = name
-            else:
-                self._names.pop((function, region_type), None)
-            changed = dict(before.items() ^ self._function_names().items())
-            if changed:
-                self._reports.changed()
-            return set(changed)
-
-    def _function_names(self) -> dict[Key, str | None]:
-        return {(address, region.index):
-                self.with_content(address, region).function_name
-                for address, device in self._reports.devices.items()
-                for region in device.regions}
 
     def forget(self, address: str, index: int, origin: str | None) -> None:
         """Discard the content of a region, because a guest may have changed it.

@@ -200,7 +200,6 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 raise nova_exception.ReshapeNeeded()
             self.accelerators.inventory.scanner.scan_if_due()
             self.reconciler.run_if_due()
-            self.accelerators.names.run_if_due()
 
     def get_available_resource(self, nodename):
         """At start and periodically: what the compute node's entry has, which

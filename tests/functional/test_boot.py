@@ -6,9 +6,12 @@ import uuid
 import fixtures
 from nova.virt.libvirt import driver as libvirt_driver
 
+from nova_accel.cmd import orders
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import claim_store
 from tests.functional import base
+from tests.functional import process
 
 DEVICE, VF = '0000:5e:00.0', '0000:5e:00.1'
 
@@ -176,7 +179,8 @@ class SeveralTest(base.AcceleratorTestBase):
 
 
 class NamedTest(base.AcceleratorTestBase):
-    """A fixed card with its function from the flash, named by an image."""
+    """A fixed card with its function from the flash, which the operator has
+    named by an image."""
 
     # the name stays known
     FRESH_CLOUD = True
@@ -186,10 +190,20 @@ class NamedTest(base.AcceleratorTestBase):
         self.flags(fixed_devices=['0000:5e:00.0'], group='accel')
         super().build()
 
+    def give_name(self, device, name):
+        known = claim_store.existing(self.accelerators('compute1').store.path)
+        known.disable(model.Disabled(device, '', 'to be named', 'now'))
+        orders.carry_out(known, 'program', f'{device} {name}', 120)
+        known.enable(known.disabled())
+        process.until(lambda: self.assertEqual(
+            {}, self.accelerators('compute1').inventory.table.disabled()))
+        self.report()
+
     def test_by_name_and_by_alternatives(self):
         self.upload_bitstream(
             base.NLB0, properties={'accel:function_name': 'loopback',
                                    'accel:function_id': base.NLB0})
+        self.give_name('0000:5e:00.0', 'loopback')
         drives = []
         self.useFixture(fixtures.MockPatchObject(
             libvirt_driver.LibvirtDriver, '_create_configdrive',

@@ -225,84 +225,6 @@ class OriginTest(Base):
             self.region().bitstream_id))
         self.assertIn(naming.function_name_trait('crypto'), self.shown())
 
-    def test_name_of_all_that_carry_it(self):
-        """One server tells it of both cards."""
-        self.host.upload(FIRST, {'accel:function_name': 'crypto'})
-        self.host.delete(self.boot(base.asks(function_name='crypto')))
-        self.assertIn(naming.function_name_trait('crypto'), self.shown(B))
-
-    def test_name_before_a_server_asks_for_it(self):
-        """By which it is sent to this card and not to one that has to be
-        programmed."""
-        trait = naming.function_name_trait('crypto')
-        image = self.host.upload(FIRST, {'accel:function_name': 'crypto'})
-        self.restart()
-        # the first report has it
-        self.assertIn(trait, self.shown())
-        self.assertIn(trait, self.shown(B))
-        glance = self.host.cloud.service_images
-        self.host.cloud.service_images = None
-        self.boot(base.asks(function_name='crypto'))
-        self.assertEqual(0, self.programmed)
-        # nor is Glance asked again and again
-        self.host.accelerators.names.run()
-        self.host.cloud.service_images = glance
-        # until the operator may have changed it
-        self.host.cloud.change_image(image, **{'accel:function_name': 'aes'})
-        self.ask_glance()
-        self.assertIn(naming.function_name_trait('aes'), self.shown(B))
-        self.assertNotIn(trait, self.shown(B))
-        self.host.cloud.delete_image(image)
-        self.ask_glance()
-        self.assertNotIn(naming.function_name_trait('aes'), self.shown(B))
-
-    def ask_glance(self):
-        """An hour later."""
-        names = self.host.accelerators.names
-        names._again = 0
-        names.run()
-
-    def test_images_that_give_no_name(self):
-        for image in (
-                {'accel:function_name': 'one', 'accel:region_type_id': OTHER},
-                {'accel:function_name': 'no trait!'},
-                {'accel:function_name': 'two', 'status': 'queued'},
-                private(BOB, **{'accel:function_name': 'three'}), {}):
-            self.host.upload(FIRST, image)
-        self.restart()
-        self.assertIsNone(self.region().function_name)
-        for name in 'four', 'five':
-            self.host.upload(FIRST, {'accel:function_name': name})
-        self.ask_glance()
-        # which one it is is not known
-        self.assertIsNone(self.region().function_name)
-
-    def test_name_that_a_project_has_content_for(self):
-        """The same function, of a project's image, has no name."""
-        self.host.upload(FIRST, {'accel:function_name': 'crypto'})
-        image = self.host.upload(FIRST, private(BOB))
-        server = self.boot(FREE)
-        self.load(server, image)
-        self.ask_glance()
-        self.assertEqual((BOB, None, 'crypto'), (
-            self.region().origin, self.region().function_name,
-            self.region(B).function_name))
-
-    def test_glance_does_not_answer_when_names_are_asked_for(self):
-        self.host.upload(FIRST, {'accel:function_name': 'crypto'})
-        for error in (exception.NoCredentials('no credentials'),
-                      exception.GlanceUnavailable('no Glance'),
-                      exception.BitstreamError('refused')):
-            self.host.cloud.service_error = error
-            self.restart()
-            self.assertIsNone(self.region().function_name)
-            self.host.cloud.service_error = None
-            # not at once
-            self.host.accelerators.names.run()
-            self.assertIsNone(self.region().function_name)
-        self.ask_glance()
-        self.assertEqual('crypto', self.region().function_name)
-
     def test_name_that_a_project_gives_to_what_is_there(self):
         """A project's image does not say what the operator's card has."""
         image = self.host.upload(
@@ -325,6 +247,7 @@ class OriginTest(Base):
         self.restart()
         for _ in range(2):
             self.host.delete(self.boot(base.asks(function_name='first')))
+        self.assertEqual(0, self.programmed)
         self.assertIn('fixed_devices', str(self.assertRaises(
             exception.DeviceUnavailable, self.boot,
             base.asks(function_name='crypto'))))

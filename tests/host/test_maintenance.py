@@ -270,8 +270,8 @@ class RegionTestCase(OrderTestCase):
             return program(address, port, path, *args)
         self.host.kernel.program_dfl_port = programs
 
-    def boot(self, function=None, index=0):
-        return self.host.boot(base.asks(function), {
+    def boot(self, function=None, index=0, **keys):
+        return self.host.boot(base.asks(function, **keys), {
             naming.provider_uuid(clouds.ROOT, clouds.NODE, (
                 f'{clouds.NODE}_accel_{A}_region{int(index)}')):
             {'resources': {base.FPGA: 1}}})
@@ -479,6 +479,37 @@ class ProgramTest(RegionTestCase):
         self.assertIn('[accel] fixed_devices forbids it',
                       self.refused('program', A, FUNCTION))
         self.assertNothing()
+
+    def test_fixed_with_a_function_from_its_flash(self):
+        """It has the name of the image from then on, and Placement has it at
+        once."""
+        image = self.host.upload(FIRST, {'accel:function_name': 'first'})
+        self.config.config(fixed_devices=[A], group='accel')
+        self.restart()
+        self.assertEqual(
+            f'{A} region0 already has the function of image {image}; it is '
+            f'given to no server before nova-accel enable {A}.',
+            self.done('program', A, 'first'))
+        self.assertNothing()
+        self.assertEqual(
+            (f'already has the function of image {image}', 'ordered'),
+            (self.record().method, self.record().result))
+        self.host.enable()
+        self.restart()
+        shown, = [p for p in self.host.cloud.read()['providers'].values()
+                  if p['name'].endswith('region0')]
+        self.assertIn(naming.function_name_trait('first'), shown['traits'])
+        self.assertHas(self.boot(function_name='first'), vf(A))
+        self.assertNothing()
+
+    def test_fixed_and_a_project_has_the_image(self):
+        self.host.upload(FIRST, {
+            'accel:function_name': 'first', 'visibility': 'private',
+            'owner': clouds.PROJECT})
+        self.config.config(fixed_devices=[A], group='accel')
+        self.restart()
+        self.assertIn('make it public', self.refused('program', A, 'first'))
+        self.assertIsNone(self.region().function_name)
 
     @ddt.data('id', 'function')
     def test_image_of_a_project(self, by):
