@@ -1,25 +1,53 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Files that others read while they are written."""
+"""Files outside Nova's own directory, which other programs read.
+
+Their directory often belongs to another user, such as a metrics collector, who
+may place symbolic links and named pipes in it.
+"""
 
 import contextlib
 import os
+import secrets
+
+
+def create(path: str, content: str, mode: int | None = None) -> None:
+    """Write a new file; no link is followed, and no pipe is opened.
+
+    :param content: written as UTF-8; what UTF-8 cannot express is written as
+        an escape sequence.
+    :param mode: permissions of the file; by default those of the umask.
+    :raises FileExistsError: the path exists, also as a link.
+    :raises OSError: the file cannot be written; no part of it is left.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW,
+                 0o666)
+    with _removed_on_error(path), open(
+            fd, 'w', encoding='utf-8', errors='backslashreplace') as file:
+        if mode is not None:
+            os.fchmod(fd, mode)
+        file.write(content)
 
 
 def replace(path: str, content: str, mode: int | None = None) -> None:
     """Write a file in one step: a reader sees the old content or the new.
 
-    :param content: written as UTF-8.
-    :param mode: permissions of the file; by default those of the umask.
-    :raises OSError: it cannot be written; the old one is still there.
+    The new content goes to a hidden file with a random name beside ``path``.
+    Parameters as those of create().
+
+    :raises OSError: the file cannot be written; the old one is still there.
     """
-    new = f'{path}.new'
-    try:
-        with open(new, 'w', encoding='utf-8') as file:
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)
-            file.write(content)
+    directory, name = os.path.split(path)
+    new = os.path.join(directory, f'.{name}.{secrets.token_hex(8)}')
+    create(new, content, mode)
+    with _removed_on_error(new):
         os.replace(new, path)
-    except OSError:
+
+
+@contextlib.contextmanager
+def _removed_on_error(path):
+    try:
+        yield
+    except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(new)
+            os.unlink(path)
         raise

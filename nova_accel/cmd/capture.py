@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import platform
+import re
 import socket
 import sys
 
@@ -15,6 +16,7 @@ from nova_accel.cmd import configuration
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
+from nova_accel import files
 from nova_accel.host import pci
 from nova_accel import inventory
 from nova_accel import machine
@@ -29,7 +31,8 @@ _HEADER = """\
 # A capture of the accelerators of a host, by nova-accel capture. To play it,
 # set [accel] simulated_host to this file, and the options below, or run
 #   nova-accel discover --simulated-host THIS_FILE
-# Serial numbers, MAC addresses and names of the host are stand-ins.
+# Serial numbers, MAC addresses, mount points and names of the host are
+# stand-ins.
 """
 #: of each accelerator beside what its driver reads: answered by the kernel, or
 #: from configuration space
@@ -45,9 +48,9 @@ class Capture(command.Command):
 
     The file is a test case: [accel] simulated_host, or the option of
     "nova-accel discover", plays it, and discover shows the same as on the
-    host. Serial numbers, MAC addresses and names of the host are replaced by
-    stand-ins. Reads only, and writes nothing but the file. What may not be
-    read is named on stderr, and the exit status is 1.
+    host. Serial numbers, MAC addresses, mount points and names of the host
+    are replaced by stand-ins. Reads only, and writes nothing but the file.
+    What may not be read is named on stderr, and the exit status is 1.
     """
 
     def get_parser(self, prog_name):
@@ -70,10 +73,10 @@ class Capture(command.Command):
         text = io.StringIO()
         write(recorded, names, text)
         try:
-            with (contextlib.nullcontext(self.app.stdout)
-                  if parsed_args.file == '-'
-                  else open(parsed_args.file, 'x', encoding='utf-8')) as file:
-                file.write(text.getvalue())
+            if parsed_args.file == '-':
+                self.app.stdout.write(text.getvalue())
+            else:
+                files.create(parsed_args.file, text.getvalue())
         except FileExistsError as error:
             raise exception.ConfigurationError(
                 f'The capture is not written to {parsed_args.file}, which '
@@ -164,7 +167,8 @@ def write(recorded: recorder.Recorder, names, file) -> None:
 
 
 def _of_tree(answer, recorded):
-    """The answer without mounts of devices that the capture has not."""
+    """Return an answer without the mounts of devices outside of the capture,
+    and with a stand-in for each mount point."""
     if answer.operation != 'mounted_devices' or not answer.value:
         return answer.value
     disks = recorded.tree.get('class', {}).get('block', {})
@@ -172,7 +176,8 @@ def _of_tree(answer, recorded):
     for name in disks:
         with contextlib.suppress(OSError):
             numbers.add(recorded.read(f'class/block/{name}/dev'))
-    return {n: use for n, use in answer.value.items() if n in numbers}
+    return {number: re.sub(r'^mounted at .*', 'mounted at /mnt', use)
+            for number, use in answer.value.items() if number in numbers}
 
 
 def _options():

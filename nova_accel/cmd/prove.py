@@ -23,6 +23,7 @@ from nova_accel import conf
 from nova_accel import drivers
 from nova_accel.drivers import base
 from nova_accel import exception
+from nova_accel import files
 from nova_accel.host import pci
 from nova_accel.inventory import identity
 from nova_accel import machine
@@ -232,6 +233,9 @@ def _write(path, kernel, device, rows):
         'steps': [dict(zip(map(str.lower, Prove.COLUMNS), (
             word.replace(device.address, '<device>') for word in row)))
             for row in rows]}
-    with open(path, 'w', encoding='utf-8') as file:
-        json.dump(about, file, indent=2)
-        file.write('\n')
+    try:
+        files.replace(path, f'{json.dumps(about, indent=2)}\n')
+    except OSError as error:
+        raise exception.ConfigurationError(
+            f'The report cannot be written to {path} ({error.strerror}): '
+            f'give another name.') from error

@@ -84,9 +84,10 @@ class CaptureTestCase(commands.CommandTestCase):
 
     def both(self):
         """What discover shows of the host, and of the capture, without serial
-        numbers."""
+        numbers and mount points."""
         for shown in ('json', 'csv'):
-            yield (re.sub('_SERIAL(_[0-9A-F]{2}){6}', '', text) for text in (
+            yield (re.sub('_SERIAL(_[0-9A-F]{2}){6}|(?<=mounted at )/[^" ,;]*',
+                          '', text) for text in (
                 self.discover('--long', '-f', shown), self.discover(
                     '--long', '-f', shown, '--simulated-host', self.file)))
 
@@ -102,6 +103,8 @@ class PlayTest(CaptureTestCase):
         # nova-compute closes mailboxes, and a look does not
         xrt.XrtDriver(sim.SimulatedKernel(path)).discover()
         self.assertEqual('', self.capture())
+        self.assertEqual({'/mnt'}, {*re.findall('mounted at (.*)',
+                                                self.text)})
         for number, (there, here) in enumerate(self.both()):
             if not number:
                 self.assertEqual(set(DRIVERS), {
