@@ -14,8 +14,8 @@ nova-compute itself, and the last two see the images of all projects.
 Therefore an image counts only if the project of the *server* may use it, or if
 it is the operator's, whatever the token.
 
-Each request has a time limit of its own, [accel] glance_timeout; the session's
-limit does not apply.
+Each request has a limit of its own (bitstream.transport); the session's limit
+does not apply.
 """
 
 from collections.abc import (
@@ -24,18 +24,16 @@ import contextlib
 import dataclasses
 import hashlib
 import re
-import sys
 import time
 import typing
 from urllib import parse
 import uuid
 
-from glanceclient import exc as glance_exc
 from glanceclient.v2 import client as glance_client
 from keystoneauth1 import exceptions as ks_exc
 from keystoneauth1 import loading as ks_loading
-import requests
 
+from nova_accel.bitstream import transport
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import model
@@ -62,6 +60,8 @@ CLEARS = 'accel:clears'
 #: what an image may clear, by precedence
 CLEARED = ('memory', 'registers')
 
+#: keys of the entry of an image, and of a member of one
+_ENTRY, _MEMBER = {'id', 'status'}, {'member_id', 'status'}
 #: entries of one answer that are read; more are not looked through
 _MOST = 1000
 #: the same of images that other projects share: each costs a request more
@@ -362,8 +362,10 @@ def _may_use(client, entry, project_id) -> bool:
         return True
     if entry.get('visibility') != 'shared':
         return False
-    _, body = _get(client, f'/v2/images/{entry["id"]}/members',
-                   f'the members of image {entry["id"]}')
+    body = transport.get_json(
+        client, f'/v2/images/{entry["id"]}/members',
+        f'the members of image {entry["id"]}', lambda body: (
+            _are(body.get('members'), _MEMBER.issubset)))
     return any(m['member_id'] == project_id and m['status'] == 'accepted'
                for m in body['members'])
 
@@ -398,7 +400,7 @@ def service_client():
         raise exception.GlanceUnavailable(
             f'Glance was asked for a bitstream, and Keystone rejects the '
             f'credentials of [service_user] in nova.conf of this host '
-            f'({_reason(error)}): correct them.') from None
+            f'({transport.reason(error)}): correct them.') from None
 
 
 def _service_client():
@@ -552,7 +554,8 @@ def head(client, image: Image) -> bytes:
     :raises BitstreamError: Glance refused the request.
     :raises GlanceUnavailable: Glance did not answer, or stopped sending.
     """
-    with contextlib.closing(_data(client, image)) as chunks:
+    with contextlib.closing(_data(
+            client, image, CONF.accel.glance_timeout)) as chunks:
         return next(chunks, b'')
 
 
@@ -576,22 +579,15 @@ def download(client, image: Image, file: typing.BinaryIO) -> None:
     :raises OSError: the file could not be written.
     """
     limit = CONF.accel.bitstream_max_size << 20
-    end = time.monotonic() + download_seconds()
     if (image.size or 0) > limit:
         raise _too_large(image, image.size)
     algorithm, _, digest = image.content.partition('-')
     hasher = hashlib.new(algorithm, usedforsecurity=False)
     received = 0
-    for chunk in _data(client, image):
+    for chunk in _data(client, image, download_seconds()):
         received += len(chunk)
         if received > limit:
             raise _too_large(image, received)
-        if time.monotonic() > end:
-            raise exception.GlanceUnavailable(
-                f'Glance at {_where(client)} was asked for the data of '
-                f'{image} and sent {received} bytes within '
-                f'{download_seconds()} s (ten times [accel] glance_timeout): '
-                f'check the network, or raise that option.')
         hasher.update(chunk)
         file.write(chunk)
         # let other green threads run, however fast the data arrive
@@ -676,11 +672,18 @@ def _named(entries) -> str:
 # Requests
 
 def _entry(client, image_id) -> dict:
-    what = f'image {image_id}'
-    response, body = _get(client, f'/v2/images/{image_id}', what)
-    if not isinstance(body, dict) or not {'id', 'status'} <= body.keys():
-        raise _no_glance(client, what, response)
-    return body
+    return transport.get_json(
+        client, f'/v2/images/{image_id}', f'image {image_id}', _is_entry)
+
+
+def _is_entry(found) -> bool:
+    return _ENTRY <= found.keys()
+
+
+def _are(found, is_valid) -> bool:
+    """Return whether a value is a list of such objects."""
+    return isinstance(found, list) and all(
+        isinstance(one, dict) and is_valid(one) for one in found)
 
 
 def _list(client, filters, most: int | None = None) -> Iterator[dict]:
@@ -688,17 +691,19 @@ def _list(client, filters, most: int | None = None) -> Iterator[dict]:
     :param most: of how many images a project may have had a part; the first
         ones count.
     :raises BitstreamError: there are more than _MOST.
+    :raises GlanceUnavailable: see transport.get_json(); the pages did not
+        arrive within download_seconds(), or have no end.
     """
     # Glance filters by the first one; _may_use() checks the owner
     key, value = next(iter(filters.items()))
     what = f'the images with {key}={text.printable(value)}'
     path: str | None = '/v2/images?' + parse.urlencode(filters)
+    end = time.monotonic() + download_seconds()
     seen = 0
     while path:
-        response, body = _get(client, path, what)
-        if not isinstance(body, dict) or 'images' not in body:
-            raise _no_glance(client, what, response)
-        for entry in body['images']:
+        page = transport.get_json(client, path, what, lambda page: (
+            _are(page.get('images'), _is_entry)))
+        for entry in page['images']:
             yield entry
             seen += 1
             if seen == most:
@@ -708,120 +713,16 @@ def _list(client, filters, most: int | None = None) -> Iterator[dict]:
                 f'Glance was asked for {what}, and has more than {_MOST}: '
                 f'delete those that are not needed, or name the image by its '
                 f'id.')
-        path = body.get('next')
+        path = page.get('next')
+        # Glance gives "next" with full pages only (api/v2/images.py)
+        if path and (not page['images'] or time.monotonic() > end):
+            raise exception.GlanceUnavailable(
+                f'Glance at {transport.where(client)} was asked for {what}, '
+                f'and its list has no end: check it, and the proxy in front '
+                f'of it.')
 
 
-def _data(client, image) -> Generator[bytes, None, None]:
-    what = f'the data of {image}'
-    handled = sys.exception()
-    response, body = _get(client, f'/v2/images/{image.id}/file', what)
-    received = 0
-    with contextlib.closing(response):
-        if response.status_code == requests.codes.no_content:
-            raise exception.BitstreamError(
-                f'{image} is in Glance without data: upload the '
-                f'bitstream again.')
-        if response.headers.get('Content-Type') != 'application/octet-stream':
-            raise _no_glance(client, what, response)
-        chunks = iter(body)
-        while True:
-            try:
-                chunk = next(chunks, None)
-            except (requests.RequestException, OSError) as e:
-                raise exception.GlanceUnavailable(
-                    f'Glance at {_where(client)} stopped sending {what} after '
-                    f'{received} of {image.size} bytes '
-                    f'({_reason(e, handled)}): read its log, then try '
-                    f'again.') from None
-            if chunk is None:
-                return
-            received += len(chunk)
-            yield chunk
-
-
-def _get(client, path, what):
-    """Return (response, body) of a successful GET.
-
-    :raises BitstreamError: Glance refused the request.
-    :raises GlanceUnavailable: Glance did not answer.
-    """
-    handled = sys.exception()
-    # glanceclient's own methods take no timeout and fetch the schema first
-    try:
-        return client.http_client.get(
-            path, timeout=CONF.accel.glance_timeout)
-    except glance_exc.HTTPException as e:
-        raise _refusal(client, what, e.code, _reason(e, handled)) from None
-    except (ks_exc.AuthorizationFailure, ks_exc.MissingAuthPlugin):
-        raise exception.BitstreamError(
-            f'Glance cannot be asked for {what} because the request has no '
-            f'token of a user: repeat the operation as the user of the '
-            f'server.') from None
-    except glance_exc.InvalidEndpoint:
-        # what glanceclient raises for a timeout
-        raise exception.GlanceUnavailable(
-            f'Glance at {_where(client)} was asked for {what} and did not '
-            f'answer within {CONF.accel.glance_timeout} s ([accel] '
-            f'glance_timeout): check that it runs.') from None
-    except (glance_exc.BaseException, ks_exc.ClientException,
-            requests.RequestException, OSError) as e:
-        raise exception.GlanceUnavailable(
-            f'Glance at {_where(client)} was asked for {what} and cannot be '
-            f'reached ({_reason(e, handled)}): check Glance, and its endpoint '
-            f'in [glance] of nova.conf.') from None
-    except (KeyError, ValueError):
-        # glanceclient cannot parse the errors of some proxies
-        raise exception.GlanceUnavailable(
-            f'Glance at {_where(client)} was asked for {what}, and the answer '
-            f'is not from Glance: check the proxy in front of it.') from None
-
-
-def _refusal(client, what, code, reason) -> exception.AcceleratorError:
-    if code == 401:
-        return exception.ImageRefused(
-            f'Glance was asked for {what} and rejects the token of the user '
-            f'(401), which has expired or been revoked: log in again and '
-            f'repeat the operation.')
-    if code == 403:
-        return exception.ImageRefused(
-            f'Glance was asked for {what} and does not permit it to the user '
-            f'(403): ask the owner of the image or the operator.')
-    if code == 404:
-        return exception.ImageNotFound(
-            f'Glance was asked for {what}, which does not exist or is not '
-            f'visible to the project of the server: correct the image id, or '
-            f'share the image with the project.')
-    # for a code without a class of its own, such as 429 and 504, glanceclient
-    # gives no number
-    if isinstance(code, int) and 400 <= code < 500:
-        return exception.BitstreamError(
-            f'Glance was asked for {what} and refuses '
-            f'({reason}): correct the request.')
-    return exception.GlanceUnavailable(
-        f'Glance at {_where(client)} was asked for {what} and is out of '
-        f'service ({code}, {reason}): read its log, then try again.')
-
-
-def _no_glance(client, what, response) -> exception.GlanceUnavailable:
-    return exception.GlanceUnavailable(
-        f'Glance at {_where(client)} was asked for {what}, and the answer is '
-        f'{text.printable(response.headers.get("Content-Type"))}, which is '
-        f'not from Glance: check the endpoint in the catalog or [glance] of '
-        f'nova.conf.')
-
-
-def _where(client) -> str:
-    return client.http_client.endpoint_override or 'its endpoint'
-
-
-def _reason(error, handled=None) -> str:
-    """Return the innermost cause of an error as one printable line.
-
-    :param handled: the error that was handled when Glance was asked. It is
-        not a cause, although Python appends it to the chain of causes.
-    """
-    while error.__context__ not in (None, handled):
-        error = error.__context__
-    line = ' '.join(str(error).split())
-    line = line.encode('ascii', 'replace').decode()
-    return line[:160] or type(error).__name__
+def _data(client, image, seconds) -> Generator[bytes, None, None]:
+    return transport.get_data(
+        client, f'/v2/images/{image.id}/file', f'the data of {image}',
+        image.size, seconds)

@@ -127,7 +127,7 @@ def _within(client, what, end, response, function, *args) -> typing.Any:
     """Call a function in another thread, and leave it when the time is over.
 
     :param end: when that is, as time.monotonic().
-    :param response: which is closed then, None while there is none.
+    :param response: which is closed then, None before it began.
     :raises _Late: the function did not end in time, or too many calls that
         did not end are still there.
     """
@@ -203,7 +203,7 @@ def _get(client, path, what):
             f'answer within {CONF.accel.glance_timeout} s ([accel] '
             f'glance_timeout): check that it runs.') from None
     except (ks_exc.ClientException, requests.RequestException, OSError,
-            # of http.client, for a status line or headers that are none
+            # of http.client, for an answer that is not HTTP
             ValueError) as error:
         raise exception.GlanceUnavailable(
             f'Glance at {where(client)} was asked for {what} and cannot be '

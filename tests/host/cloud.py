@@ -17,10 +17,11 @@ import threading
 from urllib import parse
 import uuid
 
-from glanceclient import exc as glance_exc
+from keystoneauth1 import adapter
 import os_resource_classes
 import os_traits
 from oslo_context import context as oslo_context
+import requests
 
 from nova_accel.bitstream import glance
 from nova_accel import exception
@@ -493,34 +494,51 @@ def _is_managed(handle) -> bool:
     return handle.type is model.HandleType.PCI and handle.managed
 
 
+#: of a Glance that is out of service
+BUSY = 503, {'error': {'message': 'It is busy.'}}
+
+
 class Glance:
-    """As much of a glanceclient as bitstream.glance uses."""
+    """As much of a glanceclient as bitstream.glance uses, and of Glance."""
 
     def __init__(self, directory, project=None):
         """:param project: of the user; None for one who sees everything."""
         self._directory, self._project = directory, project
-        self.http_client = self
-        self.endpoint_override = 'http://glance'
+        self.http_client = adapter.Adapter(
+            self, endpoint_override='http://glance')
 
-    def get(self, path, timeout=None, **kwargs):
-        path, _, query = path.partition('?')
+    def request(self, url, method, **kwargs):
+        """As keystoneauth1.session.Session.request()."""
+        status, content = self.answer(url)
+        answer = requests.Response()
+        answer.status_code = status
+        is_data = isinstance(content, bytes)
+        answer.headers['Content-Type'] = (
+            'application/octet-stream' if is_data else 'application/json')
+        answer.raw = io.BytesIO(
+            content if is_data else json.dumps(content).encode())
+        return answer
+
+    def answer(self, url):
+        """Return a status, and data or what becomes JSON."""
+        path, _, query = url.partition('?')
         parts = path.removeprefix('/v2/images').strip('/').split('/')
         if not parts[0]:
             wanted = dict(parse.parse_qsl(query))
-            return Response(), {'images': [
+            return 200, {'images': [
                 record for record in map(self._record, self._names())
                 if wanted.items() <= record.items()
                 and self._sees(record)]}
         if parts[0] not in self._names() or not self._sees(
                 self._record(parts[0])):
-            raise glance_exc.HTTPNotFound(f'No image {parts[0]}')
+            return 404, {}
         if parts[1:] == ['file']:
-            return Response(), iter([self._read(parts[0])[1]])
+            return 200, self._read(parts[0])[1]
         if parts[1:] == ['members']:
-            return Response(), {'members': [
+            return 200, {'members': [
                 {'member_id': member, 'status': status} for member, status
                 in self._record(parts[0]).get('members', {}).items()]}
-        return Response(), self._record(parts[0])
+        return 200, self._record(parts[0])
 
     def _sees(self, record):
         return (self._project in (None, record['owner'])
@@ -536,11 +554,6 @@ class Glance:
     def _read(self, name):
         with open(os.path.join(self._directory, name), 'rb') as file:
             return file.readline(), file.read()
-
-
-class Response(io.BytesIO):
-    status_code = 200
-    headers = {'Content-Type': 'application/octet-stream'}
 
 
 class Data:

@@ -11,7 +11,6 @@ from unittest import mock
 import uuid
 
 import ddt
-from glanceclient import exc as glance_exc
 
 from nova_accel import conf
 from nova_accel import exception
@@ -335,13 +334,12 @@ class KnownTest(Known):
         self.restart()
         shutil.rmtree(conf.CONF.accel.bitstream_cache)
         os.mkdir(conf.CONF.accel.bitstream_cache)
-        read = cloud.Glance.get
+        answer = cloud.Glance.answer
 
-        def busy(glance, path, **kwargs):
-            if path.endswith('/file'):
-                raise glance_exc.HTTPServiceUnavailable('It is busy.')
-            return read(glance, path, **kwargs)
-        with mock.patch.object(cloud.Glance, 'get', busy):
+        def busy(glance, url):
+            return (cloud.BUSY if url.endswith('/file')
+                    else answer(glance, url))
+        with mock.patch.object(cloud.Glance, 'answer', busy):
             error = self.assertRaises(exception.GlanceUnavailable,
                                       self.host.start_guest, server)
         self.assertIn('busy', str(error))
@@ -406,8 +404,7 @@ class ChangedFileTest(Base):
         self.restart()
         before = list(self.programmed)
         with mock.patch.object(
-                cloud.Glance, 'get',
-                side_effect=glance_exc.HTTPServiceUnavailable('It is busy.')):
+                cloud.Glance, 'answer', return_value=cloud.BUSY):
             self.assertRaises(exception.AcceleratorError,
                               self.host.start_guest, self.server)
         self.assertEqual(before, self.programmed)

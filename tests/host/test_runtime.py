@@ -230,7 +230,7 @@ class ImageTest(RuntimeTestCase):
         self.assertFails(image, image, OTHER_INTERFACE)
 
     def test_wrong_bytes_and_once_more(self):
-        record = self.host.cloud.service_images().get(
+        record = self.host.cloud.service_images().answer(
             f'/v2/images/{self.other}')[1]
         self.host.cloud.change_image(self.other, os_hash_value='0' * 128)
         self.assertFails(self.other, self.other)

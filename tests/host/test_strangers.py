@@ -6,7 +6,6 @@ from unittest import mock
 import uuid
 
 import fixtures
-from glanceclient import exc as glance_exc
 
 from nova_accel import exception
 from tests.host import base
@@ -25,15 +24,15 @@ class StrangersTest(base.HostTestCase):
         self.start_host({'address': A})
         #: how many records of Eve's were in answers of Glance
         self.read = 0
-        get = clouds.Glance.get
+        answer = clouds.Glance.answer
 
-        def counts(glance_, path, **more):
-            response, body = get(glance_, path, **more)
+        def counts(glance_, url):
+            status, body = answer(glance_, url)
             if isinstance(body, dict) and 'images' in body:
                 self.read += sum(r['owner'] == EVE for r in body['images'])
-            return response, body
+            return status, body
         self.useFixture(fixtures.MonkeyPatch(
-            'tests.host.cloud.Glance.get', counts))
+            'tests.host.cloud.Glance.answer', counts))
 
     def squat(self, **properties):
         """Records with what the operator's images have; no data is needed."""
@@ -100,8 +99,7 @@ class EvictionTest(base.HostTestCase):
         self.host.power_cut()
         self.restart()
         with mock.patch.object(
-                clouds.Glance, 'get',
-                side_effect=glance_exc.HTTPServiceUnavailable('It is busy.')):
+                clouds.Glance, 'answer', return_value=clouds.BUSY):
             self.host.start_guest(mine)
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
 

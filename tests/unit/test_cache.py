@@ -315,7 +315,7 @@ class CacheTest(testtools.TestCase):
             'nova_accel.bitstream.glance.download_seconds', lambda: 0))
         error = self.assertRaises(
             exception.GlanceUnavailable, self.use, self.server.image(b'x'))
-        self.assertIn('sent 1 bytes within 0 s', str(error))
+        self.assertIn('sent 0 bytes within 0 s', str(error))
         self.assertEqual(set(), self.contents())
 
     def test_directory_is_removed(self):
