@@ -11,7 +11,7 @@ from oslo_config import cfg
 
 GROUP = cfg.OptGroup('accel', title='Accelerators', help="""
 Accelerators, which nova-compute reports, programs and attaches, and
-nova-scheduler ranks.""")
+among which nova-scheduler chooses.""")
 
 COMPUTE_OPTS = [
     cfg.ListOpt('enabled_drivers', default=[], help="""

@@ -242,7 +242,7 @@ def filters(host) -> Iterator[Line]:
                    'leave only the last one')
     elif enabled[-1] != name:
         yield Line(WARNING, '[filter_scheduler] enabled_filters has '
-                            'filters behind AcceleratorFilter, which ranks '
+                            'filters behind AcceleratorFilter, which sorts '
                             'hosts that they then drop',
                    'move it to the end')
 

@@ -21,7 +21,7 @@ from nova_accel import naming
 from nova_accel import profiles
 from nova_accel import request
 from nova_accel.scheduler import candidates
-from nova_accel.scheduler import ranking
+from nova_accel.scheduler import facts
 from nova_accel.scheduler import reasons
 from nova_accel.scheduler import scheduling as schedulings
 from nova_accel import text
@@ -41,9 +41,9 @@ class Why(clouds.Asks, output.Table):
     """Show which hosts can take a server of a flavor, and why others cannot.
 
     One row for each provider of the wanted classes. Hosts that can take the
-    server come first, the best one by nova_accel's ranking at the top, and
-    Rank is the order in which its devices are taken; the other rows have the
-    first condition that is not met. Asks Placement, Nova and Glance with your
+    server come first, the one that costs least at the top, and Rank is the
+    order in which its devices are taken; the other rows have the first
+    condition that is not met. Asks Placement, Nova and Glance with your
     credentials and changes nothing. Run it where the configuration and the
     device profiles are those of nova-api.
 
@@ -51,7 +51,7 @@ class Why(clouds.Asks, output.Table):
     when this could not be found out.
     """
 
-    COLUMNS = 'Host', 'Score', 'Group', 'Provider', 'Rank', 'Why'
+    COLUMNS = 'Host', 'Cost', 'Group', 'Provider', 'Rank', 'Why'
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -99,15 +99,14 @@ class Why(clouds.Asks, output.Table):
         return self.COLUMNS, rows
 
     def _answer(self, answer):
-        hosts = sorted(map(answer.of_host, answer.hosts),
-                       key=lambda host: -1 if host.score is None
-                       else host.score, reverse=True)
-        self._found = sum(host.score is not None for host in hosts)
+        hosts = sorted(map(answer.of_host, answer.hosts), key=lambda host: (
+            host.cost is None, host.cost or 0))
+        self._found = sum(host.cost is not None for host in hosts)
         return [row for host in hosts for row in host.rows] + answer.others()
 
 
-def _row(host, score=None, group='', provider='', rank=None, why=''):
-    return (host, '' if score is None else score, group, provider,
+def _row(host, cost=None, group='', provider='', rank=None, why=''):
+    return (host, '' if cost is None else cost, group, provider,
             rank or '', why)
 
 
@@ -201,8 +200,8 @@ def of_service(node, root) -> str:
 
 class Host(typing.NamedTuple):
 
-    #: as the weigher gives it; None where the server cannot be built
-    score: float | None
+    #: None if the server cannot be built there
+    cost: float | None
     rows: list[tuple]
 
 
@@ -335,14 +334,13 @@ class Answer:
         kept = list(offered)
         if self._scheduling.affinity.is_strict:
             kept = [c for c in offered
-                    if ranking.may_satisfy(self._scheduling, c)]
-        rank_of = ranking.ranker(self._scheduling)
-        kept.sort(key=rank_of)
+                    if self._scheduling.may_satisfy(c)]
+        kept.sort(key=self._scheduling.cost)
         ranks = self._ranks(kept)
         why = self._of_whole(providers, offered, kept)
-        score = None
+        cost = None
         if kept and not why:
-            score = round(ranking.score(self._scheduling, rank_of(kept[0])), 2)
+            cost = round(self._scheduling.cost(kept[0]), 2)
         rows = []
         for need in reasons.needs(self._question.groups):
             if not reasons.is_of_accelerators(need):
@@ -352,11 +350,11 @@ class Answer:
                 said, fits = self._of_provider(need, provider)
                 if rank == 1 and not fits:
                     # Nova takes it, and the build fails on the host
-                    score = None
+                    cost = None
                 rows.append((need.group, provider.name, rank, said))
         rows.sort(key=lambda row: (row[0], row[2] is None, row[2] or 0))
-        return Host(score, [_row(name, why=clause) for clause in why] + [
-            _row(name, score, *row) for row in rows])
+        return Host(cost, [_row(name, why=clause) for clause in why] + [
+            _row(name, cost, *row) for row in rows])
 
     def _of_whole(self, providers, offered, kept):
         """What is in the way that no single provider tells."""
@@ -366,7 +364,7 @@ class Answer:
         if offered and not kept:
             return [f'the flavor wants all accelerators '
                     f'{self._scheduling.affinity}, and they are on '
-                    + ranking.fewest_places(self._scheduling, offered)]
+                    + self._scheduling.fewest_places(offered)]
         if offered:
             return []
         found = reasons.of_host(self._question.groups, providers, self._who,
@@ -389,7 +387,7 @@ class Answer:
         count: collections.Counter[str] = collections.Counter()
         for candidate in ordered:
             for wanted in self._scheduling.requests:
-                for provider in ranking.providers(wanted, candidate):
+                for provider in facts.providers(wanted, candidate):
                     if (wanted.group, provider) not in ranks:
                         count[wanted.group] += 1
                         ranks[wanted.group, provider] = count[wanted.group]

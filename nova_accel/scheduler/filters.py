@@ -20,8 +20,8 @@ from nova.virt import hardware
 
 from nova_accel import log as logging
 from nova_accel import naming
+from nova_accel.scheduler import copies
 from nova_accel.scheduler import fault
-from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling as schedulings
 from nova_accel.scheduler import seam
 from nova_accel.scheduler import unseen
@@ -35,7 +35,7 @@ def _get(url, version):
 
 #: shared with the weigher
 SCHEDULINGS = schedulings.Schedulings(_get)
-#: 0 to 1, which decides between candidates of one rank
+#: 0 to 1, which decides between candidates of one cost
 _chance = random.random
 #: hosts that a line of the log names
 _SAID = 10
@@ -50,7 +50,7 @@ seam.install_reason(lambda *args: fault.reason(_get, SCHEDULINGS, *args),
 
 def _look(manager, context, spec, candidates, summaries):
     for provider, listed in candidates.items():
-        candidates[provider] = schedulings.Listed(listed)
+        candidates[provider] = copies.Listed(listed)
     found = SCHEDULINGS.begin(spec, summaries)
     if found.requests:
         unseen.add(_get, found, manager, context, spec, candidates, summaries)
@@ -98,24 +98,24 @@ class AcceleratorFilter(filters.BaseHostFilter):
             scheduling.count(spec_obj.instance_uuid)
         hosts = _where_the_flavor_demands(hosts, scheduling, spec_obj)
         several = spec_obj.num_instances > 1
-        rank = ranking.ranker(scheduling)
+        cost = scheduling.cost
         for host in hosts:
             if len(host.allocation_candidates) > 1:
-                _sort(host.allocation_candidates, rank)
+                _sort(host.allocation_candidates, cost)
             if several:
                 scheduling.left[host.uuid] = (
                     host.num_instances, list(host.allocation_candidates))
         return hosts
 
 
-def _sort(candidates, rank):
-    """Order candidates by rank, those of one rank by chance.
+def _sort(candidates, cost):
+    """Sort candidates by cost, and those of one cost by chance.
 
     Requests at the same time have the same answer of Placement. If all took
     the first of several regions that are as good, one would get it, and the
     others would go on to another host: Nova tries one candidate of each.
     """
-    candidates.sort(key=lambda c: (rank(c), _chance()))
+    candidates.sort(key=lambda c: (cost(c), _chance()))
 
 
 def _has_driver(host, scheduling):
@@ -132,7 +132,7 @@ def _has_driver(host, scheduling):
     candidates = host.allocation_candidates
     if not candidates:
         return True
-    kept = [c for c in candidates if not scheduling.takes_ours(c)]
+    kept = [c for c in candidates if not scheduling.facts.takes_ours(c)]
     if kept:
         candidates[:] = kept
     else:
@@ -157,11 +157,11 @@ def _where_the_flavor_demands(hosts, scheduling, spec):
     for host in hosts:
         candidates = host.allocation_candidates
         kept = [c for c in candidates or ()
-                if ranking.may_satisfy(scheduling, c)]
+                if scheduling.may_satisfy(c)]
         if guest:
             fits = functools.cache(functools.partial(_fits, host, guest))
             kept = [c for c in kept if fits(frozenset(
-                ranking.shown_places(scheduling, c)[0]))]
+                scheduling.facts.places(c)[0]))]
         if kept or not candidates:
             if candidates:
                 candidates[:] = kept
@@ -178,8 +178,7 @@ def _where_the_flavor_demands(hosts, scheduling, spec):
              + (', where its guest fits' if guest else ''),
              'there': '; '.join(
                  f'{host.host} offers them on '
-                 + ranking.fewest_places(
-                     scheduling, host.allocation_candidates)
+                 + scheduling.fewest_places(host.allocation_candidates)
                  for host in refused[:_SAID])})
     return left
 
@@ -241,7 +240,7 @@ def _note_claims(hosts, scheduling):
         # another filter may have dropped the taken host; then the first host
         # with room was not tried
         if taken is None and not all(
-                map(scheduling.is_taken, host.allocation_candidates)):
+                map(scheduling.facts.is_taken, host.allocation_candidates)):
             return
     if taken is not None:
         _note_claim(hosts[taken], scheduling)
@@ -256,7 +255,7 @@ def _note_claim(host, scheduling):
     left = _left(scheduling, host)[1]
     if len(left) == len(host.allocation_candidates) and all(
             map(lambda a, b: a is b, left, host.allocation_candidates)):
-        scheduling.take(left[0], ranking.providers)
+        scheduling.take(left[0])
     else:
         # another filter dropped candidates, before or after the claim
         scheduling.refresh(host.uuid)

@@ -18,8 +18,8 @@ import nova.conf
 from nova.scheduler import utils
 
 from nova_accel import log as logging
+from nova_accel import request
 from nova_accel.scheduler import candidates as placement
-from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling
 
 CONF = nova.conf.CONF
@@ -47,8 +47,8 @@ def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
     :param candidates: defaultdict, provider -> its candidates; modified.
     :param summaries: provider -> summary; modified.
     """
-    missing = [wish for wish in found.wishes
-               if not _is_carried(wish, candidates, summaries)]
+    missing = [wanted for wanted in found.requests if wanted.programs
+               and not _is_carried(wanted, candidates, summaries)]
     if not missing or len({
             id(one) for listed in candidates.values() for one in listed
             }) < CONF.scheduler.max_placement_results:
@@ -59,15 +59,16 @@ def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
         return
     query = [(key, value) for key, value in parse.parse_qsl(question)
              if key != 'limit']
-    carrying: dict[str, list[scheduling.Wish]] = {}
-    for wish in missing:
-        for root in _carrying(get, wish, found):
-            carrying.setdefault(root, []).append(wish)
+    #: host -> the groups that find there what they want
+    carrying: dict[str, list[request.AcceleratorRequest]] = {}
+    for wanted in missing:
+        for root in _carrying(get, wanted):
+            carrying.setdefault(root, []).append(wanted)
     if len(carrying) > _ASKED and any(key == 'member_of' for key, _ in query):
         # those outside of the zone would be asked in vain
         there = {host['uuid'] for host in _ask(
             get, placement.url_of_hosts(question))['resource_providers']}
-        carrying = {root: wishes for root, wishes in carrying.items()
+        carrying = {root: groups for root, groups in carrying.items()
                     if root in there}
     # by chance, as other requests look for the same; those that carry most
     roots = sorted(_sample(sorted(carrying), len(carrying)),
@@ -88,26 +89,24 @@ def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
             return
 
 
-def _is_carried(wish, candidates, summaries):
-    traits = set(wish.traits)
+def _is_carried(wanted, candidates, summaries):
+    traits = set(wanted.wanted_traits)
     return any(
-        wish.resource_class in summaries[provider]['resources']
+        wanted.resource_class in summaries[provider]['resources']
         and not traits.isdisjoint(summaries[provider]['traits'])
         for provider in candidates if provider in summaries)
 
 
-def _carries(wish):
-    return f'in:{",".join(sorted(wish.traits))}'
+def _carries(wanted):
+    return f'in:{",".join(sorted(wanted.wanted_traits))}'
 
 
-def _carrying(get, wish, found):
-    """The hosts that have what a group wants on a provider with room."""
-    [wanted] = [one for one in found.requests if one.group == wish.group
-                and one.resource_class == wish.resource_class]
+def _carrying(get, wanted):
+    """Return hosts that have what a group wants on a provider with room."""
     traits = [*sorted(wanted.required),
               *(f'!{trait}' for trait in sorted(wanted.forbidden))]
-    query = [('resources', f'{wish.resource_class}:{wanted.amount}'),
-             ('required', _carries(wish))]
+    query = [('resources', f'{wanted.resource_class}:{wanted.amount}'),
+             ('required', _carries(wanted))]
     if traits:
         query.append(('required', ','.join(traits)))
     return {provider['root_provider_uuid'] for provider in _ask(
@@ -115,12 +114,12 @@ def _carrying(get, wish, found):
         )['resource_providers']}
 
 
-def _of_host(get, query, root, wishes):
-    """Nova's question for one host, with what its regions carry."""
+def _of_host(get, query, root, groups):
+    """Ask Nova's question for one host and what its regions carry."""
     suffixes = {key.removeprefix('resources') for key, _ in query
                 if key.startswith('resources')}
-    query = [*query, *((f'required{wish.group}', _carries(wish))
-                       for wish in wishes), ('limit', str(_CANDIDATES))]
+    query = [*query, *((f'required{wanted.group}', _carries(wanted))
+                       for wanted in groups), ('limit', str(_CANDIDATES))]
     answer = {}
     # a provider of disk that hosts share is in none of their trees
     for pinned in suffixes, suffixes - {''}:
@@ -155,6 +154,5 @@ def order_forced(found: scheduling.Scheduling, spec,
     if not any(name in spec and getattr(spec, name)
                for name in ('force_hosts', 'force_nodes')):
         return
-    rank = ranking.ranker(found)
     for listed in candidates.values():
-        listed.sort(key=rank)
+        listed.sort(key=found.cost)

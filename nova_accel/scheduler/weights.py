@@ -2,26 +2,24 @@
 """A weigher that prefers hosts with the wanted functions already loaded, with
 devices that are close to each other, and those that are full."""
 
-import functools
-
 from nova.scheduler import utils
 from nova.scheduler import weights
 
 from nova_accel import conf
 from nova_accel import log as logging
 from nova_accel import naming
+from nova_accel.scheduler import cost
 from nova_accel.scheduler import filters
-from nova_accel.scheduler import ranking
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 
 class AcceleratorWeigher(weights.BaseHostWeigher):
-    """Scores a host by its first candidate, which Nova claims.
+    """Weighs a host by the cost of its first candidate, which Nova claims.
 
-    The scale is absolute: minval and maxval leave a score as it is, below 0 too
-    (nova.weights, 31 to 34). Without them Nova would stretch the smallest
+    The scale is absolute: minval and maxval leave a weight as it is, below 0
+    too (nova.weights, 31 to 34). Without them Nova would stretch the smallest
     difference between two hosts to a whole point.
     """
 
@@ -30,7 +28,7 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
 
     def __init__(self):
         # once, when nova-scheduler starts: reading an option takes longer
-        # than the score of a host
+        # than the cost of a host
         self._multiplier = CONF.accel.weight_multiplier
 
     def weight_multiplier(self, host_state):
@@ -39,7 +37,7 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
             host_state, 'accel_weight_multiplier', self._multiplier)
 
     def weigh_objects(self, weighed_obj_list, weight_properties):
-        """Return ranking.score() of each host."""
+        """Return the negative cost of each host."""
         try:
             return self._weigh(weighed_obj_list, weight_properties)
         # as in the filter
@@ -55,30 +53,26 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
         if not scheduling.requests:
             return self._without_accelerators(
                 [weighed.obj for weighed in weighed_obj_list], scheduling)
-        rank = ranking.ranker(scheduling)
-        # many hosts, few ranks
-        score = functools.cache(functools.partial(ranking.score, scheduling))
-
-        def weigh(candidate):
-            return score(rank(candidate))
-        return [self._weigh_object(weighed.obj, weigh)
+        cost_of = scheduling.cost
+        return [self._weigh_object(weighed.obj, cost_of)
                 for weighed in weighed_obj_list]
 
     @staticmethod
     def _without_accelerators(hosts, scheduling):
-        if not (scheduling.packs_hosts and scheduling.packing == 'stack'):
+        if scheduling.packing != 'stack':
             return [0.0] * len(hosts)
         # providers stay in Placement when a host returns to Nova's driver
         having = [naming.STATISTIC in (host.stats or {}) for host in hosts]
-        free = scheduling.free_of_hosts() if any(having) else {}
-        return [ranking.score_without_accelerators(
+        free = scheduling.facts.free_of_hosts() if any(having) else {}
+        return [0.0 - cost.without_accelerators(
             free.get(host.uuid, 0) if has else 0)
             for host, has in zip(hosts, having)]
 
-    def _weigh_object(self, host_state, weigh):
-        """Return the score; 0 also for hosts without candidates (rebuild).
+    def _weigh_object(self, host_state, cost_of):
+        """Return the weight of a host; 0 also without candidates (rebuild).
 
-        :param weigh: callable of a candidate.
+        :param cost_of: callable of a candidate.
         """
         candidates = host_state.allocation_candidates
-        return weigh(candidates[0]) if candidates else 0.0
+        # Nova logs weights, and -0.0 would puzzle
+        return 0.0 - cost_of(candidates[0]) if candidates else 0.0

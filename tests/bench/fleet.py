@@ -80,7 +80,6 @@ import sqlalchemy  # noqa: E402
 from nova_accel import naming  # noqa: E402
 from nova_accel.scheduler import fault  # noqa: E402
 from nova_accel.scheduler import filters  # noqa: E402
-from nova_accel.scheduler import ranking  # noqa: E402
 from nova_accel.scheduler import scheduling  # noqa: E402
 from tests.bench import reuse  # noqa: E402
 from tests.bench import weigh  # noqa: E402
@@ -161,11 +160,10 @@ class Fleet:
                 show(heapq.heappop(busy)[1])
             begun = known.begin(reuse.Spec(number(function)), idle)
             begun.count('server')
-            rank = ranking.ranker(begun)
             # regions that carry the same are alike
             best = max((found for found in copies if copies[found]),
-                       key=lambda found: (ranking.score(begun, rank({
-                           'mappings': {'1': [copies[found][0]]}})),
+                       key=lambda found: (-begun.cost({
+                           'mappings': {'1': [copies[found][0]]}}),
                            chance.random()))
             region = copies[best].pop()
             del idle[region]

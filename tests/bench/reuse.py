@@ -9,14 +9,14 @@ of ``make bench-reuse`` is such a file (.csv.gz); without one it is a Zipf
 trace, other ones for other seeds.
 
 Each column is a rule. All but the first take a free region with the function
-where there is one, and an empty one next. "ours" is the ranking of the
+where there is one, and an empty one next. "ours" is the cost of the
 scheduler (nova_accel.scheduler) on candidates and provider summaries as
-Placement has them, the best score first and ties by chance; "ours of 3" are
+Placement has them, the least first and ties by chance; "ours of 3" are
 three schedulers that know of a third of the requests each. "uses per idle
 copy" counts all requests since the start, without decay, and knows of all.
 
 With --plain SHARE so many requests want a region without a function, and leave
-it empty. Shown is the share of the others. "plain by chance" is the ranking,
+it empty. Shown is the share of the others. "plain by chance" is the cost,
 but such a request gets any free region.
 
 Each rule plays the same traces with the same seeds: two rules are
@@ -46,7 +46,6 @@ import types
 import uuid
 
 from nova_accel import naming
-from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
@@ -174,11 +173,9 @@ class Ours(Rule):
         spec = Spec(None if function is None else self.ids[function])
         begun = self.chance.choice(self.begun).begin(spec, summaries)
         begun.count('server')
-        rank = ranking.ranker(begun)
-        scores = [(ranking.score(begun, rank({
+        return min(free, key=lambda region: begun.cost({
             'allocations': {region.uuid: {'resources': {FPGA: 1}}},
-            'mappings': {'1': [region.uuid]}})), region) for region in free]
-        return max(scores, key=lambda pair: pair[0])[1]
+            'mappings': {'1': [region.uuid]}}))
 
 
 class OursOfThree(Ours):

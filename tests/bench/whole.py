@@ -9,7 +9,7 @@ of tests.bench.reuse, seconds since the first request, duration, and in the
 third the number of GPUs; without one the trace is random, 6 of 10 for one GPU,
 2 for two and 1 each for four and eight.
 
-"best fit" takes the host, and there the pools, that have least left. "ranking"
+"best fit" takes the host, and there the pools, that have least left. "cost"
 is that of the scheduler with Nova's weights of RAM, CPU and disk beside it,
 which follow the GPUs; "Nova" is these weights alone. Printed are the servers of
 eight, those that met less than eight free GPUs, and for each rule the others
@@ -28,7 +28,6 @@ import random
 
 from nova_accel import conf
 from nova_accel import demand
-from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling
 from tests.bench import reuse
 
@@ -118,7 +117,7 @@ class Spec:
         return hasattr(self, name)
 
 
-def ranked(free, there, wanted, nodes, chance):
+def cheapest(free, there, wanted, nodes, chance):
     specs = ({f'resources1:{GPU}': str(wanted)} if wanted <= WHOLE // nodes
              else {f'resources{n}:{GPU}': str(wanted // nodes)
                    for n in range(nodes)})
@@ -128,25 +127,24 @@ def ranked(free, there, wanted, nodes, chance):
                 'capacity': WHOLE // nodes, 'used': WHOLE // nodes - left}}}
             for place, left in free.items()}, demand.Demand(), get=None)
     groups = [one.group for one in begun.requests]
-    rank = ranking.ranker(begun)
     of_hosts = collections.defaultdict(list)
     for place in there:
         made = {'allocations': {p: {'resources': {GPU: n}}
                                 for p, n in place.items()},
                 'mappings': {group: [p] for group, p
                              in zip(groups, sorted(place))}}
-        of_hosts[min(place)[0]].append((rank(made), place))
+        of_hosts[min(place)[0]].append((begun.cost(made), place))
     first = operator.itemgetter(0)
 
     def weight(host):
         # RAM, CPU and disk of Nova follow the devices
-        return (ranking.score(begun, min(of_hosts[host], key=first)[0])
+        return (-min(of_hosts[host], key=first)[0]
                 * conf.CONF.accel.weight_multiplier
                 + 3 * _left(free, nodes, host) / WHOLE)
     return min(of_hosts[max(of_hosts, key=weight)], key=first)[1]
 
 
-RULES = {'best fit': best_fit, 'ranking': ranked, 'Nova': nova}
+RULES = {'best fit': best_fit, 'cost': cheapest, 'Nova': nova}
 
 
 def main():

@@ -369,7 +369,7 @@ class RegionTest(WhyTestCase):
         for host in ('compute1', 'compute2'):
             self.host(host)
 
-    def test_ranking(self):
+    def test_costs(self):
         """The host that has the function is above the one that is programmed,
         and its region above others."""
         image = self.upload(accel__function_id=FUNCTION,
@@ -385,7 +385,7 @@ class RegionTest(WhyTestCase):
              (2, f"free, is programmed with image {image} ('nlb')"),
              (1, f"free, is programmed with image {image} ('nlb')")],
             list(found.values()))
-        self.assertEqual([0.0, 0.0, -0.44], [r['Score'] for r in self.rows])
+        self.assertEqual([0.0, 0.0, 0.44], [r['Cost'] for r in self.rows])
 
     def test_region_type_without_image(self):
         self.upload(accel__function_id=FUNCTION,

@@ -5,6 +5,7 @@ What it finds is in tests/functional/test_why.py.
 """
 
 import os
+import types
 
 import fixtures
 import requests_mock
@@ -17,6 +18,16 @@ NOVA, PLACEMENT = 'http://nova.example/v2.1', 'http://placement.example'
 FLAVOR = {'id': '7', 'name': 'gpu', 'vcpus': 1, 'ram': 1, 'disk': 0,
           'OS-FLV-EXT-DATA:ephemeral': 0, 'swap': '',
           'extra_specs': {'resources1:CUSTOM_ACCELERATOR_GPU': '1'}}
+
+
+class OrderTest(commands.CommandTestCase):
+
+    def test_cheapest_host_first(self):
+        costs = {'none': None, 'dear': 110.5, 'best': 0.0}
+        rows = why.Why(None, None)._answer(types.SimpleNamespace(
+            hosts=costs, others=list,
+            of_host=lambda name: why.Host(costs[name], [(name,)])))
+        self.assertEqual([('best',), ('dear',), ('none',)], rows)
 
 
 class CannotLookTest(commands.CommandTestCase):

@@ -27,10 +27,12 @@ from nova_accel import naming
 from nova_accel import request
 from nova_accel.api import expansion
 from nova_accel.scheduler import candidates
+from nova_accel.scheduler import copies
+from nova_accel.scheduler import cost
+from nova_accel.scheduler import facts
 from nova_accel.scheduler import fault
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import missing
-from nova_accel.scheduler import ranking
 from nova_accel.scheduler import scheduling
 from nova_accel.scheduler import seam
 from nova_accel.scheduler import unseen
@@ -83,8 +85,8 @@ def failing(owner, name):
 class SchedulerTest(testtools.TestCase):
     """Whole schedulings, as Nova's scheduler runs them."""
 
-    MODULES = (scheduling, ranking, filters, weights, candidates, fault,
-               missing, unseen, request)
+    MODULES = (scheduling, facts, cost, copies, filters, weights, candidates,
+               fault, missing, unseen, request)
 
     def setUp(self):
         super().setUp()
@@ -221,9 +223,10 @@ class SchedulerTest(testtools.TestCase):
                         if traces:
                             reached.add(f'{owner.__name__}.{name}')
         # a test that reaches nothing says nothing
-        for name in ('_requests', '_rank_of_several', '_sort', '_weigh_object',
-                     'ranks', 'of', 'begin', 'refusal', 'reason', 'add',
-                     '_carrying', '_of_host', 'order_forced', '_copied'):
+        for name in ('_requests', '_of_several', '_of_kind', '_sort',
+                     '_weigh_object', 'cost', 'kinds', 'of', 'begin',
+                     'refusal', 'reason', 'add', '_carrying', '_of_host',
+                     'order_forced', '_copied'):
             self.assertIn(name, {n.rpartition('.')[2] for n in reached})
 
 

@@ -15,6 +15,7 @@ import testtools
 
 from nova_accel import conf
 from nova_accel import naming
+from nova_accel.scheduler import facts
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import missing
 from nova_accel.scheduler import scheduling
@@ -254,9 +255,8 @@ class GuestTest(FilterTestCase):
             self.assertEqual([*'01-'], self.left(*arguments))
 
     def test_said_when_nothing_is_left(self):
-        with mock.patch.object(filters.ranking, 'shown_places',
-                               return_value=({'CUSTOM_ACCELERATOR_NUMA_0'},
-                                             set())):
+        with mock.patch.object(facts.Facts, 'places', return_value=(
+                {'CUSTOM_ACCELERATOR_NUMA_0'}, set())):
             with self.assertLogs('nova_accel', 'INFO') as log:
                 self.assertIsNone(
                     self.left(self.topology(0, 2), self.guest()))

@@ -1,6 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The ranking on candidates and provider summaries as Placement writes them.
-"""
+"""Costs of candidates, on provider summaries as Placement writes them."""
 
 import copy
 import gc
@@ -8,15 +7,14 @@ import itertools
 import threading
 import types
 
-from hypothesis import given
-from hypothesis import strategies as st
 from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel import conf
 from nova_accel import demand as demands
 from nova_accel import naming
-from nova_accel.scheduler import ranking
+from nova_accel.scheduler import cost as costs
+from nova_accel.scheduler import facts
 from nova_accel.scheduler import scheduling as schedulings
 from tests.bench import whole
 
@@ -104,7 +102,7 @@ class Base(testtools.TestCase):
 
     def order(self, scheduling, *candidates):
         candidates = list(candidates)
-        candidates.sort(key=ranking.ranker(scheduling))
+        candidates.sort(key=scheduling.cost)
         return candidates
 
     def assertBestFirst(self, scheduling, *expected):
@@ -117,8 +115,8 @@ class Base(testtools.TestCase):
         self.assertLess(max(self.scores(scheduling, *candidates)), -5000)
 
     def scores(self, scheduling, *candidates):
-        return [ranking.score(scheduling, rank)
-                for rank in map(ranking.ranker(scheduling), candidates)]
+        """What each host weighs whose first candidate this is."""
+        return [0.0 - cost for cost in map(scheduling.cost, candidates)]
 
 
 def at(node=None, root=None, **more):
@@ -149,10 +147,9 @@ class PlacesTest(Base):
         # what its host will choose may be as close
         self.assertEqual(
             [(1, 1), (1, 1), (0, 0), (2, 2)], [
-                (rank.nodes, rank.roots)
+                tuple(map(len, self.placed().facts.places(candidate(*pair))))
                 for pair in (('a1', 'any'), ('a1', 'pool'), ('any', 'any'),
-                             ('a1', 'b1'))
-                for rank in [ranking.ranker(self.placed())(candidate(*pair))]])
+                             ('a1', 'b1'))])
 
     def test_hosts_whose_devices_are_close_score_more(self):
         pairs = [candidate(*pair) for pair in (
@@ -214,7 +211,7 @@ class PlacesTest(Base):
             with self.subTest(specs):
                 scheduling = self.placed(**specs)
                 self.assertEqual(list(map(bool, expected)), [
-                    ranking.may_satisfy(scheduling, candidate(*pair))
+                    scheduling.may_satisfy(candidate(*pair))
                     for pair in (('a1', 'a2'), ('a1', 'a3'), ('a1', 'b1'),
                                  ('a1', 'any'), ('pool', 'any'))])
 
@@ -386,6 +383,19 @@ class RankingTest(Base):
         loaded, programmed = self.scores(scheduling, *pairs)
         self.assertGreater(loaded, programmed + 0.05)
 
+    def test_order_of_groups_makes_no_difference(self):
+        """Else of requests at the same time all want the same candidate."""
+        groups = {}
+        for group in '012':
+            groups[f'resources_ACCEL{group}__{FPGA}'] = '1'
+            groups[f'accel_ACCEL{group}__function_id'] = f'{WANTED},{OTHER}'
+        regions = {'a': region(WANTED), 'b': region(OTHER), 'c': region(OTHER)}
+        for name in 'ac':
+            regions[name]['traits'].append(naming.CLEANING)
+        scheduling = self.look(regions, **groups)
+        self.assertEqual(1, len(set(self.scores(scheduling, *(
+            candidate(*names) for names in itertools.permutations('abc'))))))
+
     def test_stable(self):
         scheduling = self.look(
             {'a': region(WANTED), 'b': region(WANTED)}, **ONE)
@@ -397,23 +407,23 @@ class RankingTest(Base):
         scheduling = self.look({'w': region(WANTED), 's': region(OTHER, False),
                                 'two': region(WANTED, capacity=2)}, **ONE)
         for name in ('w', 'two'):
-            scheduling.take(candidate(name), ranking.providers)
+            scheduling.take(candidate(name))
         self.assertBestFirst(scheduling, candidate('two'), candidate('s'),
                              candidate('w'))
         self.assertUnusable(scheduling, candidate('s'), candidate('w'))
-        scheduling.take(candidate('two'), ranking.providers)
+        scheduling.take(candidate('two'))
         self.assertBestFirst(scheduling, candidate('s'), candidate('two'))
 
     def test_servers_of_one_request_share_what_the_first_programs(self):
         scheduling = self.look({'a': region(capacity=2), 'b': region()}, **ONE)
-        scheduling.take(candidate('a'), ranking.providers)
+        scheduling.take(candidate('a'))
         self.assertBestFirst(scheduling, candidate('a'), candidate('b'))
 
     def test_what_the_first_overwrites_is_not_there_for_the_next(self):
         scheduling = self.look({
             'a': region(OTHER, capacity=2), 'b': region(OTHER),
             'c': region(OTHER), 'd': region(WANTED)}, **TWO)
-        scheduling.take(candidate('a', 'b'), ranking.providers)
+        scheduling.take(candidate('a', 'b'))
         self.assertBestFirst(
             scheduling, candidate('d', 'c'), candidate('d', 'a'))
         self.assertUnusable(scheduling, candidate('d', 'a'))
@@ -425,7 +435,7 @@ class RankingTest(Base):
             'o1': region(OTHER), 'o2': region(OTHER), 't': region(THIRD)},
             **ONE)
         self.assertBestFirst(scheduling, candidate('o1'), candidate('t'))
-        scheduling.take(candidate('o2'), ranking.providers)
+        scheduling.take(candidate('o2'))
         self.assertBestFirst(scheduling, candidate('t'), candidate('o1'))
 
     def test_without_function_what_is_missed_least(self):
@@ -468,8 +478,7 @@ class RankingTest(Base):
             *scores, last = self.scores(scheduling, *others, candidate('s'))
             self.assertGreater(min(scores), last + 1000)
             # it can be had all the same
-            taken = schedulings.Rank(True, 0, 0, 0)
-            self.assertGreater(last, ranking.score(scheduling, taken))
+            self.assertGreater(last, -costs.UNUSABLE)
 
     def test_flavor_without_accelerators(self):
         plain, unloaded = Spec(hw__cpu_policy='dedicated'), Spec()
@@ -489,7 +498,7 @@ class RankingTest(Base):
         before = copy.deepcopy(regions)
         scheduling = self.look(regions, Placement({}), **ONE)
         self.order(scheduling, candidate('w'), candidate('o'))
-        scheduling.take(candidate('w'), ranking.providers)
+        scheduling.take(candidate('w'))
         scheduling.refresh('root')
         self.assertEqual(before, regions)
 
@@ -506,35 +515,6 @@ class RankingTest(Base):
         multiplier = conf.CONF.accel.weight_multiplier
         self.assertGreater((has - empty) * multiplier, 4)
         self.assertGreater((scarce - stuck) * multiplier, 4)
-
-    @given(st.lists(st.tuples(
-        st.sampled_from([None, WANTED, OTHER, THIRD]), st.booleans(),
-        st.integers(0, 2), st.booleans()), min_size=2, max_size=6),
-        st.lists(st.sampled_from([WANTED, OTHER, THIRD])), st.data())
-    def test_score_agrees_with_order(self, drawn, asked, data):
-        self.demand = demands.Demand()
-        for function in asked:
-            self.ask(function)
-        scheduling = self.look({f'r{n}': region(f, p, used, 2)
-                                for n, (f, p, used, _) in enumerate(drawn)},
-                               **TWO)
-        for number, (*_, taken) in enumerate(drawn):
-            if taken:
-                scheduling.take(candidate(*2 * [f'r{number}']),
-                                ranking.providers)
-        names = st.sampled_from([f'r{n}' for n in range(len(drawn))])
-        candidates = [candidate(data.draw(names), data.draw(names))
-                      for _ in range(4)]
-        rank = ranking.ranker(scheduling)
-        candidates.sort(key=rank)
-        ranks = list(map(rank, candidates))
-        scores = [ranking.score(scheduling, r) for r in ranks]
-        self.assertEqual(sorted(scores, reverse=True), scores)
-        self.assertTrue(all(s <= 0 for s in scores))
-        usable = [(r, s) for r, s in zip(ranks, scores)
-                  if not r.taken and not r.stuck]
-        for (one, more), (two, less) in itertools.pairwise(usable):
-            self.assertEqual(one == two, more == less)
 
 
 class Placement:
@@ -587,15 +567,16 @@ class RefreshTest(Base):
         scheduling = self.look(self.REGIONS, Placement({}), **ONE)
         scheduling.refresh('one')
         self.assertEqual([True, True, False], [
-            scheduling.is_taken(candidate(name)) for name in ('w', 'o', 'x')])
+            scheduling.facts.is_taken(candidate(name))
+            for name in ('w', 'o', 'x')])
 
     def test_own_claims_are_among_it(self):
         two = {'w': region(WANTED, capacity=2, root='one')}
         scheduling = self.look(two, Placement(
             {'w': region(WANTED, capacity=2, used=1, root='one')}), **ONE)
-        scheduling.take(candidate('w'), ranking.providers)
+        scheduling.take(candidate('w'))
         scheduling.refresh('one')
-        self.assertFalse(scheduling.is_taken(candidate('w')))
+        self.assertFalse(scheduling.facts.is_taken(candidate('w')))
 
     def test_no_answer_changes_nothing(self):
         for answer in (ConnectionError('refused'), None, False,
@@ -603,8 +584,8 @@ class RefreshTest(Base):
                        NoJson()):
             with self.subTest(answer):
                 scheduling = self.look(self.REGIONS, Silent(answer), **ONE)
-                scheduling.take(candidate('w'), ranking.providers)
-                with self.assertLogs(schedulings.LOG.logger, 'WARNING'):
+                scheduling.take(candidate('w'))
+                with self.assertLogs(facts.LOG.logger, 'WARNING'):
                     scheduling.refresh('one')
                 self.assertBestFirst(scheduling, candidate('x'),
                                      candidate('o'), candidate('w'))
@@ -723,7 +704,7 @@ class PackingTest(Base):
         for _ in range(4):
             full, other = self.scores(scheduling, *map(self.taking, 'ab'))
             self.assertGreater(full, other)
-            scheduling.take(self.taking('a'), ranking.providers)
+            scheduling.take(self.taking('a'))
         self.assertUnusable(scheduling, self.taking('a'))
 
     def test_whole_hosts_stay_whole(self):
@@ -734,18 +715,18 @@ class PackingTest(Base):
             with self.subTest(nodes=nodes):
                 best, ours, nova = (
                     whole.play(rule, trace, 8, nodes)['refused']
-                    for rule in (whole.best_fit, whole.ranked, whole.nova))
+                    for rule in (whole.best_fit, whole.cheapest, whole.nova))
                 self.assertLessEqual(ours, best)
                 self.assertGreater(nova, best + 10)
 
     def test_servers_without_accelerators(self):
-        self.assertEqual(0.0, ranking.score_without_accelerators(0))
+        self.assertEqual(0.0, costs.without_accelerators(0))
         scheduling = self.look({
             'a': self.pool(8, 'A'), 'a2': self.pool(1, 'A'),
             'A': {'traits': [], 'root_provider_uuid': 'A', 'resources': {
                 'VCPU': {'capacity': 9, 'used': 1}}},
             'b': self.pool(2, 'B')})
-        self.assertEqual({'A': 9, 'B': 2}, scheduling.free_of_hosts())
+        self.assertEqual({'A': 9, 'B': 2}, scheduling.facts.free_of_hosts())
 
 
 class SchedulingsTest(testtools.TestCase):
@@ -775,9 +756,9 @@ class SchedulingsTest(testtools.TestCase):
     def test_without_answer(self):
         begun = schedulings.Schedulings(refuse)
         spec = Spec(**ONE)
-        self.assertEqual(1, len(begun.of(spec).wishes))
+        self.assertEqual(1, len(begun.of(spec).requests))
         self.assertIs(begun.of(spec), begun.of(spec))
-        self.assertEqual(1, len(begun.begin(spec, None).wishes))
+        self.assertEqual(1, len(begun.begin(spec, None).requests))
 
     def test_they_go_with_the_request(self):
         begun = schedulings.Schedulings(refuse)

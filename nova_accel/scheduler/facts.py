@@ -1,0 +1,263 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What is known of providers while the servers of one request are scheduled.
+
+It comes from the provider summaries of Placement's answer (GET
+/allocation_candidates, 1.29 and later: all providers of each tree in which
+there is a candidate): {provider: {'resources': {class: {'capacity': amount,
+'used': amount}}, 'traits': [trait]}}. Nova asks for that answer anyway.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Mapping
+import itertools
+import typing
+
+from nova_accel import conf
+from nova_accel import log as logging
+from nova_accel import naming
+from nova_accel import request
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+Summary = Mapping[str, typing.Any]
+#: an allocation request of Placement, 1.34 and later: {'allocations':
+#: {provider: {'resources': {class: amount}}}, 'mappings': {group suffix:
+#: [provider]}}. The unnumbered group has the suffix ''
+Candidate = dict[str, typing.Any]
+
+
+class Kind(typing.NamedTuple):
+    """What a cost depends on of a provider. Most regions are of a kind with
+    many others."""
+
+    #: joined: one string is quicker to hash than each trait
+    traits: str
+    #: of the wanted class
+    capacity: int
+    used: int
+
+
+# in_tree of allocation candidates
+_CANDIDATES_VERSION = '1.31'
+
+
+def providers(wanted: request.AcceleratorRequest, candidate: Candidate,
+              ) -> Iterable[str]:
+    """Return the UUIDs of the providers that serve a request group.
+
+    It is one provider: Placement takes all of a class in a group from one
+    (granular resource requests, 1.25). The unnumbered group may take its
+    other classes from others.
+    """
+    group = wanted.group
+    mapped = candidate['mappings'].get(group, ())
+    if group:
+        return mapped
+    allocations = candidate['allocations']
+    return [provider for provider in mapped
+            if provider in allocations
+            and wanted.resource_class in allocations[provider]['resources']]
+
+
+class Facts:
+    """Placement's answer, less what servers of the request got since.
+
+    :param requests: of one server.
+    :param summaries: not modified.
+    :param get: callable (url, version), SchedulerReportClient.get of Nova.
+    """
+
+    def __init__(self, requests: list[request.AcceleratorRequest],
+                 summaries: Mapping[str, Summary],
+                 get: Callable[[str, str], typing.Any]):
+        self._requests = requests
+        self._classes = {r.resource_class for r in requests}
+        self._summaries = summaries
+        self._get = get
+        self._places: dict[str, tuple[str | None, str | None]] = {}
+        #: (provider, class) of which something was taken since the answer
+        self._taken: set[tuple[str, str]] = set()
+        #: provider -> traits that its region gets from servers of this request
+        self._promised: dict[str, list[str]] = {}
+
+    # Providers
+
+    def kinds(self, resource_class: str) -> dict[Kind, list[str]]:
+        """Return the providers of a class, by their kind."""
+        result: dict[Kind, list[str]] = collections.defaultdict(list)
+        for provider, summary in self._summaries.items():
+            found = summary['resources'].get(resource_class)
+            if found:
+                result[Kind(','.join(summary['traits']), found['capacity'],
+                            found['used'])].append(provider)
+        return result
+
+    def root(self, provider: str) -> str:
+        """Return the UUID of the root of the provider's tree, its host."""
+        return self._summaries[provider].get('root_provider_uuid', provider)
+
+    def place(self, provider: str) -> tuple[str | None, str | None]:
+        """Return the NUMA node and the PCI root complex of a provider, as
+        naming.place_of()."""
+        found = self._places.get(provider)
+        if found is None:
+            summary = self._summaries.get(provider)
+            found = self._places[provider] = naming.place_of(
+                summary['traits'] if summary else ())
+        return found
+
+    def free_of_hosts(self) -> Mapping[str, int]:
+        """Return how many accelerators of any kind are free, by the UUID of a
+        root provider; hosts without a free one are not named."""
+        result: dict[str, int] = {}
+        # a class -> whether it is of accelerators. There are many providers,
+        # most of which have no class, and few classes
+        known: dict[str, bool] = {}
+        for summary in self._summaries.values():
+            resources = summary['resources']
+            if not resources:
+                continue
+            for name in resources:
+                if name not in known:
+                    known[name] = naming.is_accelerator_class(name)
+                if known[name]:
+                    found = resources[name]
+                    free = found['capacity'] - found['used']
+                    if free:
+                        root = summary.get('root_provider_uuid', '')
+                        result[root] = result.get(root, 0) + free
+        return result
+
+    # Candidates
+
+    def places(self, candidate: Candidate) -> tuple[set[str], set[str]]:
+        """Return the NUMA nodes and the PCI root complexes of a candidate.
+
+        Those that its providers show; a pool whose devices differ shows none,
+        and the compute host chooses devices that are close.
+
+        :returns: as traits.
+        """
+        nodes: set[str] = set()
+        roots: set[str] = set()
+        for wanted in self._requests:
+            for provider in providers(wanted, candidate):
+                node, root = self.place(provider)
+                if node:
+                    nodes.add(node)
+                if root:
+                    roots.add(root)
+        return nodes, roots
+
+    def takes_ours(self, candidate: Candidate) -> bool:
+        """Return whether a candidate takes an accelerator from nova_accel.
+
+        Only nova_accel has custom classes of accelerators; its providers of a
+        standard class have the owner trait.
+        """
+        return any(
+            naming.is_custom(name) or CONF.accel.owner_trait
+            in self._traits(provider)
+            for provider, given in candidate['allocations'].items()
+            for name in naming.accelerators(given['resources']))
+
+    def _traits(self, provider):
+        return self._summaries.get(provider, {}).get('traits', ())
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether anything is known to be taken since the answer."""
+        return bool(self._taken)
+
+    def is_taken(self, candidate: Candidate) -> bool:
+        """Return whether a device was allocated since Placement offered it."""
+        return bool(self._taken) and any(
+            (provider, name) in self._taken
+            and amount > self._room(provider, name)
+            for provider, given in candidate['allocations'].items()
+            for name, amount in given['resources'].items())
+
+    def _room(self, provider, name):
+        summary = self._summaries.get(provider)
+        if summary is None or name not in summary['resources']:
+            return 0
+        found = summary['resources'][name]
+        return found['capacity'] - found['used']
+
+    # What was taken
+
+    def take(self, candidate: Candidate) -> None:
+        """Note that a server of this request was given a candidate."""
+        for wanted in self._requests:
+            for provider in providers(wanted, candidate):
+                if wanted.programs and set(wanted.wanted_traits).isdisjoint(
+                        self._traits(provider)):
+                    self._promised[provider] = wanted.wanted_traits
+        for provider, given in candidate['allocations'].items():
+            for name, amount in given['resources'].items():
+                if name in self._classes:
+                    self._use(provider, name, amount)
+
+    def _use(self, provider, name, amount):
+        summary = self._summaries.get(provider)
+        if summary and name in summary['resources']:
+            summary = _using(
+                summary, name, summary['resources'][name]['used'] + amount)
+        self._show(provider, name, summary)
+
+    def _show(self, provider, name, summary):
+        """Replace a summary of which something of a class was taken."""
+        self._taken.add((provider, name))
+        promised = self._promised.get(provider)
+        if summary and promised:
+            # what the region carries is going to be overwritten
+            summary = {**summary, 'traits': [*promised, *itertools.filterfalse(
+                naming.is_content, summary['traits'])]}
+        if summary:
+            # a new one: the old one may be Nova's own
+            self._summaries = {**self._summaries, provider: summary}
+
+    def refresh(self, root: str) -> None:
+        """Ask Placement again for the providers of one host.
+
+        The first of them may have been taken by another request, which the
+        answer that Nova has cannot tell. Without an answer nothing changes.
+
+        :param root: UUID of the host's root provider.
+        """
+        for name in sorted(self._classes):
+            url = (f'/allocation_candidates?in_tree={root}'
+                   f'&resources={name}:1&limit=1')
+            try:
+                response = self._get(url, _CANDIDATES_VERSION)
+                if not response:
+                    raise ConnectionError(
+                        'no connection' if response in (None, False)
+                        else f'HTTP {response.status_code}')
+                found = response.json()['provider_summaries']
+            # keystoneauth has some thirty, and none may fail a scheduling
+            except Exception as error:
+                LOG.warning(
+                    'Placement was asked for %(url)s, to learn what another '
+                    'request took, and did not answer (%(error)s): the '
+                    'scheduling goes on with the answer from before.',
+                    {'url': url, 'error': error})
+                return
+            self._update(root, name, found)
+
+    def _update(self, root, name, found):
+        """Use a new answer of Placement about a class in the tree of a host."""
+        for provider, summary in list(self._summaries.items()):
+            if (summary.get('root_provider_uuid') == root
+                    and name in summary['resources']):
+                # Placement sums up no tree without room
+                self._show(provider, name, found.get(provider) or _using(
+                    summary, name, summary['resources'][name]['capacity']))
+
+
+def _using(summary, name, used):
+    """Return a summary in which that much of a class is used."""
+    resources = summary['resources']
+    return {**summary, 'resources': {
+        **resources, name: {**resources[name], 'used': used}}}
