@@ -9,6 +9,7 @@ compares them between releases.
 from collections.abc import Callable
 import contextlib
 import json
+import operator
 from urllib import parse
 
 from keystoneauth1 import exceptions as ks_exc
@@ -37,6 +38,10 @@ _TRIES = 5
 _OPEN = ('migrating', 'post-migrating', 'finished', 'reverting', 'reverted')
 #: what NovaServer reads of Nova's entry of a server
 _READ = ['metadata', 'flavor', 'system_metadata']
+#: what reading a body raises that is not Placement's: the HTML of a proxy,
+#: truncated or other JSON
+_NOT_AN_ANSWER = AttributeError, KeyError, TypeError, ValueError
+_GENERATION = operator.itemgetter('resource_provider_generation')
 #: beginnings of the extra specs that request.parse() reads
 _OURS = ('resources', 'accel', 'function', 'bitstream')
 
@@ -52,7 +57,7 @@ class NovaCloud:
         #: LiveMigrations.by_iommufd()
         self.by_iommufd: Callable[..., set[str]] = lambda *_: set()
         self._consumers = consumers.Consumers(
-            lambda url, version: self._answer(self._get(url, version)),
+            lambda url, version: self._listed(self._get(url, version)),
             self._allocations_of, self._copy_of)
 
     def admin_context(self):
@@ -67,10 +72,10 @@ class NovaCloud:
 
     def allocations(self, context, consumer_uuid):
         try:
-            return self._placement.get_allocs_for_consumer(
-                context, consumer_uuid)['allocations']
+            return _checked(self._placement.get_allocs_for_consumer(
+                context, consumer_uuid)['allocations'])
         except (nova_exception.ConsumerAllocationRetrievalFailed,
-                ks_exc.ClientException) as error:
+                ks_exc.ClientException, *_NOT_AN_ANSWER) as error:
             # the error of keystoneauth has the address
             asked = (f'Placement was asked what is allocated to '
                      f'{consumer_uuid}, and did not say')
@@ -92,8 +97,8 @@ class NovaCloud:
             if client.put_allocations(context, consumer_uuid, found):
                 return
             reason = 'it refused, as its own log says'
-        except (nova_exception.NovaException,
-                ks_exc.ClientException) as error:
+        except (nova_exception.NovaException, ks_exc.ClientException,
+                *_NOT_AN_ANSWER) as error:
             reason = _short(error)
         raise exception.PlacementUnavailable(
             f'What server {server_uuid} holds had to be allocated again, and '
@@ -107,10 +112,11 @@ class NovaCloud:
 
     def _allocations_of(self, provider_uuid):
         try:
-            return self._placement.get_allocations_for_resource_provider(
-                self.admin_context(), provider_uuid).allocations
+            return _checked(
+                self._placement.get_allocations_for_resource_provider(
+                    self.admin_context(), provider_uuid).allocations)
         except (nova_exception.ResourceProviderAllocationRetrievalFailed,
-                ks_exc.ClientException) as error:
+                ks_exc.ClientException, *_NOT_AN_ANSWER) as error:
             if _is_absent(error):
                 # Placement removes no provider that is allocated
                 return {}
@@ -156,8 +162,7 @@ class NovaCloud:
                 and 'Invalid trait' in response.text):
             # no provider ever had it
             return set()
-        return {provider['uuid'] for provider
-                in self._answer(response)['resource_providers']}
+        return {*self._listed(response)}
 
     def make_trait(self, trait):
         # 1.6: custom traits
@@ -176,20 +181,20 @@ class NovaCloud:
         client = self._placement
         url = f'/resource_providers/{provider_uuid}'
         for _ in range(_TRIES):
-            found = self._answer(client.get(
-                f'{url}/inventories', version='1.26'))
-            there = self._answer(client.get(f'{url}/traits', version='1.6'))
-            generation = there['resource_provider_generation']
-            if generation != found['resource_provider_generation']:
+            found_at, inventories = self._answer(
+                client.get(f'{url}/inventories', version='1.26'),
+                lambda body: (_GENERATION(body), dict(body['inventories'])))
+            generation, shown = self._answer(
+                client.get(f'{url}/traits', version='1.6'),
+                lambda body: (_GENERATION(body), set(body['traits'])))
+            if generation != found_at:
                 # another writer came between the two
                 continue
-            shown = set(there['traits'])
-            inventory, traits = change(
-                found['inventories'], shown, generation)
+            inventory, traits = change(inventories, shown, generation)
             if inventory is not None:
                 # Placement may lack the class of an operator's own type
                 client._ensure_resource_classes(
-                    context, inventory.keys() - found['inventories'].keys())
+                    context, inventory.keys() - inventories.keys())
                 generation = self._put(
                     f'{url}/inventories', '1.26', generation, 'inventories',
                     inventory, client._provider_tree.update_inventory,
@@ -232,22 +237,34 @@ class NovaCloud:
             refused()
         if response is not None and _is_too_late(response):
             return None
-        body = self._answer(response)
-        generation = body['resource_provider_generation']
+        generation = self._answer(response, _GENERATION)
         with contextlib.suppress(ValueError):
             # Nova has not read the provider yet
             remember(provider_uuid, value, generation=generation)
         return generation
 
     @staticmethod
-    def _answer(response):
-        if response is None or response.status_code != 200:
-            said = ('no answer' if response is None
-                    else f'{response.status_code} {response.text[:200]}')
-            raise exception.PlacementUnavailable(
-                f'Placement was asked for a provider of this host, and gave '
-                f'{said}: see that it answers nova-compute.')
-        return response.json()
+    def _answer(response, read=dict):
+        """Return what is read of the JSON of an answer.
+
+        :raises PlacementUnavailable: the status is not 200, or the body is not
+            Placement's, such as the HTML of a proxy.
+        """
+        if response is not None and response.status_code == 200:
+            with contextlib.suppress(*_NOT_AN_ANSWER):
+                return read(response.json())
+        said = ('no answer' if response is None
+                else f'{response.status_code} {response.text[:200]}')
+        raise exception.PlacementUnavailable(
+            f'Placement was asked for a provider of this host, and gave '
+            f'{said}: see that it answers nova-compute.')
+
+    @classmethod
+    def _listed(cls, response):
+        """Return the generations of the providers in an answer, by uuid."""
+        return cls._answer(response, lambda body: {
+            provider['uuid']: provider['generation']
+            for provider in body['resource_providers']})
 
     # Glance
 
@@ -463,6 +480,13 @@ def _loaded(instance, field, items):
     """What a list of Nova's entry of a server has, where it is loaded."""
     found = getattr(instance, field) if field in instance else None
     return getattr(found, items) if found else ()
+
+
+def _checked(allocations):
+    """:raises: one of _NOT_AN_ANSWER: they are not Placement's."""
+    for given in allocations.values():
+        given['resources'].items()
+    return allocations
 
 
 def migration_of(context, instance):

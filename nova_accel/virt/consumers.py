@@ -39,16 +39,17 @@ class _Full(typing.NamedTuple):
 
 class Consumers:
 
-    def __init__(self, get: Callable[[str, str], typing.Any],
+    def __init__(self, listed: Callable[[str, str], dict[str, int]],
                  allocations: Callable[[str], Allocations],
                  copy_of: Callable[[str], tuple[int | None, Mapping] | None]):
         """
-        :param get: path and version -> the body of Placement's answer.
+        :param listed: path and version -> the generations of the providers in
+            Placement's answer, by uuid.
         :param allocations: uuid of a provider -> what is allocated from it.
         :param copy_of: uuid of a provider -> its generation and its inventory
             in Nova's copy; None where that does not have it.
         """
-        self._get = get
+        self._listed = listed
         self._allocations = allocations
         self._copy_of = copy_of
         self._full: dict[str, _Full] = {}
@@ -86,10 +87,8 @@ class Consumers:
 
     def _providers(self, anchor: str, **query: str) -> dict[str, int]:
         """The generations of those of a tree, by uuid."""
-        body = self._get('/resource_providers?' + parse.urlencode(
+        return self._listed('/resource_providers?' + parse.urlencode(
             {'in_tree': anchor, **query}, safe=':'), _VERSION)
-        return {provider['uuid']: provider['generation']
-                for provider in body['resource_providers']}
 
     def _if_full(self, uuid: str, generation: int | None,
                  given: Given) -> _Full | None:

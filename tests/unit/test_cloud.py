@@ -4,6 +4,7 @@
 import json
 import threading
 import types
+from unittest import mock
 import uuid
 
 import fixtures
@@ -103,7 +104,8 @@ class ConsumersTest(testtools.TestCase):
 
     def test_consumers(self):
         self.assertEqual({'a server'}, self.consumers(
-            self.answer(200, allocations={'a server': {}})))
+            self.answer(200, allocations={
+                'a server': {'resources': {}}})))
 
     def test_other_errors(self):
         for status, content in ((503, {}), (500, {
@@ -111,6 +113,58 @@ class ConsumersTest(testtools.TestCase):
             self.assertIn('see that it answers', str(self.assertRaises(
                 exception.PlacementUnavailable, self.consumers,
                 self.answer(status, **content))))
+
+
+#: what a proxy sends with status 200, and JSON that is not Placement's
+NOT_PLACEMENTS = (
+    b'<html>Log in</html>', b'', b'{"allocations": {', b'\xff', b'[]', b'null',
+    b'{}', b'{"allocations": [], "resource_providers": {"x": 1}, "traits": 1, '
+    b'"inventories": []}', b'{"allocations": {"x": 1}, '
+    b'"resource_providers": [{}], "resource_provider_generation": 1}')
+
+
+class NotPlacementTest(testtools.TestCase):
+    """Another structure than Placement's is handled as a 503."""
+
+    CALLS = (
+        lambda door: door.allocations(door.admin_context(), 'x'),
+        lambda door: door.consumers('x'),
+        lambda door: door.find_providers(uuid='x'),
+        lambda door: door.show(door.admin_context(), 'x', None, None),
+        lambda door: door.consumers_of(['x']),
+        lambda door: door._listed(door._get('/resource_providers', '1.14')))
+
+    def test_every_call(self):
+        for call in self.CALLS:
+            for content in NOT_PLACEMENTS:
+                answer = requests.Response()
+                answer.status_code, answer._content = 200, content
+                client = report.SchedulerReportClient(types.SimpleNamespace())
+                with mock.patch.object(client, 'get', return_value=answer):
+                    door = cloud.NovaCloud(types.SimpleNamespace(
+                        _set_managed_mode=None,
+                        virtapi=types.SimpleNamespace(reportclient=client)))
+                    self.assertRaises(
+                        exception.PlacementUnavailable, call, door)
+
+    def test_put_back(self):
+        """What is not known is not written."""
+        self.useFixture(fixtures.MockPatchObject(
+            objects.Instance, 'get_by_uuid',
+            return_value=types.SimpleNamespace(project_id='p', user_id='u')))
+        for content in NOT_PLACEMENTS[:-2]:
+            answer = requests.Response()
+            answer.status_code, answer._content = 200, content
+            client = report.SchedulerReportClient(types.SimpleNamespace())
+            with mock.patch.object(client, 'get', return_value=answer), \
+                    mock.patch.object(client, 'put_allocations') as put:
+                door = cloud.NovaCloud(types.SimpleNamespace(
+                    _set_managed_mode=None,
+                    virtapi=types.SimpleNamespace(reportclient=client)))
+                self.assertRaises(
+                    exception.PlacementUnavailable, door.put_back,
+                    'server', 'x', {'provider': {'CLASS': 1}})
+                put.assert_not_called()
 
 
 class ShowTest(testtools.TestCase):

@@ -25,7 +25,7 @@ class ConsumersTest(testtools.TestCase):
         #: called when it was read what is allocated from a provider
         self.meanwhile = lambda provider: None
         self.consumers = consumers.Consumers(
-            self.get, self.allocations, self.copy_of)
+            self.listed, self.allocations, self.copy_of)
 
     def request(self, method, path, version='1.36', **more):
         answer = requests.request(
@@ -38,6 +38,10 @@ class ConsumersTest(testtools.TestCase):
     def get(self, path, version='1.36'):
         self.asked.append(path)
         return self.request('GET', path, version).json()
+
+    def listed(self, path, version):
+        return {provider['uuid']: provider['generation'] for provider
+                in self.get(path, version)['resource_providers']}
 
     def allocations(self, uuid_):
         found = self.get(f'/resource_providers/{uuid_}/allocations')
