@@ -41,7 +41,6 @@ from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
 from nova_accel.store import claim_store
-from nova_accel.store import sole
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -124,7 +123,6 @@ class Accelerators:
         self.plugs.close()
         self.orders.close()
         self.inventory.close()
-        sole.leave(self.store.path)
 
     # Plug
 

@@ -7,9 +7,10 @@ import os
 
 from nova_accel import exception
 
-#: path of a store -> its lock, as long as this process lives. A record lock
-#: goes with its process, also after SIGKILL, and children do not inherit it
-#: (fcntl(2)); closing any descriptor of the file would end it
+#: path of a store -> its lock, as long as this process lives: threads that
+#: clean and program devices write the store after nova-compute was asked to
+#: stop. A record lock goes with its process, also after SIGKILL, and children
+#: do not inherit it (fcntl(2)); closing any descriptor of the file would end it
 _LOCKS: dict[str, int] = {}
 
 
@@ -50,10 +51,3 @@ def use(path: str) -> None:
     with contextlib.suppress(OSError):
         os.truncate(file, 0)
         os.write(file, b'%d\n' % os.getpid())
-
-
-def leave(path: str) -> None:
-    """Let another process use a claim store, after use()."""
-    file = _LOCKS.pop(os.path.abspath(path), None)
-    if file is not None:
-        os.close(file)

@@ -12,6 +12,7 @@ from nova_accel.attach import service
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.store import claim_store
+from tests.host import base
 
 OTHER = """
 import resource
@@ -89,3 +90,20 @@ class SoleTest(testtools.TestCase):
         conf.CONF.set_override('enabled_drivers', [], 'accel')
         service._open_store(self.path)
         self.assertIn('another nova-compute', log.output)
+
+
+class StoppedTest(base.HostTestCase):
+
+    def test_threads_may_still_write(self):
+        """What cleans or programs a device goes on after close(): until the
+        process has ended, another one does not clean it, too."""
+        self.start_host({'address': '0000:5e:00.0'})
+        store = self.host.accelerators.store.path
+        self.host.accelerators.close()
+        other = subprocess.run(
+            [sys.executable, '-W', 'ignore', '-c',
+             'import sys; from nova_accel.store import sole; '
+             'sole.use(sys.argv[1])', store], capture_output=True, text=True,
+            env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
+        self.assertIn(f'used by another nova-compute on this host (process '
+                      f'{os.getpid()})', other.stderr)
