@@ -42,14 +42,12 @@ from nova_accel.virt import errors
 from nova_accel.virt import guest_devices
 from nova_accel.virt import guest_nodes
 from nova_accel.virt import live_migration
+from nova_accel.virt import provider_trees
+from nova_accel.virt import report_client
 
 CONF = conf.CONF
 _REBUILDS = (task_states.REBUILDING, task_states.REBUILD_SPAWNING,
              task_states.REBUILD_BLOCK_DEVICE_MAPPING)
-#: how often the deletion of an allocation is tried
-_DELETIONS = 3
-#: mark of the method that does so; the client is that of the process
-_TRIES_AGAIN = '_nova_accel_tries_again'
 
 
 class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
@@ -109,7 +107,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             guest_nodes.GuestNodes(self.accelerators).watch(manager)
             self._watch_first_report(manager)
             self._watch_failed_rebuilds(manager)
-            self._watch_deletions(manager)
+            report_client.watch(getattr(manager, 'reportclient', None))
+            provider_trees.install()
             manager.add_periodic_task(self._runtime_programming())
 
     def _watch_first_report(self, manager):
@@ -149,30 +148,6 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                     and self.accelerators.handles(instance.uuid)):
                 delete(context, instance, *args, **kwargs)
         manager.rt.delete_allocation_for_evacuated_instance = watched
-
-    @staticmethod
-    def _watch_deletions(manager):
-        """Placement refuses to delete what is allocated from several
-        providers while one of them is written: all its tries are in one
-        transaction. A new request succeeds, and Nova makes none after a move
-        (ComputeManager._delete_allocation_after_move, 31 to 34): the server
-        would be in ERROR because its old device is shown as free just then."""
-        client = getattr(manager, 'reportclient', None)
-        delete = getattr(client, 'delete_allocation_for_instance', None)
-        if delete is None or hasattr(delete, _TRIES_AGAIN):
-            return
-
-        @functools.wraps(delete)
-        def watched(*args, **kwargs):
-            for _ in range(_DELETIONS - 1):
-                try:
-                    return delete(*args, **kwargs)
-                except nova_exception.AllocationDeleteFailed as error:
-                    if 'conflict' not in str(error):
-                        raise
-            return delete(*args, **kwargs)
-        setattr(watched, _TRIES_AGAIN, True)
-        manager.reportclient.delete_allocation_for_instance = watched
 
     @staticmethod
     def _runtime_programming():

@@ -2,8 +2,10 @@
 """Nova's own PCI devices on the same hosts, in Placement as well."""
 
 import json
+from unittest import mock
 
 import fixtures
+from keystoneauth1 import exceptions as ks_exceptions
 from nova.tests.fixtures import libvirt as fakelibvirt
 
 from tests.functional import base
@@ -93,3 +95,45 @@ class PciInPlacementTest(BesideNovaTestBase):
         self.assertEqual(both, self.usages())
         self._delete_server(server)
         self.assertEqual([], self.claims())
+
+
+class HealedTest(BesideNovaTestBase):
+    """Nova itself allocates PCI devices in Placement: it reads there what is
+    allocated on the host, adds its own, and sends all of that back."""
+
+    HOSTS = {'compute1': {'cards': [base.card('0000:5e:00.0')],
+                          'others': [NOVAS]}}
+    NATIVE = {'pci_passthrough:alias': 'native:1'}
+
+    def start_compute(self, hostname, *args, **kwargs):
+        found = super().start_compute(hostname, *args, **kwargs)
+        # the scheduler allocates nothing for Nova's devices
+        self.flags(pci_in_placement=False, group='filter_scheduler')
+        return found
+
+    def allocated(self, server):
+        return {name for given in self._get_allocations_by_server_uuid(
+            server['id']).values() for name in given['resources']}
+
+    def test_healed(self):
+        ours = self.boot(base.fpga_flavor())
+        server = self.boot(self.NATIVE)
+        self.assertIn(NATIVE, self.allocated(server))
+        self.assertIn('CUSTOM_ACCELERATOR_FPGA', self.allocated(ours))
+        self.assertEqual(['0000:81:00.0'], self.hostdevs(server))
+
+    def test_placement_is_away_just_then(self):
+        client = self.computes['compute1'].manager.reportclient
+        get = client.get
+
+        def failing(url, *args, **kwargs):
+            if url.endswith('/allocations'):
+                raise ks_exceptions.ConnectFailure('Placement is away')
+            return get(url, *args, **kwargs)
+        with mock.patch.object(client, 'get', failing):
+            server = self.boot(self.NATIVE, expected_state='ERROR')
+        self._delete_server(server)
+        # Nova releases the device of a claim that failed
+        self.report()
+        server = self.boot(self.NATIVE)
+        self.assertIn(NATIVE, self.allocated(server))

@@ -1,8 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What Placement shows of a host, and what others did to it."""
 
+import contextlib
+import time
 from unittest import mock
 
+from nova.cmd import manage
 import os_resource_classes
 import os_traits
 from placement.objects import resource_provider
@@ -269,3 +272,72 @@ class ConflictTest(base.AcceleratorTestBase):
         self.assertRaises(base.Ended, self.start_compute, 'compute1')
         for word in (DEVICE, '[pci] device_spec', 'enabled_drivers'):
             self.assertIn(word, self.stdlog.logger.output)
+
+
+class RequestsTest(base.AcceleratorTestBase):
+    """What nova-compute asks Placement of each provider."""
+
+    HOSTS = {'compute1': {'cards': [
+        base.card(DEVICE, [base.NLB0] * 4),
+        base.card('0000:af:00.0', [base.NLB3] * 4)]}}
+
+    def setUp(self):
+        super().setUp()
+        self.client = self.computes['compute1'].manager.reportclient
+        # after the first comparison of claims
+        self.report()
+
+    @contextlib.contextmanager
+    def asked(self):
+        """Paths that are about a provider."""
+        found = []
+        get = self.client.get
+
+        def noted(url, *args, **kwargs):
+            if url.startswith('/resource_providers/'):
+                found.append(url)
+            return get(url, *args, **kwargs)
+        with mock.patch.object(self.client, 'get', noted):
+            yield found
+
+    def test_boot_and_periodic_report(self):
+        for extra_spec in ({}, base.fpga_flavor()):
+            with self.asked() as paths:
+                server = self._create_server(
+                    flavor_id=self._create_flavor(extra_spec=extra_spec),
+                    image_uuid=self.glance.guest_image, networks='none')
+                self.report()
+            # those of a comparison of claims
+            self.assertGreater(4, len([path for path in paths if
+                                       path.endswith('/allocations')]), paths)
+            self._delete_server(server)
+
+    def test_copy_of_nova_is_old(self):
+        """The host is read, and each provider that has changed."""
+        for extra_spec, changed in (({}, 0), (base.fpga_flavor(), 1)):
+            server = self._create_server(
+                flavor_id=self._create_flavor(extra_spec=extra_spec),
+                image_uuid=self.glance.guest_image, networks='none')
+            times = self.client._association_refresh_time
+            times |= dict.fromkeys(times, time.time() - 1000)
+            with self.asked() as paths:
+                self.report()
+            self.assertEqual(1 + changed, len({
+                path.split('/')[2] for path in paths
+                if not path.endswith('/allocations')}), paths)
+            self._delete_server(server)
+
+    def test_allocations_are_healed(self):
+        """As by nova-manage."""
+        server = self._create_server(
+            flavor_id=self._create_flavor(), networks='none',
+            image_uuid=self.glance.guest_image)
+        before = self._get_allocations_by_server_uuid(server['id'])
+        self.placement.delete(f'/allocations/{server["id"]}')
+        manage.PlacementCommands().heal_allocations(
+            instance_uuid=server['id'])
+        self.assertEqual(
+            {provider: given['resources'] for provider, given
+             in before.items()},
+            {provider: given['resources'] for provider, given
+             in self._get_allocations_by_server_uuid(server['id']).items()})

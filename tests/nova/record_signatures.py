@@ -45,7 +45,8 @@ RECORDED = {
     'nova.limit.placement': ['_get_usage'],
     'nova.limit.utils': ['should_enforce', 'use_unified_limits'],
     'nova.compute.flavors': ['get_flavor_by_flavor_id'],
-    'nova.compute.provider_tree': ['ProviderTree'],
+    'nova.compute.provider_tree': [
+        'ProviderData', 'ProviderTree', '_Provider'],
     'nova.compute.claims': ['Claim: _test_numa_topology', 'MoveClaim'],
     'nova.compute.resource_tracker': [
         'COMPUTE_RESOURCE_SEMAPHORE',

@@ -26,6 +26,8 @@ from nova_accel.scheduler import weights
 from nova_accel.virt import driver
 from nova_accel.virt import errors
 from nova_accel.virt import guest_nodes
+from nova_accel.virt import provider_trees
+from nova_accel.virt import report_client
 from tests.nova import record_signatures
 from tests.unit import pages
 
@@ -281,10 +283,12 @@ class SignatureTest(testtools.TestCase):
                 + inspect.getsource(errors), re.MULTILINE)}
         known = {'LibvirtDriver', 'ComputeManager', 'ResourceTracker',
                  'SchedulerManager', 'SchedulerReportClient', 'API',
-                 'numa_affinity'}
+                 'ProviderTree', 'numa_affinity'}
         self.assertEqual(
             overridden | wrapped | assigned | {
                 *guest_nodes._CLAIMS, guest_nodes._METHOD,
+                *report_client.WRAPS, provider_trees._FIND,
+                *provider_trees._PROVIDER,
                 seam._METHOD, seam._ANSWERED, seam._RPC}, shown - known)
 
     def _keep_the_api(self):

@@ -1,0 +1,161 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Fewer requests of Nova's report client for hosts with many providers.
+
+Nova (31 to 34) reports a host to Placement at each claim and in each periodic
+pass (ResourceTracker._update_to_placement). Two of its questions are one
+request for each provider, and a host with 512 FPGA regions has 641 providers
+or more:
+
+* What is allocated, at each report. Nova reads the answer only to move
+  allocations, when nova-compute starts, and for its own PCI devices ([pci]
+  report_in_placement). Here it is fetched when it is read.
+* Inventory, aggregates and traits, every [compute]
+  resource_provider_association_refresh seconds, in whichever claim comes
+  first. Here one request lists the generations of all providers, and a
+  provider of nova_accel whose generation is that of Nova's copy is not read:
+  Placement (16.0) counts a generation up with each change of inventory and
+  traits, and with each change of aggregates from its API 1.19 on.
+
+A third wrap repeats deletions of allocations that Placement refuses.
+"""
+
+from collections.abc import Callable
+import functools
+import time
+import typing
+
+from nova import exception as nova_exception
+
+from nova_accel import naming
+
+#: how often the deletion of an allocation is tried
+_DELETIONS = 3
+#: mark of a client that is wrapped; it is the one of the process
+_MARK = '_nova_accel_report_client'
+
+
+def watch(client) -> None:
+    """Wrap a nova.scheduler.client.report.SchedulerReportClient, once."""
+    if client is None or hasattr(client, _MARK):
+        return
+    setattr(client, _MARK, True)
+    for name, wrap in WRAPS.items():
+        original = getattr(client, name, None)
+        if original is not None:
+            setattr(client, name, functools.wraps(original)(
+                functools.partial(wrap, client, original)))
+
+
+def _delete_again(client, delete, *args, **kwargs):
+    """Delete what a server has, again where Placement refuses it.
+
+    Placement refuses to delete what is allocated from several providers while
+    one of them is written: all its tries are in one transaction. A new request
+    succeeds, and Nova makes none after a move
+    (ComputeManager._delete_allocation_after_move, 31 to 34): the server would
+    be in ERROR because its old device is shown as free just then.
+    """
+    for _ in range(_DELETIONS - 1):
+        try:
+            return delete(*args, **kwargs)
+        except nova_exception.AllocationDeleteFailed as error:
+            if 'conflict' not in str(error):
+                raise
+    return delete(*args, **kwargs)
+
+
+def _allocations(client, get, context, nodename):
+    """Return what is allocated on a host, fetched when it is read.
+
+    :raises ValueError: Nova's copy has no such host, as with Nova.
+    """
+    if not _has_ours(client, nodename):
+        return get(context, nodename)
+    return Unread(lambda: get(context, nodename))
+
+
+def _ensure(client, ensure, context, uuid, *args, **kwargs):
+    """Refresh Nova's copy of the providers of a host that have changed.
+
+    :raises: what Nova's method raises, where Placement does not answer.
+    """
+    if client._provider_tree.exists(uuid) and (
+            client._associations_stale(uuid) and _has_ours(client, uuid)):
+        _refresh(client, context, uuid)
+    return ensure(context, uuid, *args, **kwargs)
+
+
+def _refresh(client, context, root: str) -> None:
+    tree = client._provider_tree
+    now = {provider['uuid']: provider
+           for provider in client.get_providers_in_tree(context, root)}
+    if now.keys() != set(tree.get_provider_uuids(root)):
+        # Nova reads the whole tree
+        return
+    node = now[root]['name']
+    for uuid, provider in now.items():
+        if (naming.part_of_provider(node, provider['name']) is None
+                or tree.data(uuid).generation != provider['generation']
+                or uuid not in client._association_refresh_time):
+            client._refresh_associations(context, uuid, force=True)
+        else:
+            client._association_refresh_time[uuid] = time.time()
+
+
+def _has_ours(client, root: str) -> bool:
+    """Return whether a host has providers of nova_accel.
+
+    :param root: name or UUID of the provider of the host.
+    :raises ValueError: Nova's copy does not have it.
+    """
+    tree = client._provider_tree
+    uuids = tree.get_provider_uuids(root)
+    node = tree.data(uuids[0]).name
+    return any(naming.part_of_provider(node, tree.data(uuid).name) is not None
+               for uuid in uuids[1:])
+
+
+#: method of the client -> what takes its place, with the client and the method
+WRAPS: dict[str, Callable] = {
+    'delete_allocation_for_instance': _delete_again,
+    'get_allocations_for_provider_tree': _allocations,
+    '_ensure_resource_provider': _ensure}
+
+
+class Unread(dict):
+    """Allocations that are fetched when they are read first.
+
+    A dict because Nova sends it to Placement as JSON, after it has read and
+    changed it: json takes one that was not read as empty. Where fetching
+    fails, reading raises its error, and the next reading fetches.
+    """
+
+    def __init__(self, fetch: Callable[[], dict[str, typing.Any]]):
+        super().__init__()
+        self._fetch: Callable[[], dict[str, typing.Any]] | None = fetch
+
+    def _read(self) -> None:
+        if self._fetch is not None:
+            answer = self._fetch()
+            self._fetch = None
+            super().update(answer)
+
+    def __reduce_ex__(self, protocol):
+        """Copy as a plain dict, deeply too."""
+        return dict, (dict(self),)
+
+
+def _read_first(method):
+    @functools.wraps(method)
+    def read(self, *args, **kwargs):
+        self._read()
+        return method(self, *args, **kwargs)
+    return read
+
+
+#: what objects have without being read
+_UNREAD = ('__new__', '__init__', '__getattribute__', '__class_getitem__',
+           'fromkeys', '__doc__', '__hash__')
+for _name, _method in vars(dict).items():
+    if _name not in _UNREAD:
+        setattr(Unread, _name, _read_first(_method))
