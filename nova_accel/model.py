@@ -235,7 +235,11 @@ def is_held_otherwise(part: 'Region | Device', card: str,
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """One card of a host, as its driver found it."""
+    """One card of a host, as its driver reports it.
+
+    What the host knows of it beside that is in inventory.devices: holds, the
+    content of its regions, and store.values.Notes.
+    """
 
     #: key of the device: the PCI address of its (physical) function, or the
     #: kernel's name for a parent of mediated devices that is not a PCI device
@@ -270,9 +274,6 @@ class Device:
     traits: tuple[str, ...] = ()
     #: traits that come and go: those that are not in traits now are taken away
     state_traits: tuple[str, ...] = ()
-    #: what earlier cards at the address, or earlier shells of this one, showed
-    #: of themselves and it does not: taken away as well. Drivers leave it out
-    earlier_traits: tuple[str, ...] = ()
     #: vendor and device id of the subsystem, '10de:1533'; '' where it is not
     #: known
     subsystem: str = ''
@@ -283,11 +284,6 @@ class Device:
     reason: str = ''
     #: whether its reason is a failure that a reset may end
     failed: bool = False
-    #: why servers get it last, '' where they do not. Drivers leave it out
-    suspect: str = ''
-    #: signals of what nova-compute did with it, see health.signals.MARKS.
-    #: Drivers leave it out
-    marks: tuple[str, ...] = ()
     #: what is on it that nova_accel has not put there, a clause; '' where it
     #: is blank or was offered before. No server gets it, but for one that has
     #: a claim on it already
@@ -360,8 +356,7 @@ class Device:
         Not of what as_dict() gives, which is for people.
         """
         known = _known(cls, fields)
-        for name in ('bridges', 'company', 'traits', 'state_traits',
-                     'earlier_traits', 'marks'):
+        for name in ('bridges', 'company', 'traits', 'state_traits'):
             if name in known:
                 known[name] = tuple(known[name] or ())
         known['record'] = tuple(

@@ -41,10 +41,11 @@ class Choice:
         for take in takes:
             amounts[take.provider_uuid] += take.wanted.amount
         free = {}
+        suspects = self._inventory.table.suspects()
         for uuid, amount in amounts.items():
             provider = self._inventory.providers()[uuid]
             free[uuid] = _not_refused(
-                self._free(provider, held),
+                self._free(provider, held), suspects,
                 [t.wanted for t in takes if t.provider_uuid == uuid])
             if len(free[uuid]) < amount:
                 raise exception.DeviceUnavailable(
@@ -62,7 +63,7 @@ class Choice:
                 [self._place(address)], 1, anywhere=True)
                 for address in server.pci_devices]
         # those that are suspect last, also before what is merely close
-        well = {uuid: _well(found, amounts[uuid])
+        well = {uuid: _well(found, suspects, amounts[uuid])
                 for uuid, found in free.items()}
         for offered in [well, *[free] * (well != free)]:
             wants = [closeness.Want(
@@ -121,21 +122,22 @@ class Choice:
         return [(device, region or device)]
 
 
-def _not_refused(free, wanted):
+def _not_refused(free, suspects, wanted):
     """Return those of the (device, handle) of a provider that its groups take:
     of a pool with devices that are suspect and others Placement shows no
     trait."""
     if any(naming.SUSPECT in one.forbidden for one in wanted):
-        return [found for found in free if not found[0].suspect]
+        return [found for found in free
+                if found[0].address not in suspects]
     if any(naming.SUSPECT in one.required for one in wanted):
-        return [found for found in free if found[0].suspect]
+        return [found for found in free if found[0].address in suspects]
     return free
 
 
-def _well(free, amount):
+def _well(free, suspects, amount):
     """(device, handle) of a provider without those that are suspect, where
     enough are left."""
-    well = [found for found in free if not found[0].suspect]
+    well = [found for found in free if found[0].address not in suspects]
     return well if len(well) >= amount else free
 
 

@@ -23,11 +23,11 @@ OPTION = '[accel] health'
 DRILL = 'drill'
 #: the signal that attach.paused adds
 PAUSED = 'guest_paused'
-#: those that last over a restart (Device.marks): what nova-compute did with a
-#: device in vain, until the same succeeds; and that it was recovered, until a
-#: server has had it
+#: signals that survive a restart (store.values.Notes): what nova-compute did
+#: with a device in vain, until the same succeeds; and that it was recovered,
+#: until a server has had it
 MARKS = PROGRAMMING, START, RECOVERED = 'programming', 'start', 'recovered'
-#: another of Device.marks, and no signal: a level has it fenced
+#: another mark, which is not a signal: the device is withheld (unhealthy)
 FENCED = 'fenced'
 
 

@@ -56,7 +56,7 @@ class Card(typing.NamedTuple):
     #: the same of any function of its slot: a port counts the errors of all,
     #: and the kernel tells each of what happens to one
     slot_held: bool
-    #: Device.marks
+    #: store.values.Notes.marks
     marks: tuple[str, ...] = ()
 
 

@@ -421,7 +421,8 @@ class Inventory:
             root_uuid, lost, self._unnamable,
             lambda device: self._pool_of(node, device),
             {naming.set_provider_name(node, found): len(found)
-             for found in sets.wanted()}, self.contents.all_returning())
+             for found in sets.wanted()}, self.contents.all_returning(),
+            self.table.suspects(), self.table.earlier_traits())
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
         """Return the name of the provider that a device shares, None for one

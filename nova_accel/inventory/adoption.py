@@ -37,6 +37,7 @@ from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import claim_store
+from nova_accel.store import values
 
 LOG = logging.getLogger(__name__)
 
@@ -74,15 +75,13 @@ class Adoption:
                 return False
             self._reports.note_scan(address, ticket)
             device = self._with_record(device, before, known)
-            if before:
-                device = _with_earlier_traits(device, before)
+            notes = self._reports.notes(address)
+            now = values.Notes(_earlier_traits(device, before, notes))
             if before and not identity.is_other_card(before, device):
-                device = self._with_past(dataclasses.replace(
-                    device, marks=before.marks), before)
-            else:
-                device = dataclasses.replace(device, marks=())
-            if before != device:
-                self._reports.put(device)
+                device = self._with_past(device, before)
+                now = dataclasses.replace(now, marks=notes.marks)
+            if (before, notes) != (device, now):
+                self._reports.put(device, now)
                 self._shared.check()
             return True
 
@@ -256,15 +255,18 @@ class Adoption:
                    for card in self._store.away())
 
 
-def _with_earlier_traits(device, before):
-    """Add the traits that devices at its address had before.
+def _earlier_traits(device: model.Device, before: model.Device | None,
+                    notes: values.Notes) -> tuple[str, ...]:
+    """Return the traits that devices at an address had before, and that this
+    one does not have.
 
     Placement still has them: a request for a product or a type of region that
     is not there any more would get the device.
     """
-    earlier = {*before.earlier_traits, *naming.identity_traits(before)
-               } - naming.identity_traits(device)
-    return dataclasses.replace(device, earlier_traits=tuple(sorted(earlier)))
+    if before is None:
+        return ()
+    earlier = {*notes.earlier_traits, *naming.identity_traits(before)}
+    return tuple(sorted(earlier - naming.identity_traits(device)))
 
 
 def _is_a_projects(origin: str | None) -> bool:

@@ -5,7 +5,7 @@
 A finding                 What follows
 ========================  ====================================================
 observed                  a line of the log; shown to the operator
-SUSPECT                   the same, and Device.suspect: a trait in Placement
+SUSPECT                   the same, and a hold (suspect): a trait in Placement
 QUARANTINED, of a level   the same, and a hold (unhealthy) as long as it is so
 QUARANTINED, sticky       the same, and the device is disabled in the store,
                           until nova-accel enable
@@ -75,8 +75,8 @@ class Conditions:
         #: see pause()
         self._paused: Mapping[str, frozenset[str]] = {}
         if signals.acts():
-            for address, device in table.snapshot().items():
-                if signals.FENCED in device.marks:
+            for address in table.snapshot():
+                if signals.FENCED in table.reports.notes(address).marks:
                     table.withheld.withhold(
                         address, Kind.UNHEALTHY,
                         'it was not well before nova-compute started')
@@ -171,7 +171,8 @@ class Conditions:
         cards = {
             address: watch.Card(
                 (device.driver, device.ids), address in held,
-                _slot(address) in slots, device.marks)
+                _slot(address) in slots,
+                self._table.reports.notes(address).marks)
             for address, device in found.items()
             if device.health is not model.Health.GONE}
         with self._lock:

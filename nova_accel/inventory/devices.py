@@ -101,6 +101,17 @@ class DeviceTable:
         """Return the kinds of holds that withhold the whole card."""
         return {hold.kind for hold in _of_card(self.holds_of(address))}
 
+    def suspects(self) -> frozenset[str]:
+        """Return the addresses of the devices that servers get last."""
+        return frozenset(
+            hold.device for hold in self.all_holds()
+            if hold.kind is Kind.SUSPECT)
+
+    def earlier_traits(self) -> dict[str, tuple[str, ...]]:
+        """Return the traits that devices had earlier, by address."""
+        return {address: self.reports.notes(address).earlier_traits
+                for address in self.snapshot()}
+
     def is_misplaced(self, address: str) -> bool:
         """Return whether a claim is for another card at this address, or for
         this card at another address."""
@@ -173,10 +184,6 @@ class DeviceTable:
             for region in device.regions)
         if regions != device.regions:
             device = dataclasses.replace(device, regions=regions)
-        suspect = next((hold.reason for hold in found
-                        if hold.kind is Kind.SUSPECT), '')
-        if suspect != device.suspect:
-            device = dataclasses.replace(device, suspect=suspect)
         reasons = [hold.reason for hold in _of_card(found)]
         if reasons and device.health is not model.Health.GONE:
             device = dataclasses.replace(

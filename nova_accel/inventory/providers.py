@@ -179,6 +179,8 @@ def providers(devices: Iterable[model.Device],
               = lambda device: None,
               sets: Mapping[str, int] | None = None,
               returning: Mapping[tuple[str, int], model.Region] | None = None,
+              suspects: Collection[str] = (),
+              earlier: Mapping[str, Collection[str]] | None = None,
               ) -> dict[str, Provider]:
     """Return the providers of a node by uuid, parents before children.
 
@@ -195,8 +197,10 @@ def providers(devices: Iterable[model.Device],
         have.
     :param returning: regions that are being cleaned, by device address and
         region index, as they are going to be.
+    :param suspects: addresses of devices that servers get last.
+    :param earlier: device address -> traits that it had earlier.
     """
-    use = _Use(claims, lost, returning or {})
+    use = _Use(claims, lost, returning or {}, suspects, earlier or {})
     result = {}
     pools: dict[str, list[model.Device]] = {}
     for device in devices:
@@ -268,7 +272,11 @@ class _Use:
 
     def __init__(self, claims: Iterable[model.Claim],
                  lost: Collection[str],
-                 returning: Mapping[tuple[str, int], model.Region]):
+                 returning: Mapping[tuple[str, int], model.Region],
+                 suspects: Collection[str],
+                 earlier: Mapping[str, Collection[str]]):
+        self.suspects = suspects
+        self.earlier = earlier
         self._returning = returning
         #: (device address, region index) -> claims that wait for the operator,
         #: each with its number: the oldest has the least
@@ -414,7 +422,7 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
             *(naming.device_traits(d) | naming.place_traits(d)
               for d in members)))
     # the host gives the others first
-    suspects = [bool(owners[handle].suspect) for handle in free]
+    suspects = [bool(owners[handle].address in use.suspects) for handle in free]
     if suspects and (any(suspects) if of_set else all(suspects)):
         traits.add(naming.SUSPECT)
     return Provider(
@@ -448,11 +456,12 @@ def _providers_of(device, node, root_uuid, use):
     if handles:
         inventory[resource_class] = len(left or handles)
     place = naming.place_traits(device)
-    if device.suspect:
+    if device.address in use.suspects:
         place.add(naming.SUSPECT)
     traits = naming.device_traits(device) | place
     # of one that is not well, it may be unknown what it is
-    earlier = frozenset(device.earlier_traits if device_ok else ())
+    earlier = frozenset(use.earlier.get(device.address, ())
+                        if device_ok else ())
     yield Provider(
         uuid=uuid, name=name, parent=node, addresses=(device.address,),
         region_index=None, inventory=inventory,

@@ -155,7 +155,8 @@ class Recovery:
                 if f.acts and f.state is signals.State.QUARANTINED
                 and signals.SIGNALS[f.signal].recovers)
             if (reasons and device and address not in self._climbed
-                    and signals.RECOVERED not in device.marks
+                    and signals.RECOVERED not in
+                    self._table.reports.notes(address).marks
                     and device.driver in self._drivers
                     and self._table.kinds(address) <= _MAY_HAVE
                     # he may be at work on it

@@ -19,7 +19,6 @@ calls changed().
 """
 
 from collections.abc import Mapping
-import dataclasses
 import itertools
 
 from nova_accel import exception
@@ -27,6 +26,7 @@ from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import claim_store
+from nova_accel.store import values
 
 LOG = logging.getLogger(__name__)
 
@@ -41,7 +41,8 @@ class Reports:
         #: held while the store is written, always taken before lock
         self.writing = locks.Lock('changes', reentrant=True)
         self._devices: dict[str, model.Device] = dict(store.devices())
-        self._saved = dict(self._devices)
+        self._notes: dict[str, values.Notes] = store.notes()
+        self._saved = dict(self._devices), dict(self._notes)
         self._once = logging.Once()
         self._clock = itertools.count(1)
         #: address -> ticket of the newest scan or change that counts
@@ -79,21 +80,30 @@ class Reports:
             return [a for a, d in self._devices.items() if d.driver == name
                     and d.health is not model.Health.GONE]
 
-    def put(self, device: model.Device) -> None:
-        """Replace the report of a device."""
+    def notes(self, address: str) -> values.Notes:
+        """Return what the host knows of a device beside its report."""
+        with self.lock:
+            return self._notes.get(address, values.Notes())
+
+    def put(self, device: model.Device,
+            notes: values.Notes | None = None) -> None:
+        """Replace the report of a device.
+
+        :param notes: replace its notes, too.
+        """
         with self.lock:
             self._devices[device.address] = device
+            if notes:
+                self._notes[device.address] = notes
             self.changed()
 
     def set_mark(self, address: str, signal: str, is_so: bool) -> None:
-        """Note durably whether a device has one of Device.marks."""
+        """Note durably whether a device has one of health.signals.MARKS."""
         with self.lock:
-            device = self._devices.get(address)
-            if device is None or (signal in device.marks) == is_so:
+            device, notes = self._devices.get(address), self.notes(address)
+            if device is None or (signal in notes.marks) == is_so:
                 return
-            now = {*device.marks, signal} if is_so else (
-                {*device.marks} - {signal})
-            self.put(dataclasses.replace(device, marks=tuple(sorted(now))))
+            self.put(device, notes.with_mark(signal, is_so))
         self.save()
 
     def remove(self, address: str) -> None:
@@ -110,6 +120,7 @@ class Reports:
                     f'{address} cannot be removed, because it is '
                     f'{device.health.value}.')
             del self._devices[address]
+            self._notes.pop(address, None)
             self.changed()
 
     def ticket(self) -> int:
@@ -145,14 +156,14 @@ class Reports:
         """
         with self.writing:
             with self.lock:
-                devices = dict(self._devices)
-            if devices == self._saved:
+                now = dict(self._devices), dict(self._notes)
+            if now == self._saved:
                 return
             try:
-                self._store.set_devices(devices)
+                self._store.set_devices(*now)
             except exception.AcceleratorError as error:
                 self._once.say(('store',), LOG.error, 'What the drivers '
                                'found is not written down: %s', error)
                 return
-            self._saved = devices
+            self._saved = now
             self._once.forget('store')

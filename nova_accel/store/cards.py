@@ -13,6 +13,7 @@ from typing import Any
 from nova_accel import model
 from nova_accel.store import file
 from nova_accel.store import rows
+from nova_accel.store import values
 
 _LOADED = ('function_uuid', 'bitstream_id', 'function_name', 'content',
            'origin')
@@ -23,7 +24,7 @@ class Cards(file.File):
     # What is at the addresses of this host
 
     def devices(self) -> dict[str, model.Device]:
-        """Return devices by address, as their drivers saw them last."""
+        """Return devices by address, as their drivers reported them last."""
         with self._transaction(write=False) as db:
             found = db.execute(
                 'SELECT address, device, record FROM cards '
@@ -34,20 +35,33 @@ class Cards(file.File):
                         'record': json.loads(record)})
                     for address, text, record in found}
 
+    def notes(self) -> dict[str, values.Notes]:
+        """Return the notes about devices by address."""
+        with self._transaction(write=False) as db:
+            found = db.execute(
+                'SELECT address, notes FROM cards '
+                'WHERE placed AND device IS NOT NULL').fetchall()
+        with self._reading('in its table cards'):
+            return {address: values.Notes.from_dict(json.loads(notes))
+                    for address, notes in found}
+
     def serials(self) -> Mapping[str, str]:
         """Return serial numbers of the cards at addresses, as far as they are
         known: also of one that does not tell its own now; from memory."""
         return self._known.serials
 
-    def set_devices(self, devices: Mapping[str, model.Device]) -> None:
-        """Write which devices are at their addresses, and no others; cards that
-        were at others are away."""
+    def set_devices(self, devices: Mapping[str, model.Device],
+                    notes: Mapping[str, values.Notes] = {}) -> None:
+        """Write which devices are at their addresses, and the notes about them.
+
+        Cards at other addresses are away from now on.
+        """
         serials = rows.own_serials(devices)
         with self._transaction() as db, self._facts(db):
             there: dict[str, sqlite3.Row] = {}
             for row in db.execute(
-                    'SELECT number, address, serial, ids, device, record '
-                    'FROM cards WHERE placed').fetchall():
+                    'SELECT number, address, serial, ids, device, record, '
+                    'notes FROM cards WHERE placed').fetchall():
                 device = devices.get(row['address'])
                 if device is None or row['serial'] and (
                         device.serial not in ('', row['serial'])):
@@ -65,14 +79,14 @@ class Cards(file.File):
                 if serial and not (before and before['serial'] == serial):
                     rows.take(db, number, serial)
                 now = (device.ids, file.as_json(dataclasses.replace(
-                    device, record=())), json.dumps(device.record))
+                    device, record=())), json.dumps(device.record),
+                    file.as_json(notes.get(address, values.Notes())))
                 if not before:
                     rows.put(db, number, address)
-                if not before or now != (
-                        before['ids'], before['device'], before['record']):
+                if not before or now != tuple(before)[3:]:
                     db.execute(
-                        'UPDATE cards SET ids = ?, device = ?, record = ? '
-                        'WHERE number = ?', (*now, number))
+                        'UPDATE cards SET ids = ?, device = ?, record = ?, '
+                        'notes = ? WHERE number = ?', (*now, number))
 
     def place(self, device: model.Device, has_moved: bool,
               loaded: Mapping[int, model.Loaded]) -> None:

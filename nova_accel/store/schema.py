@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 import sqlite3
 
 #: of the tables below
-VERSION = 12
+VERSION = 13
 #: version of a store of an earlier release -> what makes it one of the next
-#: version, inside a transaction. Commits before the first release wrote 0 to 11
+#: version, inside a transaction. Commits before the first release wrote 0 to 12
 MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {}
 
 _CLAIMS = """
@@ -62,7 +62,8 @@ CREATE TABLE cards (
     unsettled TEXT NOT NULL DEFAULT '',
     but_for TEXT NOT NULL DEFAULT '',
     unclean TEXT NOT NULL DEFAULT '',
-    device TEXT
+    device TEXT,
+    notes TEXT NOT NULL DEFAULT '{}'
 )""", """
 CREATE UNIQUE INDEX one_card_at_an_address ON cards (address) WHERE placed
 """, """
