@@ -394,11 +394,11 @@ class Handles:
             result = model.MEMORY_KEPT
         waits = policy is handover.Policy.OPERATOR and not claim.created_type
         if waits:
-            LOG.warning('%s, which server %s had, is given to another server '
-                        'when the operator has cleaned it and has lowered '
-                        'reserved of the provider %s in Placement',
+            LOG.warning('%s, which server %s had, is given to no other server '
+                        'before the operator has cleaned it and has given the '
+                        'command nova-accel release %s',
                         claim.handle.address, claim.holder,
-                        claim.provider_uuid)
+                        claim.handle.address)
             result = 'waits for the operator'
         self._note(claim, device, policy, done)
         self._note_handover(claim, device, done or 'none', result)

@@ -24,9 +24,9 @@ DELETING.
 
 A claim that is DELETING belongs to its server no more, yet its device is not
 free. One that is WAITING is of no server, and only waiting() tells of it: the
-handle waits until the operator lowers ``reserved`` in Placement, which ends it
-(inventory.tree); or until it is settled or cleaned, as above. Every other
-transition raises IllegalTransition.
+handle waits until the operator releases it by ``nova-accel release``, or by
+``reserved`` in Placement (inventory.ledger), which ends it; or until it is
+settled or cleaned, as above. Every other transition raises IllegalTransition.
 """
 
 from collections.abc import Iterable
@@ -254,6 +254,16 @@ class Holdings:
         with self._lock:
             if self._checked('waiting', [claim], gone_is_fine=True):
                 self._store.await_operator(claim)
+
+    def returned(self, waiting: Iterable[model.Claim]) -> None:
+        """End claims of waiting(), whose handles the operator has cleaned.
+
+        :raises AcceleratorsUnavailable: that cannot be written down.
+        """
+        with self._lock:
+            self._store.remove(waiting)
+        for claim in waiting:
+            LOG.info('The operator has released %s', _device(claim))
 
     def waiting(self) -> tuple[model.Claim, ...]:
         """Return the claims of handles that wait for the operator."""

@@ -309,8 +309,8 @@ class Reconciler:
     # What an operator orders
 
     def release(self, name: str) -> str:
-        """Release one claim now, which run() would release later, or say
-        why it is not: for nova-accel release.
+        """Release one claim now, for nova-accel release: one that run() would
+        release later, or a handle that waits for the operator.
 
         :param name: address of its handle, or uuid of the claim.
         :returns: what was found, and done.
@@ -319,16 +319,29 @@ class Reconciler:
         """
         found = [c for c in self._holdings.all()
                  if name in (c.uuid, c.handle.address)]
+        waiting = [c for c in self._holdings.waiting()
+                   if name in (c.uuid, c.handle.address)]
+        if waiting:
+            return self._release_waiting(waiting)
         if not found:
             raise exception.DeviceUnavailable(
                 f'No claim on this host is called {text.printable(name)}: '
-                f'name a handle of a server that nova-accel claims shows.')
+                f'name a handle that nova-accel claims shows.')
         with self._accelerators.exclusive(found[0].instance_uuid):
             proof = [line for claim in self._holdings.now(found)
                      for line in self._proof(claim)]
             self._accelerators.releases.release_to_the_end(found)
         return '\n'.join(proof + [
             f'{c.handle.address} is clean and free.' for c in found])
+
+    def _release_waiting(self, waiting):
+        """Offer handles again that waited for the operator."""
+        self._holdings.returned(waiting)
+        self._accelerators.publisher.show_devices(
+            self._cloud.admin_context(), waiting)
+        return '\n'.join(
+            f'{c.handle.address} waited for you, and is free.'
+            for c in waiting)
 
     def _proof(self, claim):
         """Sentences that say that nothing stands behind a claim.

@@ -9,8 +9,8 @@ from nova_accel.inventory import identity
 from nova_accel import model
 
 #: with a handle that waits
-_WHAT_TO_DO = ('waits for you: clean it, then lower reserved of its provider '
-               'in Placement')
+_WHAT_TO_DO = ('waits for you: clean it, then run nova-accel release with '
+               'this handle')
 
 
 class Claims(output.Lister):

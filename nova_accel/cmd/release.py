@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel release: end a claim behind which nothing stands."""
+"""nova-accel release: end a claim that no server needs."""
 
 from cliff import command
 
@@ -9,12 +9,13 @@ from nova_accel import exception
 
 
 class Release(command.Command):
-    """Release the claim of a server that does not exist any more.
+    """Release the claim of a server that does not exist, or one that waits.
 
-    nova-compute, which has to run, looks whether a guest, an allocation in
-    Placement or a server in Nova stands behind the claim. Where one does, the
-    command is refused, with exit status 1. Else the device is cleaned and free,
-    and what was found is printed.
+    nova-compute must be running. It checks if a guest, an allocation in
+    Placement or a server in Nova needs the claim, and if so refuses, with exit
+    status 1. Otherwise it cleans the device, which is free then, and the
+    command prints what was found. A handle that waits for you (policy operator
+    of [accel] handover) is free at once: clean it before.
     """
 
     def get_parser(self, prog_name):
@@ -29,9 +30,9 @@ class Release(command.Command):
     def take_action(self, parsed_args):
         known = store.to_write(parsed_args)
         if not any(parsed_args.claim in (c.uuid, c.handle.address)
-                   for c in known.claims()):
+                   for c in (*known.claims(), *known.waiting())):
             raise exception.DeviceUnavailable(
                 f'No claim on this host is called {parsed_args.claim!r}: name '
-                f'a handle of a server that nova-accel claims shows.')
+                f'a handle that nova-accel claims shows.')
         self.app.stdout.write(orders.carry_out(
             known, 'release', parsed_args.claim, parsed_args.timeout) + '\n')

@@ -66,6 +66,20 @@ class ReleaseTest(base.HostTestCase):
         if record:
             self.host.cloud.delete_server(self.server)
 
+    def test_handle_that_waits(self):
+        """Policy operator: the operator has cleaned it. It is offered at
+        once, as it is."""
+        self.config.config(handover=['operator'], group='accel')
+        self.host.delete(self.server)
+        self.assertRaises(exception.DeviceUnavailable, self.boot)
+        answer = self.order()
+        self.assertEqual((State.DONE, f'{DISK} waited for you, and is free.'),
+                         (answer.state, answer.answer))
+        self.assertEqual('a secret',
+                         self.simulated.kernel.data_of_disk(DISK))
+        self.assertHas(self.boot(), DISK)
+        self.refused('No claim on this host is called', argument='0000:77:00.0')
+
     @ddt.data(DISK, 'uuid')
     def test_nothing_stands_behind_it(self, name):
         self.goes()

@@ -96,7 +96,7 @@ class ClaimsTest(commands.StoreCommandTestCase):
                 if row['Region'] == 0)
         self.assertEqual((ADDRESS, None, 'Waiting', str(FUNCTION)), tuple(
             row[n] for n in ('Handle', 'Server', 'State', 'Function')))
-        self.assertIn('lower reserved', row['Error'])
+        self.assertIn('nova-accel release', row['Error'])
         self.assertTrue(row['Since'])
         self.assertNotIn('unknown', self.call().stdout)
         self.assertEqual(['s2'], [
