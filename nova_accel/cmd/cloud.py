@@ -23,7 +23,7 @@ from keystoneauth1 import exceptions as ks_exc
 
 from nova_accel.bitstream import glance
 from nova_accel import exception
-from nova_accel.scheduler import reasons
+from nova_accel.planning import reasons
 from nova_accel import text
 
 #: seconds for each answer

@@ -11,8 +11,8 @@ from nova_accel.cmd import fits
 from nova_accel.cmd import output
 from nova_accel.cmd import why
 from nova_accel import exception
-from nova_accel.scheduler import capacity
-from nova_accel.scheduler import defrag
+from nova_accel.planning import capacity
+from nova_accel.planning import defrag
 
 #: seconds between two requests for a server, and the most for a migration
 _PAUSE, _LONGEST = 2, 3600

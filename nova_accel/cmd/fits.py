@@ -12,7 +12,7 @@ from nova_accel.cmd import output
 from nova_accel.cmd import why
 from nova_accel import exception
 from nova_accel import naming
-from nova_accel.scheduler import capacity
+from nova_accel.planning import capacity
 
 ALL = '(all)'
 

@@ -10,7 +10,7 @@ from nova_accel.cmd import output
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import naming
-from nova_accel.scheduler import reasons
+from nova_accel.planning import reasons
 
 CONF = conf.CONF
 

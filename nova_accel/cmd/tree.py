@@ -13,7 +13,7 @@ from nova_accel.cmd import cloud
 from nova_accel.cmd import output
 from nova_accel import exception
 from nova_accel import naming
-from nova_accel.scheduler import reasons
+from nova_accel.planning import reasons
 
 #: of the table for people
 _COLUMNS = ('Provider', 'What', 'Function', 'Total', 'Used', 'Reserved',

@@ -18,11 +18,11 @@ from nova_accel import demand
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.planning import reasons
 from nova_accel import profiles
 from nova_accel import request
 from nova_accel.scheduler import candidates
 from nova_accel.scheduler import facts
-from nova_accel.scheduler import reasons
 from nova_accel.scheduler import scheduling as schedulings
 from nova_accel import text
 

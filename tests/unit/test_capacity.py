@@ -9,9 +9,9 @@ import time
 import testtools
 
 from nova_accel import naming
+from nova_accel.planning import capacity
+from nova_accel.planning import reasons
 from nova_accel import request
-from nova_accel.scheduler import capacity
-from nova_accel.scheduler import reasons
 
 GPU, FPGA = 'CUSTOM_ACCELERATOR_GPU', 'CUSTOM_ACCELERATOR_FPGA'
 DDR = 'CUSTOM_ACCELERATOR_MEMORY_DDR'

@@ -5,8 +5,8 @@ import random
 
 import testtools
 
-from nova_accel.scheduler import capacity
-from nova_accel.scheduler import defrag
+from nova_accel.planning import capacity
+from nova_accel.planning import defrag
 from tests.unit import test_capacity
 from tests.unit.test_capacity import GPU, node, provider, root, wanted
 

@@ -7,9 +7,9 @@ import testtools
 
 from nova_accel import conf
 from nova_accel import naming
+from nova_accel.planning import reasons
 from nova_accel import request
 from nova_accel.scheduler import candidates
-from nova_accel.scheduler import reasons
 
 GPU = 'CUSTOM_ACCELERATOR_GPU'
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'

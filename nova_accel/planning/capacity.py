@@ -25,8 +25,8 @@ import typing
 
 from nova_accel import matching
 from nova_accel import naming
+from nova_accel.planning import reasons
 from nova_accel import request
-from nova_accel.scheduler import reasons
 
 #: of providers, in their order
 State = tuple[tuple[int, ...], ...]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import hashlib
 
-from nova_accel.scheduler import capacity
+from nova_accel.planning import capacity
 
 #: states of the cloud that are tried for plans of one length, and for how
 #: many lengths as many
