@@ -210,7 +210,8 @@ def affinity(extra_specs: Mapping[str, str]) -> Affinity:
     ``required`` is on as many NUMA nodes as the guest has by the flavor
     (``hw:numa_nodes``), which is one where it has no such key.
 
-    :raises InvalidRequest: a value is unknown.
+    :raises InvalidRequest: a value is unknown, or two values exclude each
+        other.
     """
     for key, values in FLAVOR_KEYS.items():
         if key in extra_specs and extra_specs[key] not in values:
@@ -220,6 +221,16 @@ def affinity(extra_specs: Mapping[str, str]) -> Affinity:
                 f'{key}={extra_specs[key]} is unknown: write {said}.')
     wish, same, packing = map(
         extra_specs.get, (AFFINITY_KEY, SAME_KEY, PACKING_KEY))
+    if same and wish == 'none':
+        raise exception.InvalidRequest(
+            f'{SAME_KEY}={same} and {AFFINITY_KEY}=none exclude each other: '
+            f'keep one of them.')
+    if DOWNTIME_KEY in extra_specs and (
+            extra_specs.get(LIVE_MIGRATION_KEY) != 'transparent'):
+        raise exception.InvalidRequest(
+            f'{DOWNTIME_KEY} is for guests that migrate with the state of '
+            f'their accelerators: add {LIVE_MIGRATION_KEY}=transparent, or '
+            f'remove it.')
     nodes = None
     if wish == 'required':
         try:

@@ -17,6 +17,8 @@ from nova.compute import vm_states
 from nova import exception as nova_exception
 from nova.limit import placement as placement_limits
 from nova.limit import utils as limit_utils
+from nova import objects
+from nova.virt import hardware
 from oslo_limit import exception as limit_exceptions
 from oslo_limit import limit
 
@@ -30,7 +32,9 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 _MARK = '_nova_accel_expands'
-_resizing = contextvars.ContextVar('nova_accel_resizing', default=False)
+#: the server that this request resizes
+_resizing: contextvars.ContextVar = contextvars.ContextVar(
+    'nova_accel_resizing', default=None)
 #: the server that this request rebuilds
 _rebuilding: contextvars.ContextVar = contextvars.ContextVar(
     'nova_accel_rebuilding', default=None)
@@ -80,11 +84,11 @@ def _create(original):
 
 def _resize(original):
     @functools.wraps(original)
-    def resize(self, *args, **kwargs):
+    def resize(self, context, instance, *args, **kwargs):
         # a cold migration has no new flavor and does not look one up
-        token = _resizing.set(True)
+        token = _resizing.set(instance)
         try:
-            return original(self, *args, **kwargs)
+            return original(self, context, instance, *args, **kwargs)
         finally:
             _resizing.reset(token)
     return resize
@@ -94,8 +98,12 @@ def _lookup(original):
     @functools.wraps(original)
     def get_flavor_by_flavor_id(*args, **kwargs):
         # the order of the arguments differs between Nova 33 and 34
-        flavor = original(*args, **kwargs)
-        return expand_flavor(flavor) if _resizing.get() else flavor
+        flavor, instance = original(*args, **kwargs), _resizing.get()
+        if instance is None:
+            return flavor
+        flavor = expand_flavor(flavor)
+        _refuse_confidential(flavor, instance.image_meta)
+        return flavor
     return get_flavor_by_flavor_id
 
 
@@ -104,6 +112,7 @@ def _build_options(original):
     def _validate_and_build_base_options(self, context, flavor, boot_meta,
                                          *args, **kwargs):
         _refuse_snapshot(flavor, boot_meta)
+        _refuse_confidential(flavor, objects.ImageMeta.from_dict(boot_meta))
         return original(self, context, flavor, boot_meta, *args, **kwargs)
     return _validate_and_build_base_options
 
@@ -122,6 +131,27 @@ def _refuse_snapshot(flavor, image):
             f'accelerators, and the flavor has accelerators too: use a flavor '
             f'without accelerators, or ask the operator for [accel] '
             f'allow_snapshot_boot.')
+
+
+def _refuse_confidential(flavor, image):
+    """Refuse accelerators for a guest with encrypted memory (AMD SEV, Intel
+    TDX), which a device of the host cannot read.
+
+    :param image: nova.objects.ImageMeta
+    """
+    if not _has_accelerators(flavor):
+        return
+    try:
+        asks = hardware.get_mem_encryption_constraint(flavor, image)
+    except nova_exception.NovaException:
+        # Nova refuses a contradiction in its own words
+        return
+    if asks:
+        raise nova_exception.InvalidRequest(
+            f'The flavor {flavor.name} has accelerators, and it or the image '
+            f'asks for encrypted memory (mem_encryption), of which a device '
+            f'of the host can read nothing: use a flavor or an image without '
+            f'one of the two.')
 
 
 def _snapshot_volume_backed(original):
@@ -168,6 +198,7 @@ def _check_rebuild(image_api, context, instance, image):
     """
     if not _has_accelerators(instance.flavor):
         return
+    _refuse_confidential(instance.flavor, objects.ImageMeta.from_dict(image))
     properties = image.get('properties', {})
     if str(properties.get('instance_uuid')) != instance.uuid:
         _refuse_snapshot(instance.flavor, image)
@@ -203,6 +234,7 @@ def _check_rebuild(image_api, context, instance, image):
 def _unshelve(original):
     @functools.wraps(original)
     def unshelve(self, context, instance, *args, **kwargs):
+        _refuse_confidential(instance.flavor, instance.image_meta)
         if instance.vm_state == vm_states.SHELVED_OFFLOADED:
             _check_limit(context, instance)
         return original(self, context, instance, *args, **kwargs)

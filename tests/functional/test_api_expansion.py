@@ -10,7 +10,9 @@ from nova.tests.functional import integrated_helpers
 
 from nova.compute import api as compute_api
 from nova.compute import flavors
+from nova import context
 from nova.limit import local as local_limit
+from nova import objects
 from nova.tests.functional.api import client
 from oslo_limit import fixture as limit_fixture
 import yaml
@@ -216,6 +218,51 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
         self.assertEqual(
             'nbl', self.admin_api.api_get(f'flavors/{flavor}').body[
                 'flavor']['extra_specs']['accel:device_profile'])
+
+    def image(self, **properties):
+        """Return the id of an image with these properties."""
+        return self.glance.create(None, {
+            'name': 'x', 'status': 'active', 'container_format': 'bare',
+            'disk_format': 'raw', 'size': 1, 'min_ram': 0, 'min_disk': 0,
+            'properties': properties})['id']
+
+    def test_confidential_guests(self):
+        """A device of the host cannot read encrypted memory."""
+        uefi = self.image(hw_firmware_type='uefi', hw_machine_type='q35')
+        encrypted = self.image(hw_firmware_type='uefi', hw_machine_type='q35',
+                               hw_mem_encryption='true')
+        plain, fpga, both = self.flavor(), self.flavor(
+            accel__device_profile='nlb'), self.flavor(
+            accel__device_profile='nlb', hw__mem_encryption='true')
+        said = 'asks for encrypted memory'
+        for flavor, image in (both, uefi), (fpga, encrypted):
+            self.assertIn(said, self.refused(
+                self.api.post_server, {'server': self._build_server(
+                    flavor_id=flavor, image_uuid=image, networks='none')}))
+        # what Nova refuses anyway it says itself
+        self.assertNotIn(said, self.refused(
+            self.api.post_server, {'server': self._build_server(
+                flavor_id=both, image_uuid=self.image(
+                    hw_firmware_type='bios'), networks='none')}))
+        server = self._create_server(
+            flavor_id=fpga, image_uuid=uefi, networks='none')
+        for action in ({'rebuild': {'imageRef': encrypted}},
+                       {'resize': {'flavorRef': both}}):
+            self.assertIn(said, self.refused(
+                self.api.post_server_action, server['id'], action))
+        # as an earlier nova_accel let it be created
+        server = self._shelve_server(server)
+        instance = objects.Instance.get_by_uuid(
+            context.get_admin_context(), server['id'])
+        instance.system_metadata['image_hw_mem_encryption'] = 'true'
+        instance.save()
+        self.assertIn(said, self.refused(
+            self.api.post_server_action, server['id'], {'unshelve': None}))
+        # an encrypted server without accelerators is Nova's business
+        self.assertNotIn(said, str(self.api.post_server({
+            'server': self._build_server(flavor_id=plain,
+                                         image_uuid=encrypted,
+                                         networks='none')})))
 
     def test_validators(self):
         flavor = self.flavor()

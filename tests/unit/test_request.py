@@ -154,6 +154,11 @@ class ParseTest(testtools.TestCase):
                 ({f'resources1:{FPGA}': '1', 'accel:max_downtime': '0.5'},
                  'accel:max_downtime=0.5 is unknown: write a whole number '
                  'from 1 to 2000'),
+                ({f'resources1:{FPGA}': '1', 'accel:live_migration': 'detach',
+                  'accel:max_downtime': '5'},
+                 'add accel:live_migration=transparent, or remove it'),
+                ({f'resources1:{FPGA}': '1', 'accel:max_downtime': '5'},
+                 'accel:max_downtime is for guests that migrate with the '),
                 ({'accel:live_migration': 'detach'},
                  'accel:live_migration has no accelerator to go with')):
             with self.assertRaisesRegex(exception.InvalidRequest, said):
@@ -201,6 +206,10 @@ class ParseTest(testtools.TestCase):
                      **one, accel__same='socket')
         self.refused('accel1:same is unknown: .* without group .* same',
                      **one, accel1__same='numa')
+        for same in 'numa', 'pcie_root':
+            self.refused(f'accel:same={same} and accel:numa_affinity=none '
+                         f'exclude each other: keep one',
+                         **one, accel__same=same, accel__numa_affinity='none')
         self.refused('accel:same has no accelerator to go with',
                      accel__same='numa')
         # of which the accelerators are not written yet
