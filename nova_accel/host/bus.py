@@ -6,6 +6,13 @@ function. Sources, all of Linux 6.12: Documentation/ABI/testing/
 sysfs-bus-pci-devices-aer_stats (aer_dev_*, since 4.19), sysfs-bus-pci
 (power_state, since 5.12), pci-sysfs.c (current_link_*, max_link_*, since
 4.13), drivers/pci/pcie/aer.c (the names of errors).
+
+GPUs of AMD since Vega 10 and of Intel since Alchemist are below a switch of
+their own card. Their function tells the link inside the card, which is always
+the same, or what means nothing (2.5 GT/s, one lane, of Intel's). The link of
+the slot is that of the upstream port of the card's switch. Sources: the PCI ID
+repository; issue 512 of nokyan/resources, pull request 344 of Syllo/nvtop, and
+topologies of machines in ROCm/rccl.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +29,16 @@ _MOST_WIDTH, _MOST_SPEED = 'max_link_width', 'max_link_speed'
 _POWER = 'power_state'
 _LIMITS = {_WIDTH: _MOST_WIDTH, _SPEED: _MOST_SPEED}
 _ERRORS = (_FATAL, _NONFATAL, _CORRECTED)
-_ALL = (*_ERRORS, _WIDTH, _SPEED, _MOST_WIDTH, _MOST_SPEED, _POWER)
+_LINK = (_WIDTH, _SPEED, _MOST_WIDTH, _MOST_SPEED)
+_IDS = ('vendor', 'device')
+_ALL = (*_ERRORS, *_LINK, _POWER, 'vendor')
+#: vendor of a card -> (vendor, device) of the ports of its switch; a device of
+#: '' stands for any
+_SWITCHES = {
+    '0x1002': frozenset((('0x1002', ''), ('0x1022', '0x1500'),
+                         ('0x1022', '0x1501'))),
+    '0x8086': frozenset(('0x8086', f'0x{device}') for device in (
+        '4fa0', '4fa1', '4fa4', 'e2f0', 'e2f1', 'e2ff'))}
 #: errors that the two ends of a link detect, which no guest can provoke: data
 #: link protocol, surprise down, receiver overflow
 _OF_LINK = frozenset(('DLP', 'SDES', 'RxOF'))
@@ -49,24 +65,59 @@ def readings(kernel, function: str, bridges: tuple[str, ...],
 
     Blocks for up to a minute while the function is reset, and wakes one that
     sleeps (pci_config_pm_runtime_get() of Linux): call it in the worker of its
-    card. Two directories are opened, and 11 attributes read.
+    card. Two directories are opened, and 12 attributes read; a few more of
+    a card with a switch of its own.
 
-    :param bridges: as pci.bridges(): of the port above, the last one, errors
-        count as well.
+    :param bridges: as pci.bridges(): of the ports at both ends of the slot's
+        link, errors count as well.
     :raises OSError: the function is not there.
     """
-    own = kernel.read_some(pci.path(function), _ALL)
-    ports = bridges[1:]
+    own = end = kernel.read_some(pci.path(function), _ALL)
     yield from _errors(own, '')
+    *ports, at = _to_the_slot(
+        kernel, own.get('vendor', ''), (*pci.below_root(bridges), function))
+    if at != function:
+        end = kernel.read_some(pci.path(at), (*_ERRORS, *_LINK))
+        yield from _errors(end, f' at port {at}')
     if ports:
         yield from _errors(kernel.read_some(pci.path(ports[-1]), _ERRORS),
                            f' at port {ports[-1]}')
-    if any(0 < _number(own, now) < _number(own, most)
+    if any(0 < _number(end, now) < _number(end, most)
            for now, most in _LIMITS.items()):
-        yield from _link(own, kernel.read_some(
-            pci.path(ports[-1]), _LIMITS.values()) if ports else own)
+        yield from _link(end, kernel.read_some(
+            pci.path(ports[-1]), _LIMITS.values()) if ports else end)
     if own.get(_POWER) == 'error':
         yield signals.Reading('power')
+
+
+def of_the_slot(kernel, function: str, bridges: tuple[str, ...],
+                ) -> tuple[int, int]:
+    """Return what most() returns of the link of a card's slot.
+
+    :param bridges: as pci.bridges().
+    :raises OSError: one of its ends is not there.
+    """
+    vendor = kernel.read(pci.path(function, 'vendor'))
+    *ports, at = _to_the_slot(
+        kernel, vendor, (*pci.below_root(bridges), function))
+    return most(kernel, at, ports[-1] if ports else at)
+
+
+def _to_the_slot(kernel, vendor, path):
+    """Return the path of a function without what is inside its card: it ends
+    with the card's end of the slot's link.
+
+    :param path: the ports above the function, and the function.
+    """
+    known = _SWITCHES.get(vendor, frozenset())
+    # the two ports of one switch
+    for _ in range(2 if known else 0):
+        ids = kernel.read_some(pci.path(path[-2]), _IDS) if path[1:] else {}
+        if not known & {(ids.get('vendor'), device)
+                        for device in (ids.get('device'), '')}:
+            break
+        path = path[:-1]
+    return path
 
 
 def most(kernel, function: str, port: str) -> tuple[int, int]:

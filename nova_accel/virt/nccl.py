@@ -12,6 +12,8 @@ addresses of the guest. Facts of xml.cc and topo.cc of NCCL 2.30:
 * A cpu needs the NUMA node alone, of which NCCL reads the processors in the
   guest. It is the node that the guest's kernel tells of the device, or NCCL
   would put other devices below another one.
+* Of the link of a device and of that of the port above it NCCL takes the lower
+  one. QEMU's port shows 16 GT/s, so a faster link is in the file.
 * The address of a switch is only a name, and must not be that of a device of
   the guest.
 * NCCL sees the two levels of a Broadcom switch as one by its ids.
@@ -35,6 +37,8 @@ from nova_accel.host import pci
 NO_NODE = -1
 #: half of what NCCL can read: it adds those of GPUs and network cards
 _ELEMENTS = 128
+#: MT/s of a port of QEMU (gen_pcie_root_port.c), which shows 32 lanes
+_PORT_SPEED = 16000
 #: attributes of the file and of sysfs
 _IDS = ('vendor', 'device', 'subsystem_vendor', 'subsystem_device')
 
@@ -72,7 +76,8 @@ def topology(kernel, places: Iterable[Place]) -> str:
                     **_attributes(kernel, switch, above)})
             parent = switches[key]
             devices[key] += 1
-        etree.SubElement(parent, 'pci', busid=guest)
+        etree.SubElement(parent, 'pci', busid=guest, **_faster_link(
+            kernel, host, above))
     elements = 1 + sum(1 for _ in system.iterdescendants())
     if max(devices.values(), default=0) < 2 or elements > _ELEMENTS:
         return ''
@@ -84,9 +89,22 @@ def _attributes(kernel, switch: str, above: Sequence[str]) -> dict[str, str]:
     found = {}
     with contextlib.suppress(OSError):
         found = kernel.read_some(pci.path(switch), _IDS)
-        lanes, speed = bus.most(
-            kernel, switch, above[above.index(switch) - 1])
-        if lanes and speed:
-            found |= {'link_width': str(lanes),
-                      'link_speed': f'{speed / 1000} GT/s PCIe'}
+        found |= _link(*bus.most(
+            kernel, switch, above[above.index(switch) - 1]))
     return found
+
+
+def _faster_link(kernel, device: str, above: tuple[str, ...],
+                 ) -> dict[str, str]:
+    """Return the link of a device's slot, where the port that the device has
+    in the guest shows less."""
+    with contextlib.suppress(OSError):
+        lanes, speed = bus.of_the_slot(kernel, device, above)
+        if above and speed > _PORT_SPEED:
+            return _link(lanes, speed)
+    return {}
+
+
+def _link(lanes: int, speed: int) -> dict[str, str]:
+    return {'link_width': str(lanes), 'link_speed':
+            f'{speed / 1000} GT/s PCIe'} if lanes and speed else {}

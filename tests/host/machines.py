@@ -88,11 +88,13 @@ class RecordedKernel(host_kernel.Kernel):
 
 
 class Machine(fixtures.Fixture):
-    """The machine of a file."""
+    """The machine of a file, or of functions as files have them."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str = '', functions=()):
         super().__init__()
-        self.facts = yaml.safe_load((DATA / f'{name}.yaml').read_text())
+        self.facts = yaml.safe_load(
+            (DATA / f'{name}.yaml').read_text()) if name else {
+                'functions': functions}
 
     def _setUp(self):
         place = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
@@ -122,6 +124,11 @@ class Machine(fixtures.Fixture):
             return dict(found.devices.items())
         finally:
             found.close()
+
+    def write(self, address, **attributes):
+        """Give a function other attributes."""
+        for name, value in attributes.items():
+            _write(self.sys / pci.DEVICES / address / name, value)
 
     def _place(self, one):
         above = one.get('below') or [f'pci{one["at"].rsplit(":", 1)[0]}']

@@ -12,9 +12,11 @@ import fixtures
 from nova_accel.drivers import fabric
 from nova_accel.drivers import gpu
 from nova_accel.drivers import pci_rule
+from nova_accel.host import bus
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel.sim import captured
+from nova_accel.virt import nccl
 from tests.host import machines
 from tests.unit import configured
 
@@ -70,18 +72,14 @@ class HiveTest(configured.TestCase):
             'vendor=1002 type=AI'], group='accel')
         self.gpu = gpu.GpuDriver(self.machine.kernel)
 
-    def place(self, address):
-        return self.machine.sys / pci.DEVICES / address
-
     def show(self, address, hive):
         """Have amdgpu show the hive of a GPU."""
-        directory = self.place(address) / 'xgmi_hive_info'
-        directory.mkdir()
-        (directory / 'xgmi_hive_id').write_text(f'{hive}\n')
+        self.machine.write(address, **{'xgmi_hive_info/xgmi_hive_id': hive})
 
     def end(self, address):
         """Take the GPU from amdgpu."""
-        shutil.rmtree(self.place(address) / 'xgmi_hive_info')
+        shutil.rmtree(self.machine.sys / pci.DEVICES / address
+                      / 'xgmi_hive_info')
 
     @ddt.data(gpu.GpuDriver, pci_rule.PciRuleDriver)
     def test_remembered(self, driver):
@@ -90,7 +88,7 @@ class HiveTest(configured.TestCase):
         self.show(self.FIRST, '0')
         # another product, which would be offered
         self.show(self.SECOND, '18013298997854213')
-        (self.place(self.SECOND) / 'device').write_text('0x744c\n')
+        self.machine.write(self.SECOND, device='0x744c')
         seen = driver.discover()
         for known in (None, seen):
             found = driver.discover(known)
@@ -121,6 +119,93 @@ class HiveTest(configured.TestCase):
         self.assertEqual([self.FIRST], offered(found[self.FIRST]))
         self.assertIn('XGMI joins it', found[self.SECOND].reason)
         self.assertIn('XGMI may join it', found['0000:4a:00.0'].reason)
+
+
+#: a GPU of AMD and one of Intel below the switches of their cards: vendor, ids
+#: of the ports and of the GPU, class, and the link that the GPU shows
+OWN_SWITCHES = {
+    'Navi': ('1002', '1478', '1479', '744c', '030000', ('32.0', 16)),
+    'Arc Pro': ('8086', 'e2ff', 'e2f0', 'e223', '030000', ('2.5', 1))}
+
+
+@ddt.ddt
+class SlotLinkTest(configured.TestCase):
+    """The link of a card with a switch of its own is that of its slot."""
+
+    ROOT, UP, DOWN, GPU = (f'0000:{bus}.0' for bus in (
+        '00:01', '01:00', '02:00', '03:00'))
+
+    def start(self, kind):
+        vendor, up, down, device, class_, link = OWN_SWITCHES[kind]
+        above = ['pci0000:00', self.ROOT, self.UP, self.DOWN]
+        self.machine = self.useFixture(machines.Machine(functions=[
+            {'at': self.ROOT, 'ids': '1022:14ab', 'class': '0604',
+             'below': above[:1], 'link': ['32.0', 16]},
+            {'at': self.UP, 'ids': f'{vendor}:{up}', 'class': '0604',
+             'below': above[:2], 'link': ['16.0', 16]},
+            {'at': self.DOWN, 'ids': f'{vendor}:{down}', 'class': '0604',
+             'below': above[:3], 'link': link},
+            {'at': self.GPU, 'ids': f'{vendor}:{device}', 'class': class_,
+             'below': above, 'link': link}]))
+        self.driver = gpu.GpuDriver(self.machine.kernel)
+        self.config.config(include_devices=[f'vendor={vendor}'],
+                           group='accel')
+        self.device, = self.driver.discover().values()
+
+    def read(self):
+        return [*self.driver.health(self.device)]
+
+    @ddt.data(*OWN_SWITCHES)
+    def test_width_and_speed(self, kind):
+        self.start(kind)
+        self.assertEqual([], self.read())
+        # as others have seen, at a bad contact
+        self.machine.write(self.UP, current_link_width=8)
+        self.assertEqual([('link_width', 8, 'of 16')], self.read())
+        self.machine.write(self.UP, current_link_width=4,
+                           current_link_speed='8.0 GT/s PCIe')
+        self.assertEqual([('link_width_half', 4, 'of 16'),
+                          ('link_speed', 8000, 'of 16000')], self.read())
+        # a slot that has no more
+        self.machine.write(self.ROOT, max_link_width=4,
+                           max_link_speed='8.0 GT/s PCIe')
+        self.assertEqual([], self.read())
+
+    @ddt.data(*OWN_SWITCHES)
+    def test_errors_of_both_ends(self, kind):
+        self.start(kind)
+        self.machine.write(self.UP, aer_dev_fatal='DLP 2\nTOTAL_ERR_FATAL 2')
+        self.machine.write(self.ROOT,
+                           aer_dev_nonfatal='SDES 1\nTOTAL_ERR_NONFATAL 1')
+        self.machine.write(self.GPU, aer_dev_fatal='MalfTLP 3')
+        # on the card
+        self.machine.write(self.DOWN, aer_dev_fatal='DLP 7')
+        self.assertEqual([('fatal_errors', 3, 'MalfTLP'),
+                          ('link_errors', 2, f'DLP at port {self.UP}'),
+                          ('link_errors', 1, f'SDES at port {self.ROOT}')],
+                         self.read())
+
+    def test_recorded_machine(self):
+        """A topology tool shows one of the two ports of a switch."""
+        machine = self.useFixture(machines.Machine('mi300x-8'))
+        end, port, address = '0000:0a:00.0', '0000:08:00.0', '0000:0c:00.0'
+        link = {'max_link_width': 16, 'max_link_speed': '32.0 GT/s PCIe'}
+        for function in end, port, address:
+            machine.write(function, **link)
+        machine.write(end, current_link_width=8)
+        self.assertIn(('link_width', 8, 'of 16'), [*bus.readings(
+            machine.kernel, address, pci.bridges(machine.kernel, address))])
+
+    def test_in_the_file_of_nccl(self):
+        self.start('Navi')
+        places = [nccl.Place(self.GPU, f'0000:0{n}:00.0', -1) for n in (1, 2)]
+        self.assertIn('<pci busid="0000:01:00.0"/>', nccl.topology(
+            self.machine.kernel, places))
+        self.machine.write(self.UP, max_link_speed='32.0 GT/s PCIe')
+        self.assertIn(
+            '<pci busid="0000:02:00.0" link_width="16" '
+            'link_speed="32.0 GT/s PCIe"/>', nccl.topology(
+                self.machine.kernel, places))
 
 
 @ddt.ddt

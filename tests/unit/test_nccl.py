@@ -228,6 +228,22 @@ class TopologyTest(testtools.TestCase):
             self.assertEqual(link, (switch.get('link_width'),
                                     switch.get('link_speed')))
 
+    def test_link_that_the_port_in_the_guest_hides(self):
+        """QEMU's port has 16 GT/s, and NCCL takes the lower of two."""
+        self.topology(THREE)
+        for address, at_port, link in (
+                (NEAR, '32.0 GT/s PCIe', ('16', '32.0 GT/s PCIe')),
+                (NEAR_TOO, '16.0 GT/s PCIe', (None, None))):
+            self.kernel.set_fault(
+                address, attributes={'max_link_speed': '32.0 GT/s PCIe'},
+                port={'max_link_speed': at_port})
+            text = nccl.topology(self.kernel, [
+                nccl.Place(address, '0000:01:00.0', -1),
+                nccl.Place(address, '0000:02:00.0', -1)])
+            _, _, ((_, _, ((_, _, ((_, found, _), _)),)),) = parsed(text)
+            self.assertEqual(link, (found.get('link_width'),
+                                    found.get('link_speed')))
+
     def test_nothing_to_tell(self):
         """Then NCCL finds in the guest what there is."""
         self.assertEqual('', self.topology(THREE[1:])[0])
