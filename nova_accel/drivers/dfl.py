@@ -10,6 +10,8 @@ guest by its PF only where [accel] whole_cards has its address.
 A board of OFS has a slot: its port stays with the PF and has no AFU. The AFU of
 the slot has one VF for each of its interfaces, of which the first says by its
 registers which function it has. A guest gets all of them as one accelerator.
+The board has further physical functions, which are parts of it: the first one
+has the FME.
 
 Sources: drivers/fpga/dfl*.c and Documentation/fpga/dfl.rst of Linux, those of
 OFS/linux-dfl for slots, and trials on a 6.12 kernel. The numbers in names like
@@ -198,7 +200,8 @@ class DflDriver(base.PciDriver):
 
     def identify(self, address):
         ids = pci.ids(self.kernel, address)
-        if ids == _OFS and self._is_for_rules(address):
+        if ids == _OFS and (self._is_for_rules(address)
+                            or self._is_part(address)):
             return None
         return self._identity(address, ids) if ids in _PRODUCTS else None
 
@@ -207,6 +210,14 @@ class DflDriver(base.PciDriver):
         give nothing."""
         return ('pci' in CONF.accel.enabled_drivers
                 and pci_rule.PciRuleDriver(self.kernel).may_be_mine(address))
+
+    def _is_part(self, address) -> bool:
+        """Whether a function is one of a board that the first has."""
+        first = f'{address.rpartition(".")[0]}.0'
+        try:
+            return address != first and pci.ids(self.kernel, first) == _OFS
+        except FileNotFoundError:
+            return False
 
     def _identity(self, address, ids) -> model.Device:
         """What the card is, whatever state it is in."""
@@ -267,6 +278,39 @@ class DflDriver(base.PciDriver):
         if self._implemented(address) > 1:
             return (f'{base.WHOLE_CARDS} has it, and it has several ports: '
                     f'name it in {sriov.OPTION} instead')
+        return ''
+
+    def serial(self, address):
+        """See the base class; the MAC address of the board's controller, where
+        the function has no Device Serial Number.
+
+        Source: Documentation/ABI/testing/sysfs-driver-intel-m10-bmc of Linux,
+        since 5.12.
+        """
+        found = super().serial(address)
+        if found:
+            return found
+        if pci.driver(self.kernel, address) == VFIO:
+            # a guest has the card, or had it: it shows no FME
+            return None
+        return next(filter(None, (
+            self._mac_address(fme)
+            for fme in self._children(address, 'dfl-fme'))), '')
+
+    def _mac_address(self, directory) -> str:
+        """The MAC address of a board, '' where it identifies none.
+
+        :param directory: of the FME, or of a part of it: the controller is
+            such a part, or behind an SPI bus of one.
+        """
+        for name in self.names(directory):
+            if name == 'mac_address':
+                text = self.kernel.read(f'{directory}/{name}').lower()
+                return text if _is_of_one_board(text) else ''
+            if re.match('(dfl_dev|dfl-fme)[.][0-9]|spi', name):
+                found = self._mac_address(f'{directory}/{name}')
+                if found:
+                    return found
         return ''
 
     def health(self, device):
@@ -781,3 +825,10 @@ def _stuck(function) -> str:
     return (f'its port is disabled since a programming or reset failed: unbind '
             f'{function} from {KERNEL_DRIVER} and bind it again when no server '
             f'uses the card')
+
+
+def _is_of_one_board(mac: str) -> bool:
+    """Whether a MAC address is one that a maker has given to one device: not
+    0, not of a group, not local (IEEE 802)."""
+    return bool(re.fullmatch('[0-9a-f]{2}(:[0-9a-f]{2}){5}', mac)
+                and int(mac[:2], 16) & 3 == 0 and set(mac) != set('0:'))

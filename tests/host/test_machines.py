@@ -9,6 +9,7 @@ import shutil
 import ddt
 import fixtures
 
+from nova_accel.drivers import dfl
 from nova_accel.drivers import fabric
 from nova_accel.drivers import gpu
 from nova_accel.drivers import pci_rule
@@ -56,6 +57,40 @@ class MachineTest(configured.TestCase):
                         if key not in ('at', 'why')}
             self.assertEqual(expected, seen(
                 devices.get(right['at']), expected), right)
+
+
+@ddt.ddt
+class BoardTest(configured.TestCase):
+    """What identifies an FPGA without a Device Serial Number."""
+
+    D5005, N6001 = '0000:05:00.0', '0000:b1:00.0'
+
+    def serial(self, name, address, mac=None, driver=None):
+        machine = self.useFixture(machines.Machine(name))
+        if mac:
+            for path in machine.sys.rglob('mac_address'):
+                path.write_text(f'{mac}\n')
+        if driver:
+            link = machine.sys / pci.DEVICES / address / 'driver'
+            link.unlink()
+            link.symlink_to(f'../../../bus/pci/drivers/{driver}')
+        return dfl.DflDriver(machine.kernel).serial(address)
+
+    def test_mac_address(self):
+        """Behind an SPI bus, or of a part of the FME."""
+        self.assertEqual('64:4c:36:00:00:40',
+                         self.serial('pac-d5005', self.D5005))
+        self.assertEqual('64:4c:36:00:00:52', self.serial(
+            'ofs-n6001', self.N6001, '64:4C:36:00:00:52'))
+
+    # as recorded of the N6001, a group; one that is local; none
+    @ddt.data(None, '66:4c:36:00:00:52', '00:00:00:00:00:00', 'unknown')
+    def test_mac_address_that_identifies_nothing(self, mac):
+        self.assertEqual('', self.serial('ofs-n6001', self.N6001, mac))
+
+    def test_card_of_a_guest(self):
+        self.assertIsNone(self.serial(
+            'pac-d5005', self.D5005, driver='vfio-pci'))
 
 
 @ddt.ddt
