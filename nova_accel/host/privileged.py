@@ -239,8 +239,9 @@ def bind(function: str, driver: str, drivers: Collection[str]) -> None:
     if driver not in drivers:
         raise _invalid('driver', driver)
     device = f'{SYS}/bus/pci/devices/{function}'
-    if os.path.exists(f'{device}/driver'):
-        _write(f'{device}/driver/unbind', function)
+    with _disks_held(function):
+        if os.path.exists(f'{device}/driver'):
+            _write(f'{device}/driver/unbind', function)
     # vfio-pci has no ids of its own; a bare newline clears the override
     _write(f'{device}/driver_override',
            f'{driver if driver == "vfio-pci" else ""}\n')
@@ -252,11 +253,14 @@ def set_numvfs(pf: str, count: int, probe: bool = True) -> None:
     check_function(pf)
     check_number('count', count, MAX_VFS)
     device = f'{SYS}/bus/pci/devices/{pf}'
-    if count:
-        # Linux before 4.12 has it not
-        with contextlib.suppress(FileNotFoundError):
-            _write(f'{device}/sriov_drivers_autoprobe', '1' if probe else '0')
-    _write(f'{device}/sriov_numvfs', str(count))
+    with _disks_held(*(os.path.basename(os.path.realpath(vf)) for vf
+                       in glob.glob(f'{device}/virtfn*'))):
+        if count:
+            # Linux before 4.12 has it not
+            with contextlib.suppress(FileNotFoundError):
+                _write(f'{device}/sriov_drivers_autoprobe',
+                       '1' if probe else '0')
+        _write(f'{device}/sriov_numvfs', str(count))
 
 
 @privsep.ctx.entrypoint
@@ -299,6 +303,9 @@ def offer_xclbin(function: str, path: str, size: int, name: str,
     check_text('name of an xclbin', name, _XCLBIN)
     if not isinstance(layout, bytes) or len(layout) > mmap.PAGESIZE:
         raise _invalid('layout', type(layout))
+    # its firmware is a directory of the host's own file system
+    if not os.path.exists(f'{SYS}/bus/pci/devices/{function}'):
+        raise OSError(errno.ENODEV, f'{function} is not there')
     with mapped(path, 0, size) as start:
         firmware.offer(firmware.XCLBINS, function, name,
                        ctypes.string_at(start, size), layout)
@@ -394,7 +401,8 @@ def reset_nvme(function: str) -> None:
     found = _controllers(function)
     if len(found) != 1:
         raise OSError(errno.ENODEV, f'{function} shows no such device')
-    _write(f'{found[0]}/reset_controller', '1')
+    with _disks_held(function):
+        _write(f'{found[0]}/reset_controller', '1')
 
 
 @privsep.disks.entrypoint
@@ -550,6 +558,25 @@ def _check_namespaces(texts) -> list[nvme_admin.Namespace]:
     return [nvme_admin.Namespace.parse(text) for text in texts]
 
 
+#: of a disk whose controller failed, which a reset may bring back, and of one
+#: without a node
+_DEAD = errno.ENXIO, errno.ENODEV, errno.ENOENT, errno.EIO
+
+
+@contextlib.contextmanager
+def _disks_held(*functions):
+    """Hold the disks behind functions that leave their driver or are reset: not
+    even a bug of nova-compute takes a disk from under its file system.
+
+    :raises OSError: EBUSY when a disk is used.
+    """
+    with contextlib.ExitStack() as stack:
+        for function in functions:
+            _open_disks(function, stack, os.O_RDONLY | os.O_EXCL,
+                        skipped=_DEAD)
+        yield
+
+
 def _hold_disks(function, stack, namespaces=None):
     """Open each disk of a function exclusively.
 
@@ -561,8 +588,14 @@ def _hold_disks(function, stack, namespaces=None):
     _open_disks(function, stack, os.O_RDONLY | os.O_EXCL, namespaces)
 
 
-def _open_disks(function, stack, flags, namespaces=None) -> dict[str, int]:
-    """Open each disk of a function; returns name -> file descriptor."""
+def _open_disks(function, stack, flags, namespaces=None, skipped=(),
+                ) -> dict[str, int]:
+    """Open each disk of a function.
+
+    :param namespaces: see _hold_disks().
+    :param skipped: errors of open() that disks may have.
+    :returns: name -> file descriptor.
+    """
     block = f'{SYS}/class/block'
     places = {name: f'{os.path.realpath(f"{block}/{name}")}/'
               for name in (os.listdir(block) if os.path.isdir(block) else ())}
@@ -575,9 +608,13 @@ def _open_disks(function, stack, flags, namespaces=None) -> dict[str, int]:
                 namespaces is not None
                 and _read(f'{block}/{name}/nsid') not in namespaces):
             continue
-        opened[name] = stack.enter_context(device_node(
-            f'{block}/{name}', re.compile('[A-Za-z0-9_-]+'), function,
-            stat.S_ISBLK, flags))
+        try:
+            opened[name] = stack.enter_context(device_node(
+                f'{block}/{name}', re.compile('[A-Za-z0-9_-]+'), function,
+                stat.S_ISBLK, flags))
+        except OSError as error:
+            if error.errno not in skipped:
+                raise
     return opened
 
 
@@ -717,23 +754,26 @@ TIMECARD_WRITABLE = {
 @privsep.ctx.entrypoint
 def reset_function(function: str) -> None:
     check_function(function)
-    _write(f'{SYS}/bus/pci/devices/{function}/reset', '1')
+    with _disks_held(function):
+        _write(f'{SYS}/bus/pci/devices/{function}/reset', '1')
 
 
 @privsep.ctx.entrypoint
 def unbind(function: str) -> None:
     check_function(function)
     driver = f'{SYS}/bus/pci/devices/{function}/driver'
-    if os.path.exists(driver):
-        _write(f'{driver}/unbind', function)
+    with _disks_held(function):
+        if os.path.exists(driver):
+            _write(f'{driver}/unbind', function)
 
 
 @privsep.ctx.entrypoint
 def probe(function: str) -> None:
     check_function(function)
     device = f'{SYS}/bus/pci/devices/{function}'
-    if os.path.exists(f'{device}/driver'):
-        _write(f'{device}/driver/unbind', function)
+    with _disks_held(function):
+        if os.path.exists(f'{device}/driver'):
+            _write(f'{device}/driver/unbind', function)
     # a bare newline clears the override
     _write(f'{device}/driver_override', '\n')
     _write(f'{SYS}/bus/pci/drivers_probe', function)

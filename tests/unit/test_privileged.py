@@ -543,6 +543,11 @@ class Privileged(configured.TestCase):
             self.fails(errno.EINVAL, privileged.offer_xclbin, PF, path,
                        self.xclbin_size, name, layout)
 
+    def test_firmware_of_a_card_that_is_absent(self):
+        """No directory of the host is made for it."""
+        self.fails(errno.ENODEV, self.kernel.offer_xclbin, '0000:5e:00.7',
+                   self.xclbin, self.xclbin_size, 'a.xclbin', b'')
+
     def test_mailbox(self):
         path = f'{self.device}/config_mailbox_channel_disable'
         for before, after in (('0x0', '0x2c2a0'), ('0x11', '0x2c2b1')):
@@ -643,6 +648,45 @@ class Privileged(configured.TestCase):
                 OSError, privileged._hold_disks, PF, stack)
         self.assertEqual(errno.EBUSY, error.errno)
         self.assertEqual([f'{self.root}/dev/nvme0n1'], opened)
+
+    def open_disk(self, number):
+        """Have the disk of PF refuse to be opened, with this error."""
+        vf = '0000:5e:00.1'
+        for function, disk in ((PF, 'nvme0n1'), (vf, 'nvme1n1')):
+            self.disk(disk, f'bus/pci/devices/{function}/nvme/nvme0')
+        self.write(f'{self.root}/sys/{self.device}/nvme/nvme0'
+                   f'/reset_controller', '')
+        self.write(f'{self.root}/sys/{self.device}/reset', '')
+        self.write(f'{self.root}/sys/bus/pci/drivers_probe', '')
+        os.symlink(f'../{vf}', f'{self.root}/sys/{self.device}/virtfn0')
+        self.bound_to('dfl-pci')
+        real = os.open
+
+        def refuse(path, flags, *args, **kwargs):
+            if '/dev/nvme' in path:
+                self.assertTrue(flags & os.O_EXCL)
+                raise OSError(number, os.strerror(number), path)
+            return real(path, flags, *args, **kwargs)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.host.privileged.os.open', refuse))
+
+    CALLS = (('rebind', 'vfio-pci'), ('unbind',), ('probe',),
+             ('reset_function',), ('reset_nvme',), ('set_numvfs', 1))
+
+    @ddt.data(*CALLS)
+    def test_disk_of_the_host_keeps_its_driver(self, call):
+        """No bug of nova-compute takes a disk from under its file system."""
+        self.open_disk(errno.EBUSY)
+        name, *args = call
+        self.fails(errno.EBUSY, getattr(self.kernel, name), PF, *args)
+
+    @ddt.data(*CALLS)
+    def test_dead_disk_can_be_reset(self, call):
+        self.open_disk(errno.ENXIO)
+        name, *args = call
+        before = self.snapshot()
+        getattr(self.kernel, name)(PF, *args)
+        self.assertNotEqual(before, self.snapshot())
 
     def test_disks_that_are_held_by_number(self):
         for number in (1, 2):
