@@ -546,7 +546,8 @@ class Privileged(configured.TestCase):
     def test_firmware_of_a_card_that_is_absent(self):
         """No directory of the host is made for it."""
         self.fails(errno.ENODEV, self.kernel.offer_xclbin, '0000:5e:00.7',
-                   self.xclbin, self.xclbin_size, 'a.xclbin', b'')
+                   self.xclbin, self.xclbin_size, '6250ec803f384be0ac9068bfd3'
+                   'c140a8', 'ab' * 16, b'')
 
     def test_mailbox(self):
         path = f'{self.device}/config_mailbox_channel_disable'
