@@ -779,26 +779,13 @@ class Order:
     answer: str = ''
 
 
-@dataclasses.dataclass(frozen=True)
-class Reserved:
-    """What nova_accel wrote last as ``reserved`` of an inventory in Placement,
-    and what of it is the operator's: a row of inventory.ledger."""
+class Reserved(NamedTuple):
+    """What is reserved of an inventory in Placement: a row of
+    inventory.ledger."""
 
-    #: what the operator reserves himself
+    #: by the operator
     operators: int
-    #: negative where an earlier release did not note it
+    #: what nova_accel wrote last
     value: int
-    #: of the provider: after the write; before it while ``before`` is set;
-    #: None where it is not known
-    generation: int | None = None
-    #: what Placement had before a write that it may not have yet
+    #: what Placement had before a write that is not confirmed
     before: int | None = None
-    #: whether all was reserved, whatever the operator says
-    all: bool = False
-    #: addresses of the handles in value that wait for the operator, the oldest
-    #: first
-    waiting: tuple[str, ...] = ()
-    #: of the devices behind the provider then
-    addresses: tuple[str, ...] = ()
-    #: of a pool: its traits then, without those of others; else None
-    traits: tuple[str, ...] | None = None

@@ -78,15 +78,13 @@ class Cloud(typing.Protocol):
         """Keep Nova's own report to Placement from being under way inside."""
 
     def show(self, context, provider_uuid: str, change: tree.Change,
-             refused: Callable[[], None],
-             ) -> int | None:
+             refused: Callable[[], None]) -> None:
         """Change a provider in Placement now; inside reporting().
 
         :param change: what the provider has -> what it has to have. Called
             again where another writer was faster.
         :param refused: called when Placement has not taken the inventory that
             change returned.
-        :returns: the generation of the provider then.
         :raises PlacementUnavailable: the next report has to do it.
         """
 

@@ -310,7 +310,7 @@ def _row(provider, devices):
              else device.region(provider.region_index) for device in devices]
     resource_class = naming.resource_class(devices[0].type)
     total = provider.inventory.get(resource_class, 0)
-    reserved = total if provider.fenced else provider.reserved
+    reserved = total if provider.fenced else 0
     nodes = sorted({d.numa_node for d in devices if d.numa_node is not None})
     return (provider.name, ', '.join(map(str, nodes)),
             resource_class if total else '', total or '',

@@ -24,8 +24,8 @@ class Merged:
     inventory: dict[str, dict]
     #: by resource class; None: the ledger needs no row
     rows: dict[str, model.Reserved | None]
-    #: addresses of handles that the operator has released
-    returned: tuple[str, ...] = ()
+    #: of the handles that the operator has released
+    returned: tuple[model.Claim, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +37,13 @@ class Shown:
     name: str
     inventory: Mapping[str, Mapping]
     traits: frozenset[str] | set[str]
-    #: None where it is not known
-    generation: int | None = None
 
     def found(self, name: str) -> ledger.Found | None:
         """Return the inventory of a resource class, None where it has none."""
         item = self.inventory.get(name)
         return None if item is None else ledger.Found(
-            item.get('reserved', 0), item['total'], self.generation)
+            item.get('reserved', 0), item['total'],
+            naming.FENCED in self.traits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,14 +66,10 @@ class Provider:
     fenced: bool = False
     #: traits of nova_accel, of a state that it is not in now
     retired_traits: frozenset[str] = frozenset()
-    #: handles that wait for the operator, the oldest first: as many are
-    #: reserved
+    #: of its handles, the oldest first, if all of them wait for the operator
     waiting: tuple[model.Claim, ...] = ()
     #: whether devices that are alike share it
     pool: bool = False
-    #: of a pool: how many of its handles no server can get, of those that are
-    #: not allocated from this provider
-    reserved: int = 0
     #: of a pool: as many are allocated at a time, or a multiple. Of a set all
     step: int = 1
 
@@ -96,16 +91,24 @@ class Provider:
         :param used: how much of it the same request to Placement allocates.
         :param configured: classes that Nova adds to it (provider.yaml).
         """
-        marked = naming.FENCED in there.traits
         inventory: dict[str, dict] = {}
         found: dict[str, model.Reserved | None] = {}
-        returned: tuple[str, ...] = ()
+        returned: tuple[model.Claim, ...] = ()
         for name, total in self.inventory.items():
-            value, found[name], back = ledger.balance(
-                _row(rows, name), there.found(name), self._wanted(
-                    name, total, used), marked)
-            returned += back
-            item = there.inventory.get(name, {})
+            row, item = rows.get(name), there.inventory.get(name, {})
+            full = self.fenced
+            if naming.is_memory_class(name):
+                # a handle that waits does not reserve memory beside itself
+                full = full and not self._only_waits
+            else:
+                returned = self.waiting[:ledger.released(
+                    row, there.found(name))]
+                if returned and self._only_waits:
+                    total, full = len(returned), False
+                # Placement refuses allocations beyond it
+                total = max(total, used)
+            value, found[name] = ledger.balance(
+                row, there.found(name), total, full, _room(name, total, used))
             inventory[name] = {
                 **item, 'total': total, 'reserved': value,
                 'min_unit': self.step, 'max_unit': total,
@@ -117,22 +120,22 @@ class Provider:
         # Placement refuses to drop an inventory with allocations, and Nova's
         # whole report would fail with it
         if ours and in_use(self.uuid):
-            returned += _fence(there, ours, rows, used, inventory, found)
+            _fence(there, ours, rows, used, inventory, found)
         inventory |= {name: dict(there.inventory[name])
                       for name in left - ours}
         found |= {name: None for name in rows if name not in found
                   and name not in there.inventory}
         return Merged(inventory, found, returned)
 
-    def _wanted(self, name, total, used) -> ledger.Wanted:
-        is_memory = naming.is_memory_class(name)
-        return ledger.Wanted(
-            total, total if self.fenced and not self.pool else self.reserved,
-            () if is_memory or self.fenced and not self.pool
-            else tuple(w.handle.address for w in self.waiting),
-            None if is_memory or not used else max(0, total - used),
-            self.addresses,
-            tuple(sorted(self.traits)) if self.pool else None)
+    @property
+    def _only_waits(self) -> bool:
+        return bool(self.waiting) and naming.FENCED not in self.traits
+
+
+def _room(name, total, used):
+    """Return how much Placement lets us reserve, None for no limit."""
+    return (max(0, total - used) if used and naming.is_accelerator_class(name)
+            else None)
 
 
 def fenced(there: Shown, rows: Mapping[str, model.Reserved], used: int = 0,
@@ -141,34 +144,18 @@ def fenced(there: Shown, rows: Mapping[str, model.Reserved], used: int = 0,
     device. Parameters as those of Provider.merged()."""
     inventory = {name: dict(item) for name, item in there.inventory.items()}
     found: dict[str, model.Reserved | None] = {}
-    returned = _fence(
-        there, [name for name in inventory if name not in configured],
-        rows, used, inventory, found)
-    return Merged(inventory, found, returned)
+    _fence(there, [name for name in inventory if name not in configured],
+           rows, used, inventory, found)
+    return Merged(inventory, found)
 
 
-def _row(rows, name):
-    """Return one of the ledger; an earlier release did not note the class of a
-    pool."""
-    return rows.get(name, rows.get(''))
-
-
-def _fence(there, names, rows, used, inventory, found) -> tuple[str, ...]:
-    """:returns: addresses of handles that the operator has released."""
-    returned: tuple[str, ...] = ()
+def _fence(there, names, rows, used, inventory, found) -> None:
     for name in names:
-        row, item = _row(rows, name), there.inventory[name]
-        total = item['total']
-        value, found[name], back = ledger.balance(
-            row, there.found(name), ledger.Wanted(
-                total, total, (),
-                max(0, total - used) if used and
-                naming.is_accelerator_class(name) else None,
-                row.addresses if row else (), row.traits if row else None),
-            naming.FENCED in there.traits)
-        returned += back
-        inventory[name] = {**item, 'reserved': value}
-    return returned
+        total = there.inventory[name]['total']
+        value, found[name] = ledger.balance(
+            rows.get(name), there.found(name), total, True,
+            _room(name, total, used))
+        inventory[name] = {**there.inventory[name], 'reserved': value}
 
 
 def providers(devices: Iterable[model.Device],
@@ -278,11 +265,12 @@ class _Use:
         self.suspects = suspects
         self.earlier = earlier
         self._returning = returning
-        #: (device address, region index) -> claims that wait for the operator,
-        #: each with its number: the oldest has the least
+        #: (device address, region index) -> handles that wait for the operator
+        self._waits: dict[tuple[str, int | None], set] = (
+            collections.defaultdict(set))
+        #: handle -> its number, the oldest has the least; its claim
         self._waiting: dict[
-            tuple[str, int | None], list[tuple[int, model.Claim]]] = (
-                collections.defaultdict(list))
+            model.AttachHandle, tuple[int, model.Claim]] = {}
         # reading an option takes as long as all else about a device
         self.resource_class = functools.cache(naming.resource_class)
         #: the same keys -> handles that servers have, or that could not be
@@ -303,7 +291,9 @@ class _Use:
         for number, claim in enumerate(claims):
             key = claim.part
             if claim.state is model.ClaimState.WAITING:
-                self._waiting[key].append((number, claim))
+                self._waits[key].add(claim.handle)
+                self._waiting[claim.handle] = number, claim
+                self.reserved.add(claim.handle)
                 continue
             ends = claim.state is model.ClaimState.DELETING
             # who gets a region waits until it is clean
@@ -326,8 +316,7 @@ class _Use:
         """See model.is_held_otherwise()."""
         key = address, index
         return model.is_held_otherwise(part, address, (
-            *self.held.get(key, ()), *(
-                w.handle for _, w in self._waiting.get(key, ()))))
+            *self.held.get(key, ()), *self._waits.get(key, ())))
 
     def region(self, address: str, region: model.Region) -> model.Region:
         """Return a region as it is shown: one that is being cleaned as what it
@@ -341,16 +330,13 @@ class _Use:
         key = (address, index)
         return key in self._cleaned and key not in self.held
 
-    def waiting(self, handles: Mapping[model.AttachHandle, str],
-                index: int | None) -> tuple[model.Claim, ...]:
-        """Return those of a provider that wait for the operator, the oldest
-        first.
-
-        :param handles: those that are fit -> address of their device.
-        """
-        found = [pair for address in {*handles.values()}
-                 for pair in self._waiting.get((address, index), ())
-                 if handles.get(pair[1].handle) == address]
+    def waiting(self, handles: Collection[model.AttachHandle],
+                ) -> tuple[model.Claim, ...]:
+        """Return the claims that wait for the operator, the oldest first, if
+        all handles of a provider do."""
+        found = [self._waiting[h] for h in handles if h in self._waiting]
+        if len(found) < len(handles):
+            return ()
         return tuple(w for _, w in sorted(found, key=operator.itemgetter(0)))
 
 
@@ -369,28 +355,15 @@ def _member(name, device, node, use) -> Provider:
 def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
     """Return the provider of devices that are alike.
 
-    =============================  ======= ========================
-    a handle                       total   reserved
-    =============================  ======= ========================
-    free, of a sound device        1       0
-    waits for the operator         1       1, until he lowers it
-    free, of a device not OK       1       1
-    being cleaned, or held by a    1       1
-    server without an allocation
-    of a PF whose VF a server      1       1
-    has, and the other way round
-    a server has it from here      1       0: it is allocated
-    a server has it from another   1       1
-    provider (attach.reshape)
-    a device of a set is missing,  1       1
-    or does not say what it has
-    =============================  ======= ========================
+    ``total`` counts the handles that are free and fit, and those that servers
+    have from here, also where the device is in another pool by now. Not
+    counted: a handle of a device that is not OK, that waits for the operator,
+    is being cleaned, is held without an allocation or from another provider
+    (attach.reshape), or is of a PF whose VF a server has, and the other way
+    round. If nothing is fit, ``total`` counts all, and all is reserved.
 
-    What a server has from here counts also when its device is in another pool
-    by now.
-
-    A set is allocated as a whole: no server gets it while anything of it is
-    reserved.
+    A set is allocated as a whole: nothing of it is fit while a device of it is
+    missing.
 
     :param of_set: number of its devices; None for what is not a set.
     """
@@ -398,22 +371,23 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
     owners = {handle: device for device in members
               for handle in device.handles}
     given = use.given[uuid]
-    not_given = {handle: device for handle, device in owners.items()
-                 if handle not in given}
     held_otherwise = {d.address for d in members
                       if use.is_held_otherwise(d, d.address, None)}
-    free = {handle: device.address for handle, device in not_given.items()
-            if device.health is model.Health.OK
+    free = [handle for handle, device in owners.items()
+            if handle not in given and device.health is model.Health.OK
             and device.address not in held_otherwise
             and handle not in use.reserved
-            and use.giver.get(handle, uuid) == uuid}
-    waiting = use.waiting(free, None)
-    fenced = all(d.health is not model.Health.OK for d in members) or (
+            and use.giver.get(handle, uuid) == uuid]
+    waiting = use.waiting(owners)
+    all_sick = all(d.health is not model.Health.OK for d in members)
+    fenced = all_sick or (
         bool(owners) and not free and not any(
             owners[handle].health is model.Health.OK
             for handle in given & owners.keys()))
-    there = len(owners.keys() | given)
-    total = max(there, of_set or 0)
+    whole = max(len(owners.keys() | given), of_set or 0)
+    total = len(given) + len(free)
+    if fenced or of_set and total < whole:
+        fenced, total = True, whole
     device = members[0]
     traits = naming.device_traits(device) | set.intersection(
         *map(naming.place_traits, members))
@@ -430,11 +404,11 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
         addresses=tuple(sorted(d.address for d in members)),
         region_index=None,
         inventory={use.resource_class(device.type): total} if total else {},
-        traits=frozenset(traits | ({naming.FENCED} if fenced else set())),
+        traits=frozenset(traits | ({naming.FENCED} if fenced and (
+            all_sick or not waiting) else set())),
         fenced=fenced, retired_traits=frozenset(
             t for d in members for t in d.state_traits) - traits,
-        waiting=waiting, pool=True, step=of_set or 1,
-        reserved=len(not_given) - len(free) + total - there)
+        waiting=waiting, pool=True, step=of_set or 1)
 
 
 def _providers_of(device, node, root_uuid, use):
@@ -450,6 +424,7 @@ def _providers_of(device, node, root_uuid, use):
     handles = {*device.handles, *use.made.get(device.address, ())}
     left = (set() if use.is_held_otherwise(device, device.address, None)
             else handles - use.reserved)
+    waiting = use.waiting(handles)
     # With no handle left, keep the inventory and reserve all of it: an
     # inventory that is dropped while it is allocated could not come back
     fenced = not device_ok or not left and bool(handles or device.creatable)
@@ -465,9 +440,9 @@ def _providers_of(device, node, root_uuid, use):
     yield Provider(
         uuid=uuid, name=name, parent=node, addresses=(device.address,),
         region_index=None, inventory=inventory,
-        traits=frozenset(traits | ({naming.FENCED} if fenced else set())),
-        fenced=fenced,
-        waiting=use.waiting(dict.fromkeys(left, device.address), None),
+        traits=frozenset(traits | ({naming.FENCED} if fenced and not (
+            device_ok and waiting) else set())),
+        fenced=fenced, waiting=waiting,
         retired_traits=earlier | frozenset(device.state_traits) - traits)
     for region in device.regions:
         traits = naming.region_traits(
@@ -479,18 +454,17 @@ def _providers_of(device, node, root_uuid, use):
             traits.add(naming.CLEANING)
         name = naming.region_provider_name(node, device.address, region.index)
         region_uuid = naming.provider_uuid(root_uuid, node, name)
-        left = ([] if use.is_held_otherwise(region, *key) else
-                [h for h in region.handles if h not in use.reserved])
-        fenced = (not device_ok or region.health is not model.Health.OK
-                  or not left and bool(region.handles))
-        if fenced:
+        left = (set() if use.is_held_otherwise(region, *key) else
+                {*region.handles} - use.reserved)
+        waiting = use.waiting(region.handles)
+        is_sick = not device_ok or region.health is not model.Health.OK
+        fenced = is_sick or not left and bool(region.handles)
+        if fenced and (is_sick or not waiting):
             traits.add(naming.FENCED)
         yield Provider(
             uuid=region_uuid, name=name, parent=uuid,
             addresses=(device.address,), region_index=region.index,
             inventory={resource_class: len(left or region.handles), **memory}
             if region.handles else {},
-            traits=frozenset(traits), fenced=fenced,
-            waiting=use.waiting(
-                dict.fromkeys(left, device.address), region.index),
+            traits=frozenset(traits), fenced=fenced, waiting=waiting,
             retired_traits=earlier)

@@ -10,10 +10,9 @@ a provider under our names      what is done
 of a device that is there       made, and kept as the device is
 of one that is gone             fenced; removed in a later pass when nothing
                                 is allocated from it
-nova_accel's, without a device  the same; what the operator reserved of it,
-                                and the traits of others, go before that to
-                                the providers that show its devices now
-                                (inventory.heirs)
+nova_accel's, without a device  the same; the log names the providers that show
+                                its devices now, and what of the operator they
+                                do not have
 of another program              the same, with an ERROR in the log; one of
                                 that name is not made meanwhile
 of another program, outside of  left alone, with an ERROR in the log; one of
@@ -35,7 +34,6 @@ import dataclasses
 import typing
 
 from nova_accel import exception
-from nova_accel.inventory import heirs
 from nova_accel.inventory import ledger
 from nova_accel.inventory import providers
 from nova_accel import log as logging
@@ -45,13 +43,12 @@ from nova_accel.store import claim_store
 
 LOG = logging.getLogger(__name__)
 
-#: (inventory, traits, generation of the provider in Placement) -> (inventory,
-#: None where it stays; traits)
-Change = Callable[[Mapping[str, Mapping], set[str], int | None],
+#: (inventory, traits) -> (inventory, None where it stays; traits)
+Change = Callable[[Mapping[str, Mapping], set[str]],
                   tuple[dict[str, dict] | None, set[str]]]
-#: changes a provider in Placement now and returns its generation then; calls
-#: the last one when Placement has refused the inventory
-Write = Callable[[str, Change, Callable[[], None]], int | None]
+#: changes a provider in Placement now; calls the last one when Placement has
+#: refused the inventory
+Write = Callable[[str, Change, Callable[[], None]], None]
 _Shown = providers.Shown
 #: what a provider has -> what it has to have, and its traits
 Merge = Callable[[_Shown], tuple[providers.Merged, frozenset[str]]]
@@ -99,20 +96,17 @@ class _Pass:
     removed: list[str] = dataclasses.field(default_factory=list)
     #: of the ledger
     rows: _Rows = dataclasses.field(default_factory=dict)
-    #: addresses of handles that the operator has released
-    returned: tuple[str, ...] = ()
+    #: of the handles that the operator has released
+    returned: tuple[model.Claim, ...] = ()
     #: those that Placement has already, and that change
     changed: list[providers.Provider] = dataclasses.field(
         default_factory=list)
-    #: uuid -> traits of others that it gets from those before it
-    inherited: Mapping[str, frozenset[str]] = dataclasses.field(
-        default_factory=dict)
 
     def add(self, shown: _Shown, merged: providers.Merged,
             traits: frozenset[str]) -> None:
         """Have Nova write what a provider has to have, beside other things."""
         uuid = shown.uuid
-        self.rows |= {(uuid, name): row for name, row in merged.rows.items()}
+        self.rows |= _keyed(uuid, merged.rows)
         self.returned += merged.returned
         if merged.inventory != shown.inventory:
             self.inventories.append((uuid, merged.inventory))
@@ -132,8 +126,6 @@ class Tree:
         #: provider uuid -> (Provider, its inventory, its traits) for which
         #: there was nothing to do
         self._unchanged: dict[str, tuple] = {}
-        #: as in the last pass, which Nova may not have written
-        self._inherited: Mapping[str, frozenset[str]] = {}
         self._once = logging.Once()
 
     def update(self, tree, node: str,
@@ -157,13 +149,9 @@ class Tree:
         leaving = set(gone)
         stale, left = self._plan_stale(plan, node, there, foreign, wanted,
                                        leaving)
-        were_fenced = {uuid for uuid, shown in everything.items()
-                       if uuid not in wanted
-                       and naming.FENCED in shown.traits}
         for shown in stale:
-            everything[shown.uuid] = self._fence(plan, shown)
-        self._hand_over(plan, everything, wanted, were_fenced)
-        self._inherited = plan.inherited
+            self._report_replaced(shown, node, everything, wanted)
+            self._fence(plan, shown)
         self._plan_ours(plan, everything, foreign, wanted, leaving)
         self._forget_unknown(plan, everything, wanted)
         # what is reserved by us is known before it is reserved
@@ -201,9 +189,10 @@ class Tree:
             if tree.exists(uuid):
                 tree.remove(uuid)
 
-    def _note(self, rows: _Rows, returned: Iterable[str]) -> None:
+    def _note(self, rows: _Rows, returned: Iterable[model.Claim]) -> None:
         """Write rows of the ledger, and what the operator has released."""
-        back = ledger.by_address(self._store.waiting(), tuple(returned))
+        uuids = {waiting.uuid for waiting in returned}
+        back = [w for w in self._store.waiting() if w.uuid in uuids]
         self._ledger.write(rows, back)
         for waiting in back:
             LOG.info('The operator has released %s of %s',
@@ -255,21 +244,13 @@ class Tree:
             if (unchanged and unchanged[0] is provider
                     and unchanged[1] == shown.inventory
                     and unchanged[2] == shown.traits
-                    and not plan.placement.used(uuid)
-                    and uuid not in plan.inherited):
+                    and not plan.placement.used(uuid)):
                 continue
             known = self._rows(uuid, plan)
             merged, traits = self._merge(provider, plan, known)(shown)
             self.foreign_traits[uuid] = traits - provider.traits
             if merged.inventory != shown.inventory or traits != shown.traits:
                 self._unchanged.pop(uuid, None)
-            elif is_there and plan.placement.write and _is_confirmed(
-                    known, merged.rows):
-                # nothing has to be asked: Placement was seen to have it
-                plan.rows |= {(uuid, name): row
-                              for name, row in merged.rows.items()}
-                self._unchanged.pop(uuid, None)
-                continue
             elif not _differ(known, merged.rows):
                 # an inventory of a class that it has not any more may go at
                 # any time
@@ -284,16 +265,13 @@ class Tree:
 
     def _merge(self, provider, plan, rows=None) -> Merge:
         """:param rows: of the ledger; None: as they are when it is called."""
-        inherited = plan.inherited.get(provider.uuid, frozenset())
-
         def merge(shown: _Shown) -> tuple[providers.Merged, frozenset[str]]:
             merged = provider.merged(
                 shown, self._ledger.of(provider.uuid) if rows is None
                 else rows, plan.placement.in_use,
                 plan.placement.used(provider.uuid),
                 plan.placement.configured(provider.uuid, provider.name))
-            return merged, provider.merged_traits(
-                inherited.union(shown.traits))
+            return merged, provider.merged_traits(shown.traits)
         return merge
 
     def _say_reserved(self, provider) -> None:
@@ -363,8 +341,7 @@ class Tree:
                 fenced.append(shown)
         return fenced, left
 
-    def _fence(self, plan, shown) -> _Shown:
-        """:returns: what it has then."""
+    def _fence(self, plan, shown) -> None:
         uuid = shown.uuid
 
         def merge(now):
@@ -375,28 +352,36 @@ class Tree:
         merged, traits = merge(shown)
         if (merged.inventory == shown.inventory and traits == shown.traits
                 and not _differ(self._ledger.of(uuid), merged.rows)):
-            return shown
+            return
         if plan.placement.write:
-            result = self._write_in_pass(plan, uuid, shown.name, merge)
-            return dataclasses.replace(
-                shown, inventory=result[0], traits=result[1]
-            ) if result else shown
-        plan.add(shown, merged, traits)
-        return dataclasses.replace(shown, inventory=merged.inventory,
-                                   traits=traits)
+            self._write_in_pass(plan, uuid, shown.name, merge)
+        else:
+            plan.add(shown, merged, traits)
 
-    def _hand_over(self, plan, everything, wanted, were_fenced) -> None:
-        """Give what the operator has said of providers to those that show
-        their devices now."""
-        rows = {**self._ledger.all(), **plan.rows}
-        given = heirs.hand_over(
-            {key: row for key, row in rows.items() if row}, everything, wanted,
-            were_fenced)
-        plan.rows |= given.rows
-        plan.inherited = given.traits
-        plan.removed = [u for u in plan.removed if u not in given.needed]
-        for uuid, _ in given.rows:
-            self._unchanged.pop(uuid, None)
+    def _report_replaced(self, shown, node, everything, wanted) -> None:
+        """Log once what the operator has set on a provider whose devices
+        others show now, and that is not set there."""
+        part = naming.part_of_provider(node, shown.name)
+        if part is None or shown.name != naming.device_provider_name(
+                node, part):
+            return
+        now = [p for p in wanted.values() if p.region_index is None and (
+            part in p.addresses or naming.is_pool(part)
+            and p.inventory.keys() & shown.inventory.keys())]
+        rows = self._ledger.of(shown.uuid)
+        left = [f'{name}:reserved={count}' for name in sorted(shown.inventory)
+                if (count := ledger.operators(rows.get(name),
+                                              shown.found(name)))]
+        there = [p.traits.union(everything[p.uuid].traits
+                                if p.uuid in everything else ()) for p in now]
+        left += sorted(t for t in shown.traits if not naming.is_volatile(t)
+                       and any(t not in traits for traits in there))
+        if now and left:
+            self._once.say(
+                ('replaced', shown.uuid), LOG.warning,
+                'Provider %s gives way to %s, which does not take over what is '
+                'set on it (%s): set that again if it still applies',
+                shown.name, ', '.join(p.name for p in now), ', '.join(left))
 
     def _name_foreign(self, shown, node, there, wanted) -> None:
         """Say once that a provider under our names is of another program."""
@@ -430,7 +415,7 @@ class Tree:
         :raises AcceleratorsUnavailable: the store cannot be used.
         """
         self._write(provider.uuid, placement.write, self._merge(
-            provider, _Pass(None, placement, inherited=self._inherited)))
+            provider, _Pass(None, placement)))
 
     def _write_in_pass(self, plan, uuid, name, merge):
         """Change a provider in Placement, and in the tree as it is then; as
@@ -463,31 +448,31 @@ class Tree:
             self._note({(uuid, name): before.get(name) for name
                         in {*before, *self._ledger.of(uuid)}}, ())
 
-        def change(inventory, traits, generation):
+        def change(inventory, traits):
             nonlocal result
-            merged, wanted = merge(
-                _Shown(uuid, '', inventory, traits, generation))
-            self._note({(uuid, name): row for name, row
-                        in merged.rows.items()}, merged.returned)
+            merged, wanted = merge(_Shown(uuid, '', inventory, traits))
+            self._note(_keyed(uuid, merged.rows), merged.returned)
             result = merged.inventory, frozenset(wanted)
             return (None if merged.inventory == inventory
                     else merged.inventory), set(wanted)
-        generation = write(uuid, change, refused)
+        write(uuid, change, refused)
         if result is None:
             return None
         self._unchanged.pop(uuid, None)
-        is_fenced = naming.FENCED in result[1]
-        rows: _Rows = {}
-        for name, row in self._ledger.of(uuid).items():
-            after = ledger.written(row, generation, is_fenced)
-            if after is None or row.before is not None:
-                rows[uuid, name] = after
         try:
-            self._ledger.write(rows)
+            # Placement has it: other values are the operator's from now on
+            now = _Shown(uuid, '', *result)
+            self._note({(uuid, name): ledger.confirmed(row, found)
+                        for name, row in self._ledger.of(uuid).items()
+                        if (found := now.found(name))}, ())
         except exception.AcceleratorError as error:
             # the next pass finds it written
             LOG.warning('%s', error)
         return result
+
+
+def _keyed(uuid: str, rows: Mapping[str, model.Reserved | None]) -> _Rows:
+    return {(uuid, name): row for name, row in rows.items()}
 
 
 def _without(inventory: Mapping[str, Mapping], names) -> dict[str, dict]:
@@ -501,19 +486,6 @@ def _differ(known, rows) -> bool:
 
 def _leaves(provider, gone) -> bool:
     return not provider.pool and provider.addresses[0] in gone
-
-
-def _is_confirmed(known, rows) -> bool:
-    """Return whether all that is new in rows is that Placement has what we
-    wrote."""
-    def is_so(row, now):
-        if row is None or row == now:
-            return row == now
-        newer = now is None or None in (now.generation, row.generation) or (
-            now.generation > row.generation)
-        return row.before is not None and newer and now == ledger.written(
-            row, now.generation if now else None)
-    return all(is_so(known.get(name), row) for name, row in rows.items())
 
 
 def accelerators(tree, node: str) -> set[str]:
@@ -541,7 +513,7 @@ def _walk(tree, node: str | None = None) -> dict[str, _Shown]:
                 provider = todo.pop()
                 found[provider.uuid] = _Shown(
                     provider.uuid, provider.name, provider.inventory,
-                    provider.traits, provider.generation)
+                    provider.traits)
                 todo.extend(provider.children.values())
         return found
     except AttributeError:
@@ -549,6 +521,5 @@ def _walk(tree, node: str | None = None) -> dict[str, _Shown]:
         for uuid in (tree.get_provider_uuids(node) if node
                      else tree.get_provider_uuids()):
             data = tree.data(uuid)
-            found[uuid] = _Shown(uuid, data.name, data.inventory, data.traits,
-                                 getattr(data, 'generation', None))
+            found[uuid] = _Shown(uuid, data.name, data.inventory, data.traits)
         return found

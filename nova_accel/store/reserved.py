@@ -2,14 +2,12 @@
 """The ledger of what is reserved in Placement (inventory.ledger)."""
 
 from collections.abc import Mapping
-import json
 import sqlite3
 
 from nova_accel import model
 from nova_accel.store import file
 
-_COLUMNS = ('operators', 'value', 'generation', 'before', 'all_of_it',
-            'waiting', 'addresses', 'traits')
+_COLUMNS = ('operators', 'value', 'before')
 _KEY = ('provider_uuid', 'resource_class')
 _INSERT = (f'INSERT INTO ledger ({", ".join((*_KEY, *_COLUMNS))}) VALUES '
            f'({", ".join("?" * len((*_KEY, *_COLUMNS)))})')
@@ -24,7 +22,7 @@ class Reserved(file.File):
                 f'SELECT {", ".join((*_KEY, *_COLUMNS))} FROM ledger'
                 ).fetchall()
         with self._reading('in its table ledger'):
-            return {(row['provider_uuid'], row['resource_class']): _row(row)
+            return {tuple(row)[:2]: model.Reserved(*tuple(row)[2:])
                     for row in rows}
 
 
@@ -35,15 +33,4 @@ def write(db: sqlite3.Connection,
         db.execute('DELETE FROM ledger WHERE provider_uuid = ? '
                    'AND resource_class = ?', key)
         if row:
-            db.execute(_INSERT, (
-                *key, row.operators, row.value, row.generation, row.before,
-                row.all, json.dumps(row.waiting), json.dumps(row.addresses),
-                None if row.traits is None else json.dumps(row.traits)))
-
-
-def _row(row: sqlite3.Row) -> model.Reserved:
-    return model.Reserved(
-        row['operators'], row['value'], row['generation'], row['before'],
-        bool(row['all_of_it']), tuple(json.loads(row['waiting'])),
-        tuple(json.loads(row['addresses'])),
-        None if row['traits'] is None else tuple(json.loads(row['traits'])))
+            db.execute(_INSERT, (*key, *row))

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 import sqlite3
 
 #: of the tables below
-VERSION = 13
+VERSION = 14
 #: version of a store of an earlier release -> what makes it one of the next
-#: version, inside a transaction. Commits before the first release wrote 0 to 12
+#: version, inside a transaction. Commits before the first release wrote 0 to 13
 MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {}
 
 _CLAIMS = """
@@ -87,12 +87,7 @@ CREATE TABLE ledger (
     resource_class TEXT NOT NULL,
     operators INTEGER NOT NULL,
     value INTEGER NOT NULL,
-    generation INTEGER,
     before INTEGER,
-    all_of_it INTEGER NOT NULL DEFAULT 0,
-    waiting TEXT NOT NULL DEFAULT '[]',
-    addresses TEXT NOT NULL DEFAULT '[]',
-    traits TEXT,
     PRIMARY KEY (provider_uuid, resource_class)
 )"""
 

@@ -190,7 +190,7 @@ class NovaCloud:
             if generation != found_at:
                 # another writer came between the two
                 continue
-            inventory, traits = change(inventories, shown, generation)
+            inventory, traits = change(inventories, shown)
             if inventory is not None:
                 # Placement may lack the class of an operator's own type
                 client._ensure_resource_classes(
@@ -206,7 +206,7 @@ class NovaCloud:
                     sorted(traits), client._provider_tree.update_traits,
                     provider_uuid)
             if generation is not None:
-                return generation
+                return
         raise exception.PlacementUnavailable(
             f'Provider {provider_uuid} had to be shown in Placement, and '
             f'others changed it {_TRIES} times meanwhile: the next report '

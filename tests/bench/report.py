@@ -150,7 +150,7 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
 
         def write(provider, change, refused):
             data = tree.data(provider)
-            change(data.inventory, data.traits, data.generation)
+            change(data.inventory, data.traits)
             return data.generation + 1
         for number in range(passes + 2):
             found.table.adoption.adopt(dataclasses.replace(

@@ -53,7 +53,7 @@ class OneTimeUseTest(operations.OperationsTestBase):
         second, = [s for s in servers if s != first]
         self._delete_server(first)
         # at once
-        self.assertEqual((2, 1), self.reserved())
+        self.assertEqual((1, 0), self.reserved())
         self.report_afresh()
         self._delete_server(second)
         self.assertEqual((2, 2), self.reserved())
@@ -66,7 +66,7 @@ class OneTimeUseTest(operations.OperationsTestBase):
         self._delete_server(failed)
         self.lower(1)
         self.report_afresh()
-        self.assertEqual((2, 1), self.reserved())
+        self.assertEqual((1, 0), self.reserved())
         server = self.boot(FLAVOR)
         self.assertEqual([FIRST], self.hostdevs(server))
         self._delete_server(server)

@@ -167,16 +167,14 @@ class Cloud:
     def show(self, context, provider_uuid, change, refused):
         there = self.read()['providers'].get(provider_uuid)
         if there is None:
-            return None
-        inventory, traits = change(there['inventory'], set(there['traits']),
-                                   there['generation'])
+            return
+        inventory, traits = change(there['inventory'], set(there['traits']))
         with self.state() as state:
             there = state['providers'][provider_uuid]
             if inventory is not None:
                 there['inventory'] = inventory
             there['traits'] = sorted(traits)
             self.shown += 1
-        return self.read()['providers'][provider_uuid]['generation']
 
     def configured_classes(self, provider_uuid, name):
         return set()

@@ -261,7 +261,7 @@ class PoolTest(DisableTestCase):
 
     def test_one_of_two(self):
         self.host.disable(ONE)
-        self.assertEqual((1, 2, False), self.shown(ONE, SSD))
+        self.assertEqual((0, 1, False), self.shown(ONE, SSD))
         self.assertHas(self.boot(), TWO)
         self.assertRaises(exception.DeviceUnavailable, self.boot)
 
@@ -275,11 +275,11 @@ class PoolTest(DisableTestCase):
         server, other = self.boot(), self.boot()
         mine, = self.host.devices_of(server)
         self.host.disable(mine)
-        # what is allocated is not reserved: Placement would refuse it
+        # what is allocated counts
         self.assertEqual((0, 2, False), self.shown(ONE, SSD))
         self.host.delete(server)
         self.host.report()
-        self.assertEqual((1, 2, False), self.shown(ONE, SSD))
+        self.assertEqual((0, 1, False), self.shown(ONE, SSD))
         self.assertEqual('', self.simulated.kernel.data_of_disk(mine))
         self.host.delete(other)
         self.assertHas(self.boot(), {ONE: TWO, TWO: ONE}[mine])

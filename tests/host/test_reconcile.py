@@ -725,25 +725,26 @@ class PartTest(base.HostTestCase):
                          self.host.cloud.read()['allocations'])
         self.assertEqual(2, len(self.host.holdings.of(self.server)))
 
-    def test_reserved(self):
+    def test_withheld(self):
         """As many as are not allocated: the third disk can be had."""
         put_back = self.host.cloud.put_back
         self.host.cloud.put_back = mock.Mock(
             side_effect=exception.PlacementUnavailable('Not now.'))
         self.host.reconciler.run()
         self.host.report()
-        self.assertEqual(1, self.reserved())
+        self.assertEqual(2, self.total())
         other = self.host.boot({f'resources1:{self.SSD}': '1'},
                                self.allocation(1))
         self.host.delete(other)
         self.host.cloud.put_back = put_back
         self.host.reconciler.run()
         self.host.report()
-        self.assertEqual(0, self.reserved())
+        self.assertEqual(3, self.total())
         self.assertEqual({self.server: self.allocation(2)},
                          self.host.cloud.read()['allocations'])
 
-    def reserved(self):
+    def total(self):
         pool, = self.allocation(1)
-        return self.host.cloud.read()['providers'][pool]['inventory'][
-            self.SSD]['reserved']
+        item = self.host.cloud.read()['providers'][pool]['inventory'][self.SSD]
+        self.assertEqual(0, item['reserved'])
+        return item['total']

@@ -69,19 +69,19 @@ class SetsTest(SetsTestCase):
         self.host.kernel.set_fault(A, dead=True)
         self.host.inventory.scanner.scan()
         self.host.report()
-        self.assertEqual([(2, 0, 2), (2, 1, 2)], self.amounts())
+        self.assertEqual([(2, 0, 2), (2, 2, 2)], self.amounts())
         error = self.assertRaises(exception.DeviceUnavailable, self.boot, B)
         self.assertIn('and 1 of it are free', str(error))
         server = self.boot(C)
         self.host.kernel.set_fault(D, dead=True)
         self.host.inventory.scanner.scan()
         self.host.report()
-        self.assertEqual([(2, 0, 2), (2, 1, 2)], self.amounts())
+        self.assertEqual([(2, 0, 2), (2, 2, 2)], self.amounts())
         self.assertHas(server, C, D)
         # and what cannot be cleaned keeps the other one from servers
         self.host.delete(server)
         self.host.report()
-        self.assertEqual([(2, 1, 2)] * 2, self.amounts())
+        self.assertEqual([(2, 2, 2)] * 2, self.amounts())
         self.assertEqual([D], [
             c.device_address for c in self.host.holdings.all()])
 
@@ -92,15 +92,15 @@ class SetsTest(SetsTestCase):
         self.host.delete(server)
         for _ in range(2):
             self.host.report()
-        self.assertIn((2, 1, 2), self.amounts())
-        self.host.give_back()
+        self.assertIn((2, 2, 2), self.amounts())
+        self.host.reconciler.release(A)
         self.assertEqual([(2, 0, 1), (2, 0, 2)], self.amounts())
 
     def test_device_that_is_not_there(self):
         self.start([A, '0000:77:00.0'])
         self.assertIn('[accel] device_sets names 0000:77:00.0, which no '
                       'driver', self.log.output)
-        self.assertEqual([(2, 1, 2), (3, 0, 1)], self.amounts())
+        self.assertEqual([(2, 2, 2), (3, 0, 1)], self.amounts())
 
     def test_server_that_has_one_of_it(self):
         """It keeps what it has; the set waits for it."""
@@ -111,7 +111,7 @@ class SetsTest(SetsTestCase):
         self.change([A, B])
         self.host.reconcile()
         self.host.report()
-        self.assertEqual([(2, 1, 2), (3, 0, 1)], self.amounts())
+        self.assertEqual([(2, 2, 2), (3, 0, 1)], self.amounts())
         self.assertEqual(
             allocation, self.host.cloud.read()['allocations'][server])
         self.host.reboot(server)
@@ -171,8 +171,8 @@ class SetsTest(SetsTestCase):
         self.host.reboot(server)
         self.assertHas(server, A, B)
         self.host.report()
-        # of the old one, which goes, of the new one, of the pool
-        self.assertEqual([(2, 1, 1), (2, 1, 2), (2, 2, 2)], self.amounts())
+        # of the pool, of the new one, of the old one, which goes
+        self.assertEqual([(1, 0, 1), (2, 2, 2), (2, 2, 2)], self.amounts())
         self.host.delete(server)
         for _ in range(2):
             self.host.report()

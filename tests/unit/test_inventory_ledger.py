@@ -3,8 +3,7 @@
 
 import contextlib
 import copy
-import dataclasses
-import itertools
+import logging
 import uuid as uuids
 
 import ddt
@@ -27,132 +26,102 @@ from tests.unit import inventory_host
 from tests.unit.inventory_host import A, handle, NODE
 
 OK, SICK, GONE = model.Health
-R, F, W = model.Reserved, ledger.Found, ledger.Wanted
+R, F = model.Reserved, ledger.Found
 CLASS = 'CUSTOM_ACCELERATOR_GPU'
 GPUS = [f'0000:0{n}:00.0' for n in range(1, 5)]
-ALL = dict(reserved=4)
 
 
 @ddt.ddt
 class BalanceTest(testtools.TestCase):
 
     @ddt.data(
-        # row; reserved in Placement, generation (of 4); what is wanted;
-        #   -> value, operators, waiting in the row, returned
-        # nothing reserved: the value is the operator's, and needs no row
-        (None, (0, 1), {}, 0, None, None, ''),
-        (None, (3, 1), {}, 3, None, None, ''),
-        (None, None, {}, 0, None, None, ''),
-        # both add up; all of it is all of it
-        (None, (1, 1), {'reserved': 1}, 2, 1, '', ''),
-        (None, (3, 1), {'reserved': 2}, 4, 3, '', ''),
-        (None, (1, 1), ALL, 4, 1, '', ''),
-        (R(1, 2, 5), (2, 5), {'reserved': 1}, 2, 1, '', ''),
-        (R(1, 2, 5), (2, 5), {}, 1, 1, '', ''),
-        # an older copy of the provider says nothing
-        (R(1, 2, 5), (0, 4), {'reserved': 1}, 2, 1, '', ''),
-        (R(1, 2, 5), (0, 5), {'reserved': 1}, 2, 1, '', ''),
-        # others wrote something else
-        (R(1, 2, 5), (2, 9), {'reserved': 1}, 2, 1, '', ''),
+        # row; reserved in Placement, of 4; whether nothing is fit, total now
+        #   -> value, row
+        # without a row it is his, and needs none
+        (None, 0, False, 4, 0, None),
+        (None, 3, False, 4, 3, None),
+        (None, None, False, 4, 0, None),
+        # nothing is fit
+        (None, 1, True, 4, 4, R(1, 4, 1)),
+        (None, None, True, 4, 4, R(0, 4)),
+        (R(1, 4), 4, True, 4, 4, R(1, 4)),
+        # something is again
+        (R(1, 4), 4, False, 4, 1, R(1, 1, 4)),
+        (R(1, 1), 1, False, 4, 1, None),
+        # there are fewer: his number comes back with them
+        (None, 3, False, 2, 2, R(3, 2, 3)),
+        (R(3, 2), 2, False, 2, 2, R(3, 2)),
+        (R(3, 2), 2, False, 4, 3, R(3, 3, 2)),
         # he raises and lowers it
-        (R(1, 2, 5), (3, 6), {'reserved': 1}, 3, 2, '', ''),
-        (R(1, 2, 5), (1, 6), {'reserved': 1}, 1, 0, '', ''),
-        (R(1, 2, 5), (0, 6), {'reserved': 1}, 1, 0, '', ''),
-        # and our part changes meanwhile
-        (R(1, 2, 5), (3, 6), {'reserved': 2}, 4, 2, '', ''),
-        (R(1, 2, 5), (1, 6), {}, 0, None, None, ''),
-        # what waits is released first, the oldest first
-        (None, (0, 1), {'waiting': 'ab'}, 2, 0, 'ab', ''),
-        (R(0, 2, 5, waiting=('a', 'b')), (1, 6), {'waiting': 'ab'},
-         1, 0, 'b', 'a'),
-        (R(1, 3, 5, waiting=('a', 'b')), (0, 6), {'waiting': 'ab'},
-         0, None, None, 'ab'),
-        # one that he has not seen yet is not released
-        (R(0, 1, 5, waiting=('a',)), (0, 6), {'waiting': 'ab'},
-         1, 0, 'b', 'a'),
-        (R(0, 0, 5), (0, 6), {'waiting': 'a'}, 1, 0, 'a', ''),
-        # the one that he means is released, also where its device is not
-        # well by now
-        (R(0, 2, 5, waiting=('a', 'b')), (1, 6),
-         {'reserved': 1, 'waiting': 'b'}, 2, 0, 'b', 'a'),
-        # all is reserved: another value is the one that he wants
-        (R(0, 4, 5, all=True), (2, 6), ALL, 4, 2, '', ''),
-        (R(3, 4, 5, all=True), (2, 6), {}, 2, None, None, ''),
-        (R(3, 4, 5, all=True), (4, 6), {}, 3, None, '', ''),
-        (R(0, 4, 5, all=True), (4, 9), ALL, 4, 0, '', ''),
+        (R(3, 2), 1, False, 2, 1, None),
+        (R(3, 2), 3, False, 2, 2, R(3, 2, 3)),
+        (R(0, 4), 2, True, 4, 4, R(0, 4, 2)),
         # killed before Placement had it, or after that
-        (R(1, 2, 5, before=1), (1, 5), {'reserved': 1}, 2, 1, '', ''),
-        (R(1, 2, 5, before=1), (2, 6), {'reserved': 1}, 2, 1, '', ''),
-        (R(1, 2, 5, before=1), (2, 6), {}, 1, 1, '', ''),
-        (R(0, 0, 5, before=4), (4, 5), {}, 0, 0, '', ''),
-        # and he wrote something then: rather more than less
-        (R(1, 2, 5, before=1), (3, 7), {'reserved': 1}, 4, 3, '', ''),
-        (R(1, 2, 5, before=1), (0, 7), {'reserved': 1}, 1, 0, '', ''),
-        (R(0, 4, 5, before=0, all=True), (3, 7), ALL, 4, 3, '', ''),
-        # the inventory was deleted
-        (R(1, 2, 5), None, {'reserved': 1}, 2, 1, '', ''),
-        (R(1, 2, 5, waiting=('a',)), None, {'waiting': 'a'}, 2, 1, 'a', ''),
-        # there are fewer: his value comes back with them
-        (None, (3, 1), {'total': 2}, 2, 3, '', ''),
-        (R(3, 2, 5), (2, 5), {}, 3, 3, '', ''),
-        # the same request allocates the rest
-        (None, (1, 1), {'reserved': 1, 'room': 1}, 1, None, None, ''),
-        (R(1, 1, 5, before=0), (1, 6), {'reserved': 1}, 2, 1, '', ''),
-        # a pool has a row, whatever is reserved
-        (None, (1, 1), {'traits': ()}, 1, 1, '', ''),
-        # of an earlier release, which noted only what is his
-        (R(1, -1), (4, 1), {}, 1, 1, '', ''),
-        (R(1, -1), (4, 1), ALL, 4, 1, '', ''),
-        (R(1, -1), (1, 1), {}, 1, None, None, ''),
-        (R(1, -1), (2, 1), {}, 2, None, None, ''),
-        (R(1, -1), (0, 1), {}, 0, None, None, ''),
-        (R(1, -1, waiting=('a',)), (2, 1), {'waiting': 'a'}, 2, 1, 'a', ''),
-        (R(1, -1, waiting=('a',)), (1, 1), {'waiting': 'a'}, 2, 1, 'a', ''))
+        (R(1, 4, 1), 1, True, 4, 4, R(1, 4, 1)),
+        (R(1, 4, 1), 4, True, 4, 4, R(1, 4)),
+        (R(1, 4, 1), 4, False, 4, 1, R(1, 1, 4)),
+        (R(1, 4, 1), 1, False, 4, 1, None),
+        # and he wrote something then
+        (R(1, 4, 1), 3, True, 4, 4, R(3, 4, 3)),
+        (R(1, 4, 1), 0, False, 4, 0, None),
+        # the inventory was deleted, or has not come yet
+        (R(1, 4), None, False, 4, 1, R(1, 1)),
+        (R(1, 1), None, False, 4, 1, R(1, 1)))
     @ddt.unpack
-    def test_balance(self, row, found, wanted, value, operators, waiting,
-                     returned):
-        wanted = W(**{'total': 4, **wanted,
-                      'waiting': tuple(wanted.get('waiting', ()))})
-        found = found and F(found[0], 4, found[1])
-        got = ledger.balance(row, found, wanted)
-        self.assertEqual((value, tuple(returned)), (got.value, got.returned))
-        if operators is None and got.row is None:
-            return
-        self.assertIsNotNone(got.row)
-        if operators is not None:
-            self.assertEqual((operators, tuple(waiting)),
-                             (got.row.operators, got.row.waiting))
-        # a second balance of what was written says nothing new
-        generation = (found.generation if found else 1) + 1
-        again = ledger.balance(
-            ledger.written(got.row, generation),
-            F(got.value, wanted.total, generation),
-            dataclasses.replace(wanted, waiting=tuple(
-                w for w in wanted.waiting if w not in got.returned)))
-        self.assertEqual((got.value, ()), (again.value, again.returned))
+    def test_balance(self, row, there, full, total, value, after):
+        found = None if there is None else F(there, 4)
+        self.assertEqual((value, after),
+                         ledger.balance(row, found, total, full))
+        # once Placement has it, a second balance says nothing else
+        again, row = ledger.balance(after, F(value, total), total, full)
+        self.assertEqual(value, again)
+        self.assertEqual((value, row),
+                         ledger.balance(row, F(value, total), total, full))
+
+    @ddt.data((R(1, 4, 1), R(1, 4)), (R(1, 1, 4), None), (R(3, 2, 3), R(3, 2)))
+    @ddt.unpack
+    def test_confirmed(self, row, after):
+        self.assertEqual(after, ledger.confirmed(row, F(row.value, 4)))
+        self.assertEqual(row._replace(before=None),
+                         ledger.confirmed(row, F(row.value, 4, True)))
+
+    def test_room(self):
+        """The same request to Placement allocates the rest."""
+        self.assertEqual((1, R(0, 1, 0)),
+                         ledger.balance(None, F(0, 4), 4, True, 1))
+        self.assertEqual((4, R(0, 4, 1)),
+                         ledger.balance(R(0, 1), F(1, 4), 4, True))
 
     @ddt.data(
-        # of release 0.1, or after the store was lost: the mark says it
-        (4, True, {}, 0), (4, True, ALL, 4), (3, True, {}, 3),
-        (4, False, {}, 4))
+        # the store was lost: the mark says that nova_accel wrote it
+        (4, True, False, 0), (4, True, True, 4), (3, True, False, 3),
+        (4, False, False, 4))
     @ddt.unpack
-    def test_no_row(self, there, marked, wanted, value):
+    def test_no_row(self, there, marked, full, value):
         self.assertEqual(value, ledger.balance(
-            None, F(there, 4), W(4, **wanted), marked).value)
+            None, F(there, 4, marked), 4, full)[0])
 
     def test_row_stays_while_marked(self):
-        """Without it, a value that is his would count as reserved."""
-        row, found = R(4, 4, 5), F(4, 4, 5)
-        self.assertEqual(row, ledger.balance(row, found, W(4), True).row)
-        self.assertIsNone(ledger.balance(row, found, W(4), False).row)
-        self.assertEqual(row, ledger.written(row, 5, True))
-        self.assertIsNone(ledger.written(row, 5, False))
+        """Without it, a value that is his would count as nova_accel's."""
+        row = R(4, 4)
+        self.assertEqual(row, ledger.balance(row, F(4, 4, True), 4)[1])
+        self.assertIsNone(ledger.balance(row, F(4, 4), 4)[1])
 
-    @ddt.data((0, {}), (2, {'x': 2}), (5, {'x': 4, 'y': 1}),
-              (9, {'x': 4, 'y': 2}))
+    @ddt.data(
+        # row; reserved in Placement -> released, his number then
+        (R(0, 4), 4, 0, 0), (R(0, 4), 3, 1, 0), (R(0, 4), 0, 4, 0),
+        (R(1, 4), 3, 1, 1), (R(1, 4), 0, 4, 0), (R(4, 4), 3, 1, 3),
+        # he reserved as much before
+        (None, 0, 0, 0), (R(3, 1), 0, 0, 0),
+        # our write may not have arrived
+        (R(0, 4, 1), 1, 0, 0), (R(0, 4, 1), 2, 0, 2))
     @ddt.unpack
-    def test_share(self, amount, shares):
-        self.assertEqual(shares, ledger.share(amount, {'x': 4, 'y': 2}))
+    def test_released(self, row, there, released, number):
+        found = F(there, 4)
+        self.assertEqual((released, number), (
+            ledger.released(row, found), ledger.operators(row, found)))
+        # of a device that is not well it is the number for later
+        self.assertEqual(0, ledger.released(row, F(there, 4, True)))
 
 
 class Killed(BaseException):
@@ -211,8 +180,7 @@ class Cloud:
         def write(uuid, change, refused):
             heard(uuid)
             inventory, traits, generation = self.placement[uuid]
-            now, wanted = change(copy.deepcopy(inventory), set(traits),
-                                 generation)
+            now, wanted = change(copy.deepcopy(inventory), set(traits))
             if now is not None:
                 if self.refuses:
                     self.refuses = False
@@ -224,7 +192,6 @@ class Cloud:
                 generation = self.put(uuid, 1, set(wanted), generation)
                 self.copy.update_traits(uuid, wanted, generation=generation)
             noted(uuid)
-            return generation
         return write
 
     def flush(self, tree):
@@ -278,8 +245,8 @@ class World(fixtures.Fixture):
         self.allocated = set()
         #: what the operator has reserved, and has released
         self.his, self.released = 0, []
-        #: reserved as we wrote it last, what waits in it, whether it is all
-        self.included = 0, [], False
+        #: reserved as we wrote it last, whether a lower value releases
+        self.included = 0, False
         self.report()
         self.uuid, = self.nova.placement.keys() - {self.root}
 
@@ -308,24 +275,32 @@ class World(fixtures.Fixture):
         """We read what Placement has: what he wants, by the last value."""
         if uuid != getattr(self, 'uuid', None):
             return
-        value, waiting, all_ = self.included
-        change = self.reserved - value
-        if all_ and change:
+        value, releases = self.included
+        if releases and self.reserved < value:
+            self.released += [w.handle.address for w in self.store.waiting()
+                              ][:value - self.reserved]
+            self.his = min(self.his, self.reserved)
+        elif self.reserved != value:
             self.his = self.reserved
-        elif change > 0:
-            self.his += change
-        elif change:
-            back = waiting[:-change]
-            self.released += back
-            self.his = max(0, self.his + change + len(back))
-        self.included = self.reserved, waiting, all_
+        self.included = self.reserved, False
 
     def noted(self, uuid):
         """Placement has what we want."""
         if uuid == getattr(self, 'uuid', None):
-            row = self.store.reserved().get((uuid, CLASS))
-            self.included = (self.reserved, list(row.waiting) if row else [],
-                             bool(row and row.all))
+            self.included = self.reserved, (
+                not self.pool and len(self.store.waiting()) == 4
+                and not self.is_marked)
+
+    @property
+    def is_marked(self):
+        return naming.FENCED in self.nova.placement[self.uuid][1]
+
+    @property
+    def expected(self):
+        """What is reserved in the end: his, as far as there is as much; all
+        where nothing is fit."""
+        return min(self.his, 4 - len(self.store.waiting())) or (
+            4 if len(self.store.waiting()) == 4 else 0)
 
     def item(self):
         return self.nova.placement[self.uuid][0][CLASS]
@@ -421,13 +396,11 @@ class RandomTest(testtools.TestCase):
                        if name == 'waits'}
             world.settle()
             left = [w.handle for w in world.store.waiting()]
-            self.assertEqual(
-                min(4, world.his + len(left)), world.reserved)
+            self.assertEqual(world.expected, world.reserved)
             self.assertLessEqual(
                 {h.address for h in waiting} - {h.address for h in left},
                 set(world.released))
-            self.assertNotIn(naming.FENCED,
-                             world.nova.placement[world.uuid][1])
+            self.assertEqual(pool and len(left) == 4, world.is_marked)
 
     @hypothesis.settings(max_examples=100, deadline=None)
     @hypothesis.given(st.booleans(), STEPS)
@@ -463,15 +436,17 @@ class RandomTest(testtools.TestCase):
             writes = [s for s in then if s[0] == 'operator_writes']
             world.do(then)
             world.settle()
-            left = len(world.store.waiting())
-            reserved = world.reserved
             if not any(s[0] in ('operator_writes', 'waits')
                        for s in (*steps, *then)):
-                self.assertEqual(0, reserved)
+                self.assertEqual(0, world.reserved)
+            if not writes:
+                self.assertLessEqual(waiting, len(world.store.waiting()))
             if not writes and not waiting:
-                self.assertEqual(min(4, his + left), reserved)
+                world.his = his
+                self.assertEqual(world.expected, world.reserved)
 
 
+@ddt.ddt
 class StaleTest(testtools.TestCase):
     """Nova's copy is not refreshed here, as within five minutes."""
 
@@ -517,13 +492,16 @@ class StaleTest(testtools.TestCase):
         self.assertEqual({host.root}, set(host.nova.placement))
         self.assertEqual({}, dict(host.inventory.devices))
 
-    def test_pool_shows_his_one_and_our_one(self):
+    def test_pool_shows_only_his(self):
+        """A device that is not well is not in total."""
         host = self.world(pool=True)
         host.operator_writes(1)
         host.changes_health(2)
-        self.report(2)
+        self.report(1)
+        self.assertEqual(3, host.item()['total'])
         host.changes_health(2)
         self.report(1)
+        self.assertEqual(4, host.item()['total'])
 
     def test_lowered_where_there_are_fewer(self):
         """What he lowers it to is his, though more of him had been there than
@@ -556,191 +534,76 @@ class StaleTest(testtools.TestCase):
         host.store.remove([claim])
         self.report(0)
 
-    def shown(self, host):
-        """(addresses, or 0 for a pool; reserved; traits of the operator)"""
-        found = []
-        for uuid, provider in host.inventory.providers().items():
-            inventory, traits, _ = host.nova.placement[uuid]
-            found.append((len(provider.addresses),
-                          inventory[CLASS]['reserved'],
-                          sorted(t for t in traits if 'RACK' in t)))
-        return sorted(found)
+    @ddt.data(False, True)
+    def test_lowered_in_the_minute_after_a_start(self, pool):
+        """What he had reserved is so again as the devices come back; that he
+        lowers it before the next report counts, also where nova-compute was
+        killed as Nova had written it."""
+        for kill in (None, 3):
+            host = self.world(pool)
+            host.operator_writes(1)
+            host.driver.devices = ()
+            host.inventory.scanner.scan()
+            for _ in range(3):
+                host.refresh()
+                host.report()
+            self.assertNotIn(host.uuid, host.nova.placement)
+            host.look()
+            host.start()
+            host.nova.kill = kill
+            with contextlib.suppress(Killed):
+                host.report()
+            host.nova.kill = None
+            self.assertEqual(1, host.reserved)
+            if kill:
+                host.start()
+            host.operator_writes(0)
+            host.refresh()
+            self.report(0)
+            self.assertEqual({}, host.store.reserved())
 
-    def change(self, host, pools='host', traits=()):
-        """nova-compute starts with other options."""
-        self.conf.config(pools=pools, group='accel')
-        host.traits = traits
-        host.look()
-        host.start()
-        for _ in range(3):
-            host.report()
+    @ddt.data(False, True)
+    def test_lowered_after_a_fence_was_lifted(self, pool):
+        """To what was reserved before the lifting and after it."""
+        for his in (0, 4):
+            host = self.world(pool)
+            host.operator_writes(1)
+            for _ in range(2):
+                for number in range(4 if pool else 1):
+                    host.changes_health(number)
+                host.report()
+            self.assertEqual(1, host.reserved)
+            host.operator_writes(his)
+            host.refresh()
+            self.report(his)
 
-    def test_pool_that_gives_way(self):
-        """To one of another name, to two, to single providers, and back."""
+    def test_what_replaces_it_has_a_number_of_its_own(self):
+        """Of a pool that gives way the log names what is not taken over, once;
+        it has its number again when it comes back."""
         self.conf = self.useFixture(config_fixture.Config(conf.CONF))
+        log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
         host = self.world(pool=True)
         host.operator_writes(3)
         host.nova.mark(host.uuid, {'CUSTOM_RACK_7'})
-        rack = ['CUSTOM_RACK_7']
-        for _ in range(2):
-            self.change(host, traits=('CUSTOM_ONE_TIME',))
-            self.assertEqual([(4, 3, rack)], self.shown(host))
-            # not its own traits of before
-            self.change(host)
-            self.assertEqual([(4, 3, rack)], self.shown(host))
-            self.assertFalse(any('ONE_TIME' in trait for _, traits, _
-                                 in host.nova.placement.values()
-                                 for trait in traits))
-            self.change(host, 'numa_node')
-            self.assertEqual([(2, 1, rack), (2, 2, rack)], self.shown(host))
-            self.change(host, 'none')
-            self.assertEqual([(1, 0, rack), *[(1, 1, rack)] * 3],
-                             self.shown(host))
-            self.change(host)
-            self.assertEqual([(4, 3, rack)], self.shown(host))
-
-    def test_killed_as_a_pool_gives_way(self):
-        """Something is allocated from it, which is still there afterwards."""
-        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
-        for kill, back, fails in itertools.product(
-                range(12), (False, True), (False, True)):
-            host = self.world(pool=True)
-            host.allocated.add(host.uuid)
-            host.operator_writes(1)
-            if back:
-                # to one that has been there before, and is still in use
-                self.change(host, traits=('CUSTOM_ONE_TIME',))
-                self.assertEqual(3, len(host.nova.placement))
-            old, = host.inventory.providers()
-            host.allocated.add(old)
-            host.nova.mark(old, {'CUSTOM_RACK_7'})
-            host.refresh()
-            host.nova.kill = kill
-            with contextlib.suppress(Killed):
-                self.change(host, traits=() if back else ('CUSTOM_ONE_TIME',))
-            host.nova.kill = None
-            if fails:
-                # Nova did not write all, and an operation comes before it does
-                host.publish(*host.inventory.providers())
-            else:
-                host.start()
-            for _ in range(3):
-                host.report()
-            self.assertEqual([(4, 1, ['CUSTOM_RACK_7'])], self.shown(host))
-            # what is taken from it does not come back
-            heir, = host.inventory.providers()
-            self.assertNotEqual(old, heir)
-            host.nova.mark(heir, set())
-            host.refresh()
-            host.changes_health(0)
-            host.report()
-            self.assertEqual([(4, 2, [])], self.shown(host))
-
-    def test_killed_as_a_pool_is_divided(self):
-        """Also before the trait of others was written, and while servers have
-        devices of the pool."""
-        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
-        for is_allocated, kill in itertools.product((False, True), range(12)):
-            self.conf.config(pools='host', group='accel')
-            host = self.world(pool=True)
-            host.operator_writes(3)
-            host.nova.mark(host.uuid, {'CUSTOM_RACK_7'})
-            host.refresh()
-            host.report()
-            host.allocated = {host.uuid} if is_allocated else set()
-            host.nova.kill = kill
-            with contextlib.suppress(Killed):
-                self.change(host, 'numa_node')
-            host.nova.kill = None
-            host.refresh()
-            self.change(host, 'numa_node')
-            rack = ['CUSTOM_RACK_7']
-            self.assertEqual([(2, 1, rack), (2, 2, rack)], self.shown(host),
-                             (is_allocated, kill))
-
-    def test_pool_that_gives_way_while_a_device_is_sick(self):
-        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
-        host = self.world(pool=True)
-        host.operator_writes(1)
-        host.changes_health(3)
-        self.report(2)
-        self.change(host, traits=('CUSTOM_ONE_TIME',))
-        self.assertEqual([(4, 2, [])], self.shown(host))
-        host.changes_health(3)
-        host.report()
-        self.assertEqual([(4, 1, [])], self.shown(host))
-
-    def test_pool_that_gives_way_twice(self):
-        """Something is allocated from both still, and the first one says
-        nothing of what others set and took away since."""
-        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
-        host = self.world(pool=True)
-
-        def mark(traits):
-            uuid, = host.inventory.providers()
-            host.allocated.add(uuid)
-            host.nova.mark(uuid, traits)
-            host.refresh()
-        mark({'CUSTOM_RACK_7'})
-        self.change(host, traits=('CUSTOM_ONE_TIME',))
-        mark({'CUSTOM_RACK_8'})
-        self.change(host, traits=('CUSTOM_OTHER_TIME',))
-        self.assertEqual([(4, 0, ['CUSTOM_RACK_8'])], self.shown(host))
-        self.change(host, 'none')
-        self.assertEqual([(1, 0, ['CUSTOM_RACK_8'])] * 4, self.shown(host))
-
-    def test_refused_as_a_pool_gives_way(self):
-        """After a kill as its heir was made, Placement refuses it once."""
-        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
-        for kill in range(12):
-            host = self.world(pool=True)
-            host.nova.mark(host.uuid, {'CUSTOM_RACK_7'})
-            host.refresh()
-            host.nova.kill = kill
-            with contextlib.suppress(Killed):
-                self.change(host, traits=('CUSTOM_ONE_TIME',))
-            host.nova.kill = None
-            host.start()
-            host.refuses()
-            for _ in range(4):
-                host.report()
-            self.assertEqual([(4, 0, ['CUSTOM_RACK_7'])], self.shown(host))
-            self.assertEqual(2, len(host.nova.placement))
-
-    def test_one_that_leaves_a_pool(self):
-        """Of what the operator has reserved it takes along what is too much
-        for the others, and what others have set is true of it still."""
-        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
-        for his, theirs, its in ((4, 3, 1), (3, 3, 0)):
-            host = self.world(pool=True)
-            host.operator_writes(his)
-            host.nova.mark(host.uuid, {'CUSTOM_RACK_7'})
-            # nova-compute starts again, and Nova reads Placement
-            host.refresh()
-            self.change(host)
-            one, *others = host.driver.devices
-            host.driver.devices = (dataclasses.replace(
-                one, traits=('CUSTOM_ONE_TIME',)), *others)
-            host.start()
-            for _ in range(3):
-                host.report()
-            self.assertEqual([(1, its, ['CUSTOM_RACK_7']),
-                              (3, theirs, ['CUSTOM_RACK_7'])],
-                             self.shown(host))
-
-    def test_released_as_a_pool_gives_way(self):
-        """What he lowers before the start, which has not read it, is a handle
-        that waits no more."""
-        self.conf = self.useFixture(config_fixture.Config(conf.CONF))
-        host = self.world(pool=True)
-        host.waits(0)
-        host.inventory.scanner.scan()
-        self.report(1)
-        host.operator_writes(0)
         host.refresh()
-        self.change(host, traits=('CUSTOM_ONE_TIME',))
-        self.assertEqual((), host.store.waiting())
-        self.assertEqual([(4, 0, [])], self.shown(host))
+
+        def start(pools):
+            self.conf.config(pools=pools, group='accel')
+            host.look()
+            host.start()
+            for _ in range(3):
+                host.report()
+            return {uuid: host.nova.placement[uuid][0][CLASS]['reserved']
+                    for uuid in host.inventory.providers()}
+        old = host.nova.copy.data(host.uuid).name
+        self.assertEqual([0] * 4, [*start('none').values()])
+        line, = [line for line in log.output.splitlines()
+                 if 'gives way' in line]
+        for word in (old, f'{CLASS}:reserved=3', 'CUSTOM_RACK_7', *(
+                f'{NODE}_accel_{address}' for address in GPUS)):
+            self.assertIn(word, line)
+        self.assertNotIn('CUSTOM_GPU', line)
+        self.assertEqual({host.uuid: 3}, start('host'))
 
     def test_steady_state_writes_nothing(self):
         for pool in (False, True):

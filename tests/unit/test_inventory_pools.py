@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Devices that are alike -> one provider, and what is reserved of it."""
+"""Devices that are alike -> one provider, and how many of them count."""
 
 import dataclasses
 import logging
@@ -75,31 +75,34 @@ class CostTest(testtools.TestCase):
 class PoolTest(testtools.TestCase):
 
     @ddt.data(
-        # health of A, B, C; claims, lost, waiting
-        #   -> total, reserved, fenced, waiting
-        ((OK, OK, OK), (), (), (), 3, 0, False, 0),
-        ((OK, SICK, OK), (), (), (), 3, 1, False, 0),
-        ((OK, SICK, GONE), (), (), (), 3, 2, False, 0),
-        ((SICK, SICK, GONE), (), (), (), 3, 3, True, 0),
+        # health of A, B, C; claims, lost, waiting -> total, fenced (None:
+        # all is reserved without the trait)
+        ((OK, OK, OK), (), (), (), 3, False),
+        ((OK, SICK, OK), (), (), (), 2, False),
+        ((OK, SICK, GONE), (), (), (), 1, False),
+        ((SICK, SICK, GONE), (), (), (), 3, True),
         # what a server has is allocated, whatever it is like
-        ((OK, OK, OK), [(A, UUID)], (), (), 3, 0, False, 0),
-        ((OK, SICK, GONE), [(B, UUID), (C, UUID)], (), (), 3, 0, False, 0),
-        ((SICK, SICK, GONE), [(B, UUID)], (), (), 3, 2, True, 0),
+        ((OK, OK, OK), [(A, UUID)], (), (), 3, False),
+        ((OK, SICK, GONE), [(B, UUID), (C, UUID)], (), (), 3, False),
+        ((OK, SICK, GONE), [(A, UUID)], (), (), 1, False),
+        ((SICK, SICK, GONE), [(B, UUID)], (), (), 3, True),
         # it is not clean, or Placement has not allocated it
-        ((OK, OK, OK), [(A, UUID, DELETING)], (), (), 3, 1, False, 0),
-        ((OK, SICK, OK), [(A, UUID), (B, UUID)], [A], (), 3, 1, False, 0),
+        ((OK, OK, OK), [(A, UUID, DELETING)], (), (), 2, False),
+        ((OK, SICK, OK), [(A, UUID), (B, UUID)], [A], (), 2, False),
         # it is allocated from another provider
-        ((OK, OK, OK), [(A, 'other')], (), (), 3, 1, False, 0),
+        ((OK, OK, OK), [(A, 'other')], (), (), 2, False),
         # the server had it from here, and it is in another pool now
-        ((OK, OK, OK), [(D, UUID)], (), (), 4, 0, False, 0),
-        ((OK, OK, OK), [(D, UUID, DELETING)], (), (), 3, 0, False, 0),
+        ((OK, OK, OK), [(D, UUID)], (), (), 4, False),
+        ((OK, OK, OK), [(D, UUID, DELETING)], (), (), 3, False),
         # the operator's turn
-        ((OK, OK, OK), (), (), [A, C], 3, 0, False, 2),
-        ((OK, SICK, OK), (), (), [B, C], 3, 1, False, 1),
-        ((OK, OK, OK), (), (), [D], 3, 0, False, 0))
+        ((OK, OK, OK), (), (), [A, C], 1, False),
+        ((OK, SICK, OK), (), (), [B, C], 1, False),
+        ((OK, OK, OK), (), (), [D], 3, False),
+        ((OK, SICK, OK), (), (), [A, C], 3, True),
+        ((OK, OK, OK), (), (), [A, C, B], 3, None),
+        ((SICK, SICK, SICK), (), (), [A, C, B], 3, True))
     @ddt.unpack
-    def test_counts(self, healths, claims, lost, waits, total, reserved,
-                    fenced, left):
+    def test_counts(self, healths, claims, lost, waits, total, fenced):
         claims = [claim(*args) for args in claims]
         provider, = made(
             *(gpu(address, health) for address, health
@@ -108,11 +111,12 @@ class PoolTest(testtools.TestCase):
             lost={c.uuid for c in claims
                   if c.device_address in lost}).values()
         self.assertEqual(
-            ({CLASS: total}, reserved, fenced, left, True, NODE, (A, B, C)),
-            (provider.inventory, provider.reserved, provider.fenced,
-             len(provider.waiting), provider.pool, provider.parent,
-             provider.addresses))
-        self.assertEqual(fenced, naming.FENCED in provider.traits)
+            ({CLASS: total}, fenced is not False, True, NODE, (A, B, C)),
+            (provider.inventory, provider.fenced, provider.pool,
+             provider.parent, provider.addresses))
+        self.assertEqual(waits if len(waits) == 3 else [], [
+            w.device_address for w in provider.waiting])
+        self.assertEqual(fenced or False, naming.FENCED in provider.traits)
 
     @ddt.data(
         ({}, 1), ({'numa_node': 1}, 1), ({'serial': 'x'}, 1),
@@ -131,21 +135,22 @@ class PoolTest(testtools.TestCase):
             self.assertTrue(provider.name.startswith(POOL))
 
     @ddt.data(
-        # devices of a set of three, claims, waiting -> reserved, fenced
-        ((OK, OK, OK), (), (), 0, False),
-        ((OK, SICK, OK), (), (), 1, False),
-        ((SICK, SICK, SICK), (), (), 3, True),
+        # devices of a set of three, claims, waiting -> fenced
+        ((OK, OK, OK), (), (), False),
+        ((OK, SICK, OK), (), (), True),
+        ((SICK, SICK, SICK), (), (), True),
         # one is not there, or was never seen to be well
-        ((OK, OK), (), (), 1, False),
-        ((OK, OK, None), (), (), 1, False),
+        ((OK, OK), (), (), True),
+        ((OK, OK, None), (), (), True),
         # a server has all of it; of another one it is not clean
-        ((OK, OK, OK), [(A, UUID), (B, UUID), (C, UUID)], (), 0, False),
-        ((OK, OK, OK), [(A, UUID, DELETING)], (), 1, False),
+        ((OK, OK, OK), [(A, UUID), (B, UUID), (C, UUID)], (), False),
+        ((OK, SICK, OK), [(A, UUID), (B, UUID), (C, UUID)], (), False),
+        ((OK, OK, OK), [(A, UUID, DELETING)], (), True),
         # a server had one of it when the set came to be
-        ((OK, OK, OK), [(B, 'other')], (), 1, False),
-        ((OK, OK, OK), (), [A], 1, False))
+        ((OK, OK, OK), [(B, 'other')], (), True),
+        ((OK, OK, OK), (), [A], True))
     @ddt.unpack
-    def test_set(self, healths, claims, waits, reserved, fenced):
+    def test_set(self, healths, claims, waits, fenced):
         """It has its size whatever its devices are, and any one of them keeps
         it from servers."""
         devices = [
@@ -160,8 +165,8 @@ class PoolTest(testtools.TestCase):
             providers.Shown('u', 'n', {}, frozenset()), {},
             lambda uuid: False).inventory[CLASS]
         self.assertEqual(
-            {'total': 3, 'reserved': reserved, 'min_unit': 3, 'max_unit': 3,
-             'step_size': 3, 'allocation_ratio': 1.0}, inventory)
+            {'total': 3, 'reserved': 3 if fenced else 0, 'min_unit': 3,
+             'max_unit': 3, 'step_size': 3, 'allocation_ratio': 1.0}, inventory)
         self.assertEqual(fenced, naming.FENCED in provider.traits)
         self.assertIn(naming.SET, provider.traits)
 
@@ -257,41 +262,36 @@ class TreeTest(inventory_host.InventoryTestBase):
         item = self.update()[self.pool].inventory[CLASS]
         return item['total'], item['reserved']
 
-    def row(self):
-        """Of the ledger, of the pool."""
-        uuid_ = naming.provider_uuid(self.root, NODE, self.pool)
-        return self.store.reserved()[uuid_, CLASS]
-
-    def test_what_the_operator_said_of_each(self):
+    def test_what_the_operator_set_on_each(self):
+        """Stays behind; the log says what."""
         names = [f'{NODE}_accel_{address}' for address in (A, B, C)]
         self.assertEqual({NODE, *names}, set(self.update()))
         self.reserve(names[1], 1)
-        for name in names:
-            self.tree.add_traits(name, 'CUSTOM_RACK_7')
         self.tree.add_traits(names[0], 'CUSTOM_TESTED')
         self.update()
         self.pools()
         for _ in range(3):
             data = self.update()
         self.assertEqual({NODE, self.pool}, set(data))
-        self.assertEqual((3, 1), self.reserved())
-        self.assertIn('CUSTOM_RACK_7', data[self.pool].traits)
-        self.assertNotIn('CUSTOM_TESTED', data[self.pool].traits)
-        self.assertIn('CUSTOM_TESTED', self.log.output)
-        self.assertIn('had reserved 1 of the devices', self.log.output)
-        # from then on the value is his
-        self.reserve(self.pool, 0)
         self.assertEqual((3, 0), self.reserved())
-        self.assertEqual((0, 0), (self.row().operators, self.row().value))
+        self.assertNotIn('CUSTOM_TESTED', data[self.pool].traits)
+        lines = [line for line in self.log.output.splitlines()
+                 if 'gives way' in line]
+        self.assertEqual(2, len(lines))
+        for line, name, what in zip(lines, names[1::-1], (
+                f'({CLASS}:reserved=1)', '(CUSTOM_TESTED)')):
+            for word in (name, self.pool, what):
+                self.assertIn(word, line)
 
     def test_fenced_providers_before(self):
         """What we had reserved is not the operator's."""
         self.driver.devices = (gpu(A, SICK), gpu(B), gpu(C))
         self.update()
         self.pools()
-        self.assertEqual((3, 1), self.reserved())
+        self.assertEqual((2, 0), self.reserved())
         self.driver.devices = tuple(map(gpu, (A, B, C)))
         self.assertEqual((3, 0), self.reserved())
+        self.assertNotIn('gives way', self.log.output)
 
     def test_in_use_before(self):
         """What something is allocated from stays, fenced."""
@@ -307,11 +307,10 @@ class TreeTest(inventory_host.InventoryTestBase):
         self.assertEqual({NODE, self.pool}, set(self.update()))
 
     def test_gone(self):
-        """A device that is gone is reserved, then counts no more."""
+        """A device that is gone counts no more."""
         self.pools()
         self.update()
         self.driver.devices = tuple(map(gpu, (A, B)))
-        self.assertEqual((3, 1), self.reserved())
         self.assertEqual((2, 0), self.reserved())
         self.driver.devices = tuple(map(gpu, (A, B, C)))
         self.assertEqual((3, 0), self.reserved())
@@ -335,15 +334,11 @@ class TreeTest(inventory_host.InventoryTestBase):
             data = self.update()
         self.assertEqual({NODE}, set(data))
         self.update()
-        # and when they come back after that, also as another pool
-        self.driver.devices = tuple(gpu(address, traits=('CUSTOM_FW_2',))
-                                    for address in (A, B))
-        data = self.update()
-        name, = set(data) - {NODE}
-        self.assertNotEqual(self.pool, name)
-        self.assertEqual(1, data[name].inventory[CLASS]['reserved'])
-        self.update()
-        self.assertEqual(1, len(self.store.reserved()))
+        # and when they come back after that
+        self.driver.devices = (gpu(A), gpu(B))
+        self.assertEqual((2, 1), self.reserved())
+        self.assertEqual((2, 1), self.reserved())
+        self.assertEqual({}, self.store.reserved())
 
     def test_waiting_at_a_change(self):
         """What waits for the operator waits on, in the pool and beside it."""
@@ -353,32 +348,30 @@ class TreeTest(inventory_host.InventoryTestBase):
             self.update()
         self.pools()
         for _ in range(3):
-            self.assertEqual((3, 2), self.reserved())
-        self.assertEqual((A, B), self.row().waiting)
-        self.reserve(self.pool, 1)
-        self.assertEqual((3, 1), self.reserved())
-        # the oldest first
-        self.assertEqual([B], [w.device_address
-                               for w in self.store.waiting()])
+            self.assertEqual((1, 0), self.reserved())
         self.pools('none')
         for _ in range(3):
             data = self.update()
-        self.assertEqual([0, 1, 0], [
+        self.assertEqual([1, 1, 0], [
             data[f'{NODE}_accel_{a}'].inventory[CLASS]['reserved']
             for a in (A, B, C)])
+        self.reserve(f'{NODE}_accel_{A}', 0)
+        self.update()
+        self.assertEqual([B], [w.device_address
+                               for w in self.store.waiting()])
 
     def test_waiting_goes_and_comes_back(self):
         self.pools()
         self.store.await_operator(waiting(C))
         for _ in range(3):
-            self.assertEqual((3, 1), self.reserved())
+            self.assertEqual((2, 0), self.reserved())
         self.driver.devices = tuple(map(gpu, (A, B)))
         for _ in range(3):
             self.update()
         self.assertEqual((2, 0), self.reserved())
         self.driver.devices = tuple(map(gpu, (A, B, C)))
         for _ in range(3):
-            self.assertEqual((3, 1), self.reserved())
+            self.assertEqual((2, 0), self.reserved())
         self.assertEqual(1, len(self.store.waiting()))
 
     def test_other_traits(self):
@@ -413,12 +406,10 @@ class TreeTest(inventory_host.InventoryTestBase):
         self.update()
 
     def test_what_is_allocated_in_the_same_request(self):
-        """Placement would refuse to reserve it; after that it is reserved,
-        and not taken for the operator's word."""
+        """Placement would refuse to reserve it, or to count it out; after
+        that it is, and not taken for the operator's number."""
         sick = gpu(A, SICK), gpu(B, SICK)
         self.driver.devices = (*sick, gpu(C))
-        self.update()
-        self.reserve(f'{NODE}_accel_{C}', 1)
         self.update()
         self.pools()
         self.inventory.scanner.scan()
@@ -426,18 +417,19 @@ class TreeTest(inventory_host.InventoryTestBase):
         self.store.add(moved)
         uuid_ = naming.provider_uuid(self.root, NODE, self.pool)
         old = naming.provider_uuid(self.root, NODE, f'{NODE}_accel_{B}')
-        used = {uuid_: 2, old: 1}
+        used = {uuid_: 3, old: 1}
         self.inventory.update_tree(
             self.tree, NODE, inventory_tree.Placement(
                 used.__contains__, used=lambda uuid: used.get(uuid, 0)),
             [dataclasses.replace(moved[0], provider_uuid=uuid_)])
-        self.assertEqual([1, 0], [
-            self.tree.data(u).inventory[CLASS]['reserved']
-            for u in (uuid_, old)])
+        items = [self.tree.data(u).inventory[CLASS] for u in (uuid_, old)]
+        self.assertEqual([(3, 0), (1, 0)], [
+            (item['total'], item['reserved']) for item in items])
         self.store.update(moved, provider_uuid=uuid_)
         # in another process
         self.pools()
         self.consumers = {self.pool, f'{NODE}_accel_{B}'}
-        self.assertEqual((3, 2), self.reserved())
+        self.assertEqual((2, 0), self.reserved())
         self.assertEqual(1, self.tree.data(old).inventory[CLASS]['reserved'])
-        self.assertEqual(1, self.row().operators)
+        self.assertEqual({0}, {row.operators for row
+                               in self.store.reserved().values()})

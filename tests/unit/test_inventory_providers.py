@@ -243,8 +243,8 @@ class ProvidersTest(testtools.TestCase):
         self.assertIn(f'the driver {device.driver} reports', why)
 
 
-def shown(inventory, traits=(), generation=None):
-    return providers.Shown('u', 'n', inventory, frozenset(traits), generation)
+def shown(inventory, traits=()):
+    return providers.Shown('u', 'n', inventory, frozenset(traits))
 
 
 @ddt.ddt
@@ -271,25 +271,41 @@ class MergedTest(testtools.TestCase):
     def test_waiting_in_a_fenced_provider(self):
         """What waits is not taken for the operator's own value."""
         device = card(4, health=QUARANTINED)
-        provider = made(device, claims=[waiting(device.handles[0])])[A]
+        provider = made(device, claims=map(waiting, device.handles))[A]
         merged = self.merged(
-            provider, {CLASS: {'total': 4, 'reserved': 2}}, {
-                CLASS: model.Reserved(1, 2, waiting=(
-                    device.handles[0].address,))})
-        self.assertEqual((4, 1, (), ()), (
+            provider, {CLASS: {'total': 4, 'reserved': 4}}, {
+                CLASS: model.Reserved(1, 4)})
+        self.assertEqual((4, 1, ()), (
             merged.inventory[CLASS]['reserved'],
-            merged.rows[CLASS].operators, merged.rows[CLASS].waiting,
-            merged.returned))
+            merged.rows[CLASS].operators, merged.returned))
+
+    def test_waiting(self):
+        """Where all wait, a lower value releases the oldest; memory beside
+        them is not reserved. Where one waits, the others are offered."""
+        device = dataclasses.replace(card(3), memory=(('DDR', 8),))
+        one, two, three = map(waiting, device.handles)
+        provider = made(device, claims=[two, one, three])[A]
+        self.assertEqual((True, (two, one, three)),
+                         (provider.fenced, provider.waiting))
+        self.assertNotIn(naming.FENCED, provider.traits)
+        there = {CLASS: {'total': 3, 'reserved': 1},
+                 MEMORY: {'total': 8, 'reserved': 0}}
+        merged = self.merged(provider, there, {CLASS: model.Reserved(0, 3)})
+        self.assertEqual(
+            ((two, one), 2, 0, 0),
+            (merged.returned, merged.inventory[CLASS]['total'],
+             merged.inventory[CLASS]['reserved'],
+             merged.inventory[MEMORY]['reserved']))
+        provider = made(device, claims=[two, three])[A]
+        self.assertEqual((False, (), 1), (
+            provider.fenced, provider.waiting, provider.inventory[CLASS]))
 
     def test_waiting_elsewhere(self):
         device = card(2)
         provider = made(device, claims=[
-            claim(1, state=DELETING), waiting(device.handles[0]),
-            waiting(device.handles[1], device_address=B),
-            waiting(device.handles[1], region_index=0),
-            waiting(handle(B))])[A]
-        self.assertEqual(((), {CLASS: 1}),
-                         (provider.waiting, provider.inventory))
+            waiting(device.handles[0]), waiting(handle(B))])[A]
+        self.assertEqual(((), {CLASS: 1}, False), (
+            provider.waiting, provider.inventory, provider.fenced))
 
     @ddt.data((True, {'CUSTOM_ACCELERATOR_X': {'total': 2, 'reserved': 2}},
                1), (False, {}, None))

@@ -470,8 +470,7 @@ class ReservedTest(InventoryTestBase):
         data = self.data()
 
         def write(uuid, change, refused):
-            inventory, traits = change(
-                data.inventory, data.traits, data.generation)
+            inventory, traits = change(data.inventory, data.traits)
             if inventory is not None:
                 self.step()
                 self.placement.tree.update_inventory(uuid_, inventory)
