@@ -151,7 +151,6 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
         def write(provider, change, refused):
             data = tree.data(provider)
             change(data.inventory, data.traits)
-            return data.generation + 1
         for number in range(passes + 2):
             found.table.adoption.adopt(dataclasses.replace(
                 driver.devices[number % size], health=model.Health.QUARANTINED,
