@@ -5,18 +5,8 @@ A claim is an accelerator request of the Cyborg specifications, with its
 states. It is written before hardware is touched and removed after everything
 is undone; after a crash it therefore says what may be half done.
 
-============ ============================================ ===============
-Transition   From                                         To
-============ ============================================ ===============
-claim                                                     INITIAL
-provisioning INITIAL, PROVISIONING, BOUND, UNKNOWN        PROVISIONING
-bound        INITIAL, PROVISIONING, BOUND, UNKNOWN        BOUND
-doubt        INITIAL, PROVISIONING, BOUND, UNKNOWN        UNKNOWN
-not_ready    PROVISIONING, BOUND                          BOUND
-releasing    any of those                                 DELETING
-released     DELETING                                     the claim ends
-waiting      DELETING                                     WAITING
-============ ============================================ ===============
+TRANSITIONS has all ways in which a state changes;
+docs/source/contributor/architecture.rst draws them.
 
 Where attach.settling finds a device without a claim, one begins as BOUND or as
 DELETING; where attach.maintenance cleans a device that no server has, as
@@ -31,7 +21,7 @@ settled or cleaned, as above. Every other transition raises IllegalTransition.
 
 from collections.abc import Iterable
 import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from nova_accel import exception
 from nova_accel.host import pci
@@ -46,15 +36,25 @@ LOG = logging.getLogger(__name__)
 _State = model.ClaimState
 _IN_HAND = frozenset((_State.INITIAL, _State.PROVISIONING, _State.BOUND,
                       _State.UNKNOWN))
-#: name of the transition -> the states that it leaves
+
+
+class Transition(NamedTuple):
+    #: the states in which it may begin
+    leaves: frozenset[model.ClaimState]
+    #: None: the claim ends
+    to: model.ClaimState | None
+
+
+#: by name, as the table of architecture.rst has them
 TRANSITIONS = {
-    'provisioning': _IN_HAND,
-    'bound': _IN_HAND,
-    'doubt': _IN_HAND,
-    'not_ready': frozenset((_State.PROVISIONING, _State.BOUND)),
-    'releasing': _IN_HAND | {_State.DELETING},
-    'released': frozenset((_State.DELETING,)),
-    'waiting': frozenset((_State.DELETING,)),
+    'provisioning': Transition(_IN_HAND, _State.PROVISIONING),
+    'bound': Transition(_IN_HAND, _State.BOUND),
+    'doubt': Transition(_IN_HAND, _State.UNKNOWN),
+    'not_ready': Transition(
+        frozenset((_State.PROVISIONING, _State.BOUND)), _State.BOUND),
+    'releasing': Transition(_IN_HAND | {_State.DELETING}, _State.DELETING),
+    'released': Transition(frozenset((_State.DELETING,)), None),
+    'waiting': Transition(frozenset((_State.DELETING,)), _State.WAITING),
 }
 #: name of the transition -> what the log says of the server then
 _SAID = {'bound': 'has', 'releasing': 'releases'}
@@ -104,7 +104,7 @@ class Holdings:
 
     def provisioning(self, claims: Iterable[model.Claim]) -> None:
         """Write down that work on the devices begins."""
-        self._go('provisioning', claims, state=_State.PROVISIONING)
+        self._go('provisioning', claims)
 
     def bound(self, claims: Iterable[model.Claim],
               region: model.Region | None, by_owner: bool = False) -> None:
@@ -126,22 +126,22 @@ class Holdings:
             if region.operators_bitstream and not (by_owner and any(
                     claim.operators_bitstream for claim in self.now(claims))):
                 changes['operators_bitstream'] = region.operators_bitstream
-        self._go('bound', claims, state=_State.BOUND, error='', **changes)
+        self._go('bound', claims, error='', **changes)
 
     def bound_as_before(self, claims: Iterable[model.Claim]) -> None:
         """Write down that the devices are ready, with what they must carry
         unchanged."""
-        self._go('bound', claims, state=_State.BOUND, error='')
+        self._go('bound', claims, error='')
 
     def doubt(self, claims: Iterable[model.Claim], error: str) -> None:
         """Write down that it is not known what is on the devices; the next
         start finds out."""
-        self._go('doubt', claims, state=_State.UNKNOWN, error=error)
+        self._go('doubt', claims, error=error)
 
     def not_ready(self, claims: Iterable[model.Claim], error: str) -> None:
         """Note that devices which a server had are not ready again; they stay
         its own, and the next start tries again."""
-        self._go('not_ready', claims, state=_State.BOUND, error=error)
+        self._go('not_ready', claims, error=error)
 
     @contextlib.contextmanager
     def kept_on_error(self, claims: Iterable[model.Claim]):
@@ -162,8 +162,7 @@ class Holdings:
 
         :returns: those that have not ended already.
         """
-        return self._go('releasing', claims, gone_is_fine=True,
-                        state=_State.DELETING, error='')
+        return self._go('releasing', claims, gone_is_fine=True, error='')
 
     def released(self, claims: Iterable[model.Claim]) -> None:
         """End claims whose devices are clean and free."""
@@ -319,11 +318,12 @@ class Holdings:
 
     def _go(self, name: str, claims: Iterable[model.Claim],
             gone_is_fine: bool = False, **changes: Any) -> list[model.Claim]:
+        state = TRANSITIONS[name].to
         with self._lock:
             before = self._checked(name, claims, gone_is_fine)
-            after = self._store.update(before, **changes)
+            after = self._store.update(before, state=state, **changes)
         for claim in before:
-            if name in _SAID and claim.state is not changes['state']:
+            if name in _SAID and claim.state is not state:
                 LOG.info('Server %s %s %s', claim.holder, _SAID[name],
                          _device(claim))
         return after
@@ -337,7 +337,7 @@ class Holdings:
             state = now[claim.uuid].state if claim.uuid in now else None
             if state is None and gone_is_fine:
                 continue
-            if state not in TRANSITIONS[name]:
+            if state not in TRANSITIONS[name].leaves:
                 raise exception.IllegalTransition(
                     f'The claim of server {claim.instance_uuid} on '
                     f'{claim.handle.address} had to go through {name!r}, and '

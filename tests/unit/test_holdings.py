@@ -2,6 +2,7 @@
 """Claims go through their states by name, and by no other way."""
 
 import itertools
+import pathlib
 
 import testtools
 
@@ -9,39 +10,25 @@ from nova_accel.attach import holdings
 from nova_accel import exception
 from nova_accel import model
 from nova_accel.store import claim_store
+from tests.unit import tables
 from tests.unit.test_claims import claim
 
 State = model.ClaimState
 #: of claims that callers see
 SEEN = [state for state in State if state is not State.WAITING]
-#: transition -> (how it is called, the states that it leaves, where it leads)
-TABLE = {
-    'provisioning': (
-        lambda h, c: h.provisioning([c]),
-        {State.INITIAL, State.PROVISIONING, State.BOUND, State.UNKNOWN},
-        State.PROVISIONING),
-    'bound': (
-        lambda h, c: h.bound([c], None),
-        {State.INITIAL, State.PROVISIONING, State.BOUND, State.UNKNOWN},
-        State.BOUND),
-    'bound as before': (
-        lambda h, c: h.bound_as_before([c]),
-        {State.INITIAL, State.PROVISIONING, State.BOUND, State.UNKNOWN},
-        State.BOUND),
-    'doubt': (
-        lambda h, c: h.doubt([c], 'why'),
-        {State.INITIAL, State.PROVISIONING, State.BOUND, State.UNKNOWN},
-        State.UNKNOWN),
-    'not ready': (
-        lambda h, c: h.not_ready([c], 'why'),
-        {State.PROVISIONING, State.BOUND}, State.BOUND),
-    'releasing': (
-        lambda h, c: h.releasing([c]), SEEN, State.DELETING),
-    'released': (
-        lambda h, c: h.released([c]), {State.DELETING}, None),
-    'waiting': (
-        lambda h, c: h.await_operator(c), {State.DELETING}, None),
-}
+#: (name of the transition, how it is called)
+CALLS = (
+    ('provisioning', lambda h, c: h.provisioning([c])),
+    ('bound', lambda h, c: h.bound([c], None)),
+    ('bound', lambda h, c: h.bound_as_before([c])),
+    ('doubt', lambda h, c: h.doubt([c], 'why')),
+    ('not_ready', lambda h, c: h.not_ready([c], 'why')),
+    ('releasing', lambda h, c: h.releasing([c])),
+    ('released', lambda h, c: h.released([c])),
+    ('waiting', lambda h, c: h.await_operator(c)),
+)
+PAGE = pathlib.Path(__file__).parents[2] / (
+    'docs/source/contributor/architecture.rst')
 
 
 class HoldingsTest(testtools.TestCase):
@@ -52,21 +39,32 @@ class HoldingsTest(testtools.TestCase):
         self.holdings = holdings.Holdings(self.store)
 
     def test_transitions(self):
-        for name, state in itertools.product(TABLE, SEEN):
-            go, leaves, leads = TABLE[name]
+        for (name, go), state in itertools.product(CALLS, SEEN):
+            leaves, leads = holdings.TRANSITIONS[name]
             one = claim(state=state)
             self.store.add([one])
             if state in leaves:
                 go(self.holdings, one)
                 self.assertEqual(
-                    [] if leads is None else [leads],
-                    [c.state for c in self.store.claims()])
+                    [] if leads is None else [leads], [
+                        c.state for c in (*self.store.claims(),
+                                          *self.store.waiting())])
             else:
                 error = self.assertRaises(
                     exception.IllegalTransition, go, self.holdings, one)
                 self.assertIn(state.value, str(error))
                 self.assertEqual([one], self.store.claims())
             self.store.remove([one, *self.store.waiting()])
+
+    def test_the_page_has_the_same_table(self):
+        def name(states):
+            return ('any of those' if {*SEEN} == states else
+                    ', '.join(s.name for s in State if s in states))
+        self.assertEqual(
+            [['claim', '', 'INITIAL'], *(
+                [transition, name(leaves), to.name if to else 'the claim ends']
+                for transition, (leaves, to) in holdings.TRANSITIONS.items())],
+            tables.rows(PAGE.read_text(), 'Transition'))
 
     def test_what_waits(self):
         """It is of no server, and nothing happens to it by its claim."""

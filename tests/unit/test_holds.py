@@ -2,37 +2,19 @@
 """The type of holds, and the table of their kinds."""
 
 import pathlib
-import re
 
 import ddt
 import testtools
 
 from nova_accel.inventory import holds
 from nova_accel import model
+from tests.unit import tables
 
 PAGE = pathlib.Path(__file__).parents[2] / 'docs/source/operate/withheld.rst'
 A, B = '0000:3b:00.0', '0000:5e:00.0'
 ONE, OTHER = (model.AttachHandle(model.HandleType.PCI, f'0000:3b:00.{n}')
               for n in (1, 2))
 Kind, Scope = holds.Kind, holds.Scope
-
-
-def table(text):
-    """Return the rows of the first simple table of a text."""
-    lines = text.splitlines()
-    edges = [n for n, line in enumerate(lines) if re.match('=+ +=', line)]
-    columns = [match.span() for match in re.finditer('=+', lines[edges[0]])]
-    rows = []
-    for line in lines[edges[1] + 1:edges[2]]:
-        # the last column has no end
-        cells = [line[start:end].strip() for start, end in (
-            *columns[:-1], (columns[-1][0], None))]
-        if cells[0]:
-            rows.append(cells)
-        else:
-            rows[-1] = [f'{a} {b}'.strip()
-                        for a, b in zip(rows[-1], cells, strict=True)]
-    return rows
 
 
 class TableTest(testtools.TestCase):
@@ -42,10 +24,11 @@ class TableTest(testtools.TestCase):
             [[kind.value + ' *' * kind.is_durable, kind.scope.value,
               kind.lifted_by] for kind in Kind],
             [[name, scope, by] for name, scope, _, by
-             in table(holds.__doc__)])
+             in tables.rows(holds.__doc__, 'Kind')])
 
     def test_the_page_has_the_same_table(self):
-        self.assertEqual(table(holds.__doc__), table(PAGE.read_text()))
+        self.assertEqual(tables.rows(holds.__doc__, 'Kind'),
+                         tables.rows(PAGE.read_text(), 'Kind'))
 
     def test_only_suspect_devices_are_given(self):
         self.assertEqual(
