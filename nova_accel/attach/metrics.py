@@ -8,7 +8,6 @@ exposition_formats and /docs/practices/naming.
 
 import collections
 from collections.abc import Collection, Iterable, Mapping
-import contextlib
 import typing
 
 from nova_accel.attach import accelerators as server_accelerators
@@ -87,16 +86,6 @@ def text(facts: Facts) -> str:
             lines += [f'# HELP {_PREFIX}{name} {said}',
                       f'# TYPE {_PREFIX}{name} {kind}', *samples]
     return '\n'.join([*lines, ''])
-
-
-@limited.blocking
-def has(path: str, address: str, signal: str) -> bool:
-    """Return whether the file at a path tells a finding about a device."""
-    begins = (f'{_PREFIX}device_finding{{device="{_escaped(address)}",')
-    with contextlib.suppress(OSError), open(path, encoding='utf-8') as file:
-        return any(line.startswith(begins) and f',signal="{signal}",' in line
-                   for line in file)
-    return False
 
 
 def _escaped(value: str) -> str:

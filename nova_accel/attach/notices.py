@@ -50,10 +50,6 @@ class Notices:
                     device, before[0], condition, new[1]))
             self._sent[address] = new
 
-    def signals_of(self, address: str) -> tuple[str, ...]:
-        """Return the signals of a device, as they were sent last."""
-        return self._sent.get(address, (_State.OK, ()))[1]
-
     def _payload(self, device: model.Device, before: signals.State, condition,
                  found: tuple[str, ...]) -> dict[str, object]:
         return {

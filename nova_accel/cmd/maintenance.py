@@ -87,16 +87,14 @@ class Program(_OfDevice):
 
 
 class Drill(_OfDevice):
-    """Have a device tell a false finding, and see that all are told of it.
+    """Have a device report a false finding, to test an alert.
 
-    The finding goes the way of a true one: nova-compute's log, a notification,
-    the file of metrics, and with [accel] health = act Placement and the
-    metadata of the servers that have the device, whose owners read it; where
-    none has it, the device is reset as one that has failed. The command ends
-    when the finding has arrived at each place and is gone from there. The
-    device has to be disabled before (nova-accel disable), and nova-compute has
-    to run. Else, and where it does not arrive within a minute, the exit status
-    is 1.
+    The finding goes the way of a true one: the log of nova-compute, a
+    notification, the file of metrics, and with [accel] health = act Placement
+    and the metadata of the servers that have the device, whose owners read it;
+    if none has it, the device is reset as one that has failed. Check that your
+    own alert arrives. The device has to be disabled before (nova-accel
+    disable), and nova-compute has to run. Else the exit status is 1.
     """
 
     VERB = signals.DRILL
@@ -104,10 +102,10 @@ class Drill(_OfDevice):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            '--stay', metavar='SECONDS', type=_seconds, default=0,
-            help='how long the finding stays once it has arrived, up to an '
-                 'hour (default: %(default)s): as long as Prometheus needs to '
-                 'read it, and an alert to reach you')
+            '--stay', metavar='SECONDS', type=_seconds, default=120,
+            help='how long the finding stays, up to an hour (default: '
+                 '%(default)s): as long as Prometheus needs to read it, and '
+                 'an alert to reach you')
         return parser
 
     def take_action(self, parsed_args):

@@ -79,7 +79,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         paused.Paused(found, self.cloud)
         self.owners = owners.Owners(
             found, self.cloud, lambda: self.reconciler.out)
-        drill.Drill(found, self.cloud, notices.Notices(found, self.cloud))
+        notices.Notices(found, self.cloud)
+        drill.Drill(found)
         metrics.MetricsFile(found)
         maintenance.Maintenance(found, self.cloud)
 

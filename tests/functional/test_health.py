@@ -3,10 +3,7 @@
 
 from unittest import mock
 
-from nova_accel.cmd import orders
-from nova_accel import model
 from nova_accel import naming
-from nova_accel.store import claim_store
 from tests.functional import base
 from tests.functional import process
 
@@ -78,30 +75,6 @@ class HealthTest(base.AcceleratorTestBase):
         self.until_owner_reads(server)
         self.assertEqual([VF], self.hostdevs(server))
         self._delete_server(server)
-
-    def test_drill(self):
-        """nova-accel drill: all that real services are told, and that it is
-        over there."""
-        self.flags(health=['act'], group='accel')
-        server = self.boot(self.FLAVOR)
-        self.look()
-        known = claim_store.existing(self.accelerators('compute1').store.path)
-        known.disable(model.Disabled(DEVICE, '', 'a drill', 'now'))
-        process.until(lambda: self.assertIn(
-            DEVICE, self.accelerators('compute1').inventory.table.disabled()))
-        answer = orders.carry_out(known, 'drill', f'{DEVICE} 0', 120)
-        for place in ('in a notification', 'in Placement',
-                      'in the metadata of 1 servers'):
-            self.assertIn(place, answer)
-        self.until_owner_reads(server)
-        self.assertNotIn(naming.SUSPECT, self.traits(REGION))
-        self.assertEqual([['drill'], []], [
-            n.payload['signals'] for n in self.notifier.notifications
-            if n.event_type == 'accel.device.state'
-            and n.payload['servers'] == [server['id']]][-2:])
-        known.enable(known.disabled())
-        self._delete_server(server)
-        self.report()
 
     def test_flavors(self):
         """Placement sends no server that forbids it to a suspect device,

@@ -70,7 +70,7 @@ class Host:
             self.accelerators, self.cloud, lambda: self.reconciler.out)
         self.notices = notices.Notices(self.accelerators, self.cloud)
         self.metrics = metrics.MetricsFile(self.accelerators)
-        self.drill = drill.Drill(self.accelerators, self.cloud, self.notices)
+        self.drill = drill.Drill(self.accelerators)
         self.maintenance = maintenance.Maintenance(
             self.accelerators, self.cloud)
         self.report(starting=True)

@@ -77,7 +77,7 @@ class MaintenanceTest(commands.StoreCommandTestCase):
                 result.returncode, result.stdout), result.stderr)
 
     def test_drill(self):
-        for more, argument in ((), f'{A} 0'), (('--stay', '90'), f'{A} 90'):
+        for more, argument in ((), f'{A} 120'), (('--stay', '90'), f'{A} 90'):
             taken, result = self.answered('drill', A, *more)
             self.assertEqual([('drill', argument)], taken)
             self.assertEqual((0, 'It is done.\n'), (
