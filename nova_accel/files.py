@@ -38,9 +38,13 @@ def replace(path: str, content: str, mode: int | None = None) -> None:
     """
     directory, name = os.path.split(path)
     new = os.path.join(directory, f'.{name}.{secrets.token_hex(8)}')
-    create(new, content, mode)
-    with _removed_on_error(new):
-        os.replace(new, path)
+    try:
+        create(new, content, mode)
+        with _removed_on_error(new):
+            os.replace(new, path)
+    except OSError as error:
+        # the same error each time: callers log it once
+        raise OSError(error.errno, error.strerror, path) from error
 
 
 @contextlib.contextmanager
