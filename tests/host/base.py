@@ -30,6 +30,7 @@ from nova_accel import locks
 from nova_accel import model
 from nova_accel import sim
 from nova_accel.store import claim_store
+from nova_accel.store import sole
 from tests.host import cloud as clouds
 from tests import limits
 from tests import lock_order
@@ -75,6 +76,11 @@ class Host:
             self.accelerators, self.cloud)
         self.report(starting=True)
         return self
+
+    def end(self):
+        """nova-compute ends, and another process may use its store."""
+        self.accelerators.close()
+        os.close(sole._LOCKS.pop(self.accelerators.store.path))
 
     def report(self, starting=False):
         self.cloud.report(self.accelerators, starting)

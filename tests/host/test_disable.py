@@ -223,7 +223,7 @@ class KilledTest(DisableTestCase):
     def test_killed_before_it_is_shown(self):
         """nova-compute has read the word, and ends before Placement has it."""
         self.start_host({'address': A})
-        self.host.accelerators.close()
+        self.host.end()
         compute = killed.Processes(
             self.directory, self.simulated.path, enabled_drivers=['dfl'],
             simulated_host=self.simulated.path,

@@ -45,7 +45,7 @@ class KilledTestCase(base.HostTestCase):
         self.start_host(
             *self.DEVICES.get('cards', ()), drivers=(self.DRIVER,),
             **{k: v for k, v in self.DEVICES.items() if k != 'cards'})
-        self.host.accelerators.close()
+        self.host.end()
         self.image = self.host.upload(FUNCTION)
         self.other = self.host.upload(OTHER)
         self.allocation = self.host.allocation(self.ADDRESS, self.CLASS)

@@ -300,7 +300,7 @@ class KilledTest(ReshapeTestCase):
         self.addCleanup(compute.end)
         point = 0
         while True:
-            self.host.accelerators.close()
+            self.host.end()
             try:
                 compute.start(point)
             except killed.Killed:
