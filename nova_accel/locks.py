@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 #: we take. docs/source/contributor/architecture.rst has the same list.
 ORDER = (
     'runtime',     # attach.runtime: servers that are worked on
-    'server',      # attach.accelerators: exclusive(), one for each server
+    'server',      # attach.servers: exclusive(), one for each server
     'region',      # attach.handles: a region is cleaned, one for each
     'settling',    # attach.settling: one round at a time
     'choice',      # inventory: handles are chosen and claimed

@@ -4,19 +4,26 @@
 from collections.abc import Iterable
 
 from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import handles as attach_handles
+from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
 from nova_accel import exception
 from nova_accel.host import vfio
+from nova_accel import inventory as host_inventory
 from nova_accel import model
 from nova_accel import request
 
 
 class Along:
 
-    def __init__(self, accelerators: server_accelerators.Accelerators):
+    def __init__(self, inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 handles: attach_handles.Handles,
+                 accelerators: server_accelerators.Accelerators):
+        self._inventory = inventory
+        self._holdings = holdings
+        self._handles = handles
         self._accelerators = accelerators
-        self._inventory = accelerators.inventory
-        self._holdings = accelerators.holdings
 
     def movable(self, claims: Iterable[model.Claim]) -> list[model.Movable]:
         """Return what a server has, as its guest takes it along.
@@ -62,7 +69,7 @@ class Along:
         """
         return sorted(self._movable(
             wanted, device, handle,
-            self._accelerators.device_handles.type_for(wanted, device))
+            self._handles.type_for(wanted, device))
             for wanted, device, handle
             in self._accelerators.would_get(server, allocations, moving=True))
 

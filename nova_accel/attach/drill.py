@@ -8,18 +8,17 @@ arrives.
 
 import time
 
-from nova_accel.attach import accelerators as server_accelerators
 from nova_accel import exception
 from nova_accel.health import signals
+from nova_accel import inventory as host_inventory
 from nova_accel.inventory import identity
 from nova_accel import model
 
 
 class Drill:
 
-    def __init__(self, accelerators: server_accelerators.Accelerators):
-        self._inventory = accelerators.inventory
-        accelerators.orders.accept(signals.DRILL, self.drill)
+    def __init__(self, inventory: host_inventory.Inventory):
+        self._inventory = inventory
 
     def drill(self, order: str) -> str:
         """Add a false finding to those of a disabled device for a while.

@@ -19,7 +19,8 @@ handle waits until the operator releases it by ``nova-accel release``, or by
 settled or cleaned, as above. Every other transition raises IllegalTransition.
 """
 
-from collections.abc import Iterable
+import collections
+from collections.abc import Iterable, Iterator
 import contextlib
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from nova_accel.host import pci
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
+from nova_accel import request
 from nova_accel.store import claim_store
 from nova_accel import text
 
@@ -92,6 +94,10 @@ class Holdings:
 
     def being_released(self) -> list[model.Claim]:
         return [c for c in self.all() if c.state is _State.DELETING]
+
+    def any_of(self, server_uuid: str) -> bool:
+        """Return whether a claim is of a server, or is released after it."""
+        return bool(self._store.claims(server_uuid))
 
     # What changes
 
@@ -344,6 +350,20 @@ class Holdings:
                     f'it is {state.value if state else "released"}: report '
                     f'this as a defect of nova_accel.')
         return [now[claim.uuid] for claim in claims if claim.uuid in now]
+
+
+def by_request(requests: Iterable[request.AcceleratorRequest],
+               held: Iterable[model.Claim],
+               ) -> Iterator[tuple[request.AcceleratorRequest,
+                                   list[model.Claim]]]:
+    """Yield the claims of a server, by the request that asked for them."""
+    asked = {(r.group, r.resource_class): r for r in requests}
+    groups: dict = collections.defaultdict(list)
+    for claim in held:
+        groups[claim.group, claim.resource_class].append(claim)
+    for (group, resource_class), claims in groups.items():
+        yield asked.get((group, resource_class)) or request.AcceleratorRequest(
+            group, resource_class, len(claims)), claims
 
 
 def _function(region: model.Region | None) -> str:

@@ -8,25 +8,38 @@ After a crash or a failure the next comparison goes on. ``nova-accel program``
 programs a region before any server has it.
 """
 
-from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import programming as region_programming
+from nova_accel.attach import publishing
+from nova_accel.attach import releases as server_releases
 from nova_accel.attach import settling
 from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.host import pci
+from nova_accel import inventory as host_inventory
 from nova_accel import model
+from nova_accel.store import claim_store
 
 
 class Maintenance:
 
-    def __init__(self, accelerators: server_accelerators.Accelerators,
-                 cloud: novas.Cloud):
-        self._accelerators = accelerators
-        self._inventory = accelerators.inventory
-        self._holdings = accelerators.holdings
+    def __init__(self, cloud: novas.Cloud, kernel,
+                 store: claim_store.ClaimStore,
+                 inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 publisher: publishing.Publisher,
+                 programming: region_programming.Programming,
+                 releases: server_releases.Releases):
+        """:param kernel: nova_accel.host.kernel.Kernel or a simulated one."""
         self._cloud = cloud
-        accelerators.orders.accept('clean', self.clean)
-        accelerators.orders.accept('program', self.program)
+        self._kernel = kernel
+        self._store = store
+        self._inventory = inventory
+        self._holdings = holdings
+        self._publisher = publisher
+        self._programming = programming
+        self._releases = releases
 
     def clean(self, name: str) -> str:
         """Clean a device, or a region of one, as after a server.
@@ -48,16 +61,16 @@ class Maintenance:
                 claims=[c for c in claims if c.handle not in held])
         try:
             # one that had begun ends first
-            self._accelerators.programming.await_ordered(claims)
+            self._programming.await_ordered(claims)
         except exception.DeviceUnavailable as error:
             raise exception.DeviceUnavailable(
                 f'{name} waits to be cleaned while it is being programmed, '
                 f'which does not end: no server gets it before it is clean, '
                 f'and that is tried each minute.') from error
         claims = [held.get(c.handle, c) for c in claims]
-        self._accelerators.publisher.show_devices(
+        self._publisher.show_devices(
             self._cloud.admin_context(), claims)
-        self._accelerators.releases.release_to_the_end(claims)
+        self._releases.release_to_the_end(claims)
         left = [] if region else self._left_alone(device)
         return self._outcome(name, claims) + (
             f' {", ".join(left)} of it cannot be given to servers now, and '
@@ -73,7 +86,7 @@ class Maintenance:
         if device.creatable or device.address in offered:
             return []
         return [function for function in pci.virtual_functions(
-            self._accelerators.kernel, device.address)
+            self._kernel, device.address)
             if function not in offered]
 
     def _check_in_no_guest(self, name, device, region):
@@ -135,7 +148,7 @@ class Maintenance:
 
         :raises DeviceUnavailable: it ended without cleaning one.
         """
-        newest = {h.handle: h for h in self._accelerators.store.handovers()}
+        newest = {h.handle: h for h in self._store.handovers()}
         done = [newest[claim.handle.address] for claim in claims
                 if claim.handle.address in newest]
         for one in done:
@@ -169,20 +182,19 @@ class Maintenance:
                     f'meanwhile: see nova-accel discover, and give the '
                     f'command again.')
         see_that_it_is_idle()
-        programming = self._accelerators.programming
         try:
-            image = programming.ordered(
+            image = self._programming.ordered(
                 device, region, wanted, see_that_it_is_idle)
         except (exception.ProgrammingFailed, exception.DeviceError) as error:
-            programming.note_handover(device, region, 'none', str(error))
+            self._programming.note_handover(device, region, 'none', str(error))
             raise
         done = ('is programmed with' if region.programmable
                 else 'already has the function of')
-        programming.note_handover(
+        self._programming.note_handover(
             device, region, f'{done.removeprefix("is ")} image {image}',
             'ordered')
         shown = self._inventory.shown_by()
-        self._accelerators.publisher.show(
+        self._publisher.show(
             self._cloud.admin_context(),
             {shown[key] for key in [(device.address, region.index)]
              if key in shown})

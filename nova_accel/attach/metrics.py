@@ -10,13 +10,16 @@ import collections
 from collections.abc import Collection, Iterable, Mapping
 import typing
 
-from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import programming as region_programming
 from nova_accel import conf
 from nova_accel import files
 from nova_accel.health import signals
 from nova_accel.host import limited
+from nova_accel import inventory as host_inventory
 from nova_accel.inventory import conditions as device_conditions
 from nova_accel import model
+from nova_accel.store import claim_store
 
 CONF = conf.CONF
 
@@ -143,14 +146,20 @@ def _use(facts: Facts) -> Iterable[_Sample]:
 
 class MetricsFile:
 
-    def __init__(self, accelerators: server_accelerators.Accelerators):
-        self._accelerators = accelerators
+    def __init__(self, store: claim_store.ClaimStore,
+                 inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 programming: region_programming.Programming):
+        self._store = store
+        self._inventory = inventory
+        self._holdings = holdings
+        self._programming = programming
         self._handovers: collections.Counter[str] = collections.Counter()
         self._programmings: collections.Counter[str] = collections.Counter()
         self._waited = self._took = 0.0
         #: number of the newest hand-over that is counted
         self._seen: int | None = None
-        self.background = accelerators.inventory.scanner.after_look(
+        self.background = limited.Background(
             self._run, '[accel] metrics_file cannot be written')
 
     def _run(self) -> None:
@@ -169,10 +178,9 @@ class MetricsFile:
         limited.blocking(files.replace)(path, text(self._facts()), 0o644)
 
     def _facts(self) -> Facts:
-        inventory, store = self._accelerators.inventory, (
-            self._accelerators.store)
+        inventory = self._inventory
         shown = inventory.providers()
-        newest, results = store.ended_handovers(self._seen)
+        newest, results = self._store.ended_handovers(self._seen)
         if self._seen is not None:
             for result, number in results.items():
                 self._handovers[
@@ -184,15 +192,15 @@ class MetricsFile:
                 part: shown[uuid].name
                 for part, uuid in inventory.shown_by().items()
                 if uuid in shown},
-            self._accelerators.holdings.all(), self._handovers, {
+            self._holdings.all(), self._handovers, {
                 address for address, disabled
                 in inventory.table.disabled().items()
                 if disabled.is_operators},
             self._programmings, self._waited, self._took,
-            self._accelerators.programming.cached())
+            self._programming.cached())
 
     def _count_programmings(self) -> None:
-        ended = self._accelerators.programming.ended
+        ended = self._programming.ended
         while ended:
             one = ended.popleft()
             self._programmings[one.result] += 1

@@ -6,9 +6,11 @@ UNKNOWN: these come and go with servers. After a start of nova-compute one for
 each device that is in another state.
 """
 
-from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
 from nova_accel.health import signals
+from nova_accel.host import limited
+from nova_accel import inventory as host_inventory
 from nova_accel import model
 
 #: as of Nova's own events: what, and of which part
@@ -20,21 +22,23 @@ _WELL = (_State.OK, _State.UNKNOWN)
 
 class Notices:
 
-    def __init__(self, accelerators: server_accelerators.Accelerators,
-                 cloud: novas.Cloud):
-        self._accelerators = accelerators
+    def __init__(self, cloud: novas.Cloud,
+                 inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings):
         self._cloud = cloud
+        self._inventory = inventory
+        self._holdings = holdings
         #: address -> state and signals, as they were sent last
         self._sent: dict[str, tuple[signals.State, tuple[str, ...]]] = {}
-        self.background = accelerators.inventory.scanner.after_look(
+        self.background = limited.Background(
             self.run, 'Notifications about devices are not sent')
 
     def run(self) -> None:
         """Send what has changed; what is not sent is sent the next time."""
         if signals.is_off():
             return
-        inventory = self._accelerators.inventory
-        now, found = inventory.health.conditions(), inventory.devices
+        now, found = self._inventory.health.conditions(), (
+            self._inventory.devices)
         for address in self._sent.keys() - now.keys():
             del self._sent[address]
         for address, condition in now.items():
@@ -58,14 +62,14 @@ class Notices:
             'product': device.product, 'driver': device.driver,
             'providers': sorted(
                 provider.name for provider
-                in self._accelerators.inventory.providers().values()
+                in self._inventory.providers().values()
                 if device.address in provider.addresses),
             'state': condition.state.value, 'old_state': before.value,
             'reason': condition.reason,
             'signals': [*found],
             'servers': sorted({
                 claim.instance_uuid
-                for claim in self._accelerators.holdings.all()
+                for claim in self._holdings.all()
                 if claim.device_address == device.address
                 and claim.role is model.Role.CURRENT}),
         }

@@ -17,7 +17,7 @@ its command no longer waits; one that was begun when nova-compute ended is
 answered at the next start.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import threading
 
 from nova_accel.attach import cloud as novas
@@ -42,7 +42,13 @@ class Orders:
 
     def __init__(self, store: claim_store.ClaimStore,
                  inventory: host_inventory.Inventory,
-                 publisher: publishing.Publisher, cloud: novas.Cloud):
+                 publisher: publishing.Publisher, cloud: novas.Cloud,
+                 handlers: Mapping[str, Callable[[str], str]]):
+        """
+        :param handlers: by the verb of an order. A handler takes the argument
+            and returns the answer; an error that it raises is the answer of an
+            order that was refused.
+        """
         self._store = store
         self._inventory = inventory
         self._publisher = publisher
@@ -52,15 +58,7 @@ class Orders:
         self._shown: dict[str, model.Disabled] = {}
         #: held while something is shown
         self._lock = locks.Lock('orders')
-        self._verbs: dict[str, Callable[[str], str]] = {}
-
-    def accept(self, verb: str, function: Callable[[str], str]) -> None:
-        """Carry out orders with a verb from now on.
-
-        :param function: takes the argument and returns the answer; what it
-            raises is the answer, too, and says that it was refused.
-        """
-        self._verbs[verb] = function
+        self._handlers = handlers
 
     def start(self) -> None:
         """Listen in the background. What was said before is in the log, and
@@ -113,11 +111,11 @@ class Orders:
         LOG.info('The operator orders: %s %s', order.verb,
                  text.printable(order.argument))
         try:
-            if order.verb not in self._verbs:
+            if order.verb not in self._handlers:
                 raise exception.InvalidRequest(
                     f'This nova-compute does not know {order.verb}: give the '
                     f'command of its release.')
-            state, answer = _State.DONE, self._verbs[order.verb](
+            state, answer = _State.DONE, self._handlers[order.verb](
                 order.argument)
         except Exception as error:
             if not isinstance(error, exception.AcceleratorError):

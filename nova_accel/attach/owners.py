@@ -7,11 +7,14 @@ group it is true. Which device of the host it is, why, and who else has a part
 of it is the operator's.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 
-from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import reconcile
 from nova_accel.health import signals
+from nova_accel.host import limited
+from nova_accel import inventory as host_inventory
 from nova_accel import model
 from nova_accel import naming
 
@@ -27,15 +30,17 @@ _PAUSED = 'paused by an error: hard reboot the server'
 
 class Owners:
 
-    def __init__(self, accelerators: server_accelerators.Accelerators,
-                 cloud: novas.Cloud, out: Callable[[], Collection[str]]):
-        """:param out: gives Reconciler.out."""
-        self._accelerators = accelerators
+    def __init__(self, cloud: novas.Cloud,
+                 inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 reconciler: reconcile.Reconciler):
         self._cloud = cloud
-        self._out = out
+        self._inventory = inventory
+        self._holdings = holdings
+        self._reconciler = reconciler
         #: server -> keys of nova_accel that its metadata have
         self._written: dict[str, Mapping[str, str]] = {}
-        self.background = accelerators.inventory.scanner.after_look(
+        self.background = limited.Background(
             self.run, 'Owners are not told how their accelerators are')
 
     def run(self) -> None:
@@ -63,11 +68,11 @@ class Owners:
 
     def _now(self) -> dict[str, dict[str, str]]:
         """Return what the metadata of each server have to say."""
-        inventory, out = self._accelerators.inventory, self._out()
+        inventory, out = self._inventory, self._reconciler.out
         conditions = inventory.health.conditions() if signals.acts() else {}
         groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
         servers: dict[str, dict[str, str]] = {}
-        for claim in self._accelerators.holdings.all():
+        for claim in self._holdings.all():
             if (claim.role is not model.Role.CURRENT
                     or claim.state is model.ClaimState.DELETING):
                 continue

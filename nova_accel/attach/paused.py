@@ -10,9 +10,11 @@ reason, and each pause that was asked for with its reason
 in the same way: which of its devices was the cause, if one was, is not known.
 """
 
-from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
 from nova_accel.health import signals
+from nova_accel.host import limited
+from nova_accel import inventory as host_inventory
 from nova_accel import model
 
 #: states of Nova in which a guest has to run (nova.compute.vm_states)
@@ -21,26 +23,27 @@ _RUN = ('active', 'rescued')
 
 class Paused:
 
-    def __init__(self, accelerators: server_accelerators.Accelerators,
-                 cloud: novas.Cloud):
-        self._accelerators = accelerators
+    def __init__(self, cloud: novas.Cloud,
+                 inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings):
         self._cloud = cloud
-        self.background = accelerators.inventory.scanner.after_look(
+        self._inventory = inventory
+        self._holdings = holdings
+        self.background = limited.Background(
             self.run, 'It is not known which guests QEMU has paused')
 
     def run(self) -> None:
         """Have the devices of such guests tell it; where that changes, look
         again at once."""
-        inventory = self._accelerators.inventory
-        if inventory.health.pause(self._found()):
-            inventory.scanner.looks.start()
+        if self._inventory.health.pause(self._found()):
+            self._inventory.scanner.looks.start()
 
     def _found(self) -> dict[str, frozenset[str]]:
         """Address of a device -> its servers whose guests are paused."""
         found: dict[str, frozenset[str]] = {}
         if signals.modes()[signals.PAUSED] is signals.Mode.OFF:
             return found
-        claims = [claim for claim in self._accelerators.holdings.all()
+        claims = [claim for claim in self._holdings.all()
                   if claim.role is model.Role.CURRENT]
         guests = self._cloud.paused({claim.instance_uuid for claim in claims})
         servers = {server.uuid for server in (

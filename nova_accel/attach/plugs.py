@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import typing
 
+from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
-from nova_accel.attach import holdings as holding
+from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
-from nova_accel.attach import releases as release
+from nova_accel.attach import releases as server_releases
+from nova_accel.attach import servers as server_locks
 from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel.host import limited
@@ -44,32 +46,20 @@ class _Plugging:
                      f'Preparing accelerators for server {server_uuid}')
 
 
-class Verbs(typing.Protocol):
-    """What is used of attach.accelerators.Accelerators."""
-
-    holdings: holding.Holdings
-    inventory: host_inventory.Inventory
-    releases: release.Releases
-
-    def plug(self, context, server: request.Server,
-             allocations: plan.Allocations | None,
-             claimed: list[model.Claim] | None = None) -> list[model.Claim]:
-        ...
-
-    def resume(self, context, server: request.Server,
-               requests: plan.Requests | None = None,
-               claimed: list[model.Claim] | None = None) -> None:
-        ...
-
-    def wait_until_idle(self, server_uuid: str) -> None:
-        ...
-
-
 class Plugs:
 
-    def __init__(self, verbs: Verbs, cloud: novas.Cloud):
-        self._verbs = verbs
+    def __init__(self, cloud: novas.Cloud,
+                 inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 servers: server_locks.Servers,
+                 accelerators: server_accelerators.Accelerators,
+                 releases: server_releases.Releases):
         self._cloud = cloud
+        self._inventory = inventory
+        self._holdings = holdings
+        self._servers = servers
+        self._accelerators = accelerators
+        self._releases = releases
         self._plugging: dict[str, _Plugging] = {}
 
     def start(self, context, server: request.Server,
@@ -85,15 +75,17 @@ class Plugs:
         """
         if server.uuid in self._plugging or not server.requests:
             return
-        verbs, plugging = self._verbs, _Plugging()
-        verbs.wait_until_idle(server.uuid)
+        accelerators, plugging = self._accelerators, _Plugging()
+        self._servers.wait_until_idle(server.uuid)
 
         def plug():
             context.update_store()
             if rebuilt:
-                verbs.resume(context, server, server.wanted, plugging.claimed)
+                accelerators.resume(
+                    context, server, server.wanted, plugging.claimed)
             else:
-                verbs.plug(context, server, allocations(), plugging.claimed)
+                accelerators.plug(
+                    context, server, allocations(), plugging.claimed)
         plugging.future = limited.start(plug)
         self._plugging[server.uuid] = plugging
 
@@ -123,7 +115,7 @@ class Plugs:
     def _started(self, server_uuid):
         plugging = self._plugging.get(server_uuid)
         for claim in plugging.claimed if plugging else ():
-            self._verbs.inventory.health.mark(
+            self._inventory.health.mark(
                 claim.device_address, signals.START, False)
 
     def abandon(self, context, server_uuid: str) -> None:
@@ -140,22 +132,22 @@ class Plugs:
         with contextlib.suppress(Exception):
             # its failure was told where it was joined
             plugging.wait(server_uuid)
-        claimed = self._verbs.holdings.now(plugging.claimed)
+        claimed = self._holdings.now(plugging.claimed)
         if not claimed:
             return
         for claim in claimed:
             # QEMU and libvirt name the device that they cannot give to a guest
             if not isinstance(error, exception.AcceleratorError) and (
                     claim.handle.address in str(error)):
-                self._verbs.inventory.health.mark(
+                self._inventory.health.mark(
                     claim.device_address, signals.START)
         if self._runs_with(server_uuid, claimed):
             LOG.error('Server %s failed after its guest had started (%s); it '
                       'keeps its accelerators until the guest is gone',
                       server_uuid, error)
             return
-        releases = self._verbs.releases
-        releases.clean(context, releases.let_go(server_uuid, claimed))
+        self._releases.clean(
+            context, self._releases.let_go(server_uuid, claimed))
 
     def _runs_with(self, server_uuid, claims):
         try:

@@ -6,6 +6,7 @@ import functools
 
 from nova_accel.attach import cloud as novas
 from nova_accel import exception
+from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import tree as provider_tree
 from nova_accel import log as logging
@@ -21,7 +22,7 @@ class Publisher:
                  cloud: novas.Cloud):
         self._inventory = inventory
         self._cloud = cloud
-        self.background = inventory.scanner.after_look(
+        self.background = limited.Background(
             self._make_known,
             f'Flavors cannot forbid or require {naming.SUSPECT}')
 

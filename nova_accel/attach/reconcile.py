@@ -3,7 +3,7 @@
 
 attach.judgement says what is true of each claim; here it is asked for, and
 made good. What has a consequence is judged twice, the second time while the
-server is locked (Accelerators.exclusive).
+server is locked (attach.servers).
 
 A server can go without this host hearing of it: deleted while the host was
 down, or before it was built. Its claims are released.
@@ -26,13 +26,21 @@ import contextlib
 import dataclasses
 import time
 
-from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import judgement
+from nova_accel.attach import moves as server_moves
+from nova_accel.attach import plugs as server_plugs
 from nova_accel.attach import programming
+from nova_accel.attach import publishing
+from nova_accel.attach import readiness as device_readiness
+from nova_accel.attach import releases as server_releases
+from nova_accel.attach import servers as server_locks
+from nova_accel.attach import settling as device_settling
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import limited
+from nova_accel import inventory as host_inventory
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import text
@@ -48,11 +56,25 @@ _Verdict = judgement.Verdict
 
 class Reconciler:
 
-    def __init__(self, accelerators: server_accelerators.Accelerators,
-                 cloud: novas.Cloud):
-        self._accelerators = accelerators
-        self._holdings = accelerators.holdings
+    def __init__(self, cloud: novas.Cloud,
+                 inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 publisher: publishing.Publisher,
+                 readiness: device_readiness.Readiness,
+                 settling: device_settling.Settling,
+                 servers: server_locks.Servers,
+                 releases: server_releases.Releases,
+                 moves: server_moves.Moves, plugs: server_plugs.Plugs):
         self._cloud = cloud
+        self._inventory = inventory
+        self._holdings = holdings
+        self._publisher = publisher
+        self._readiness = readiness
+        self._settling = settling
+        self._servers = servers
+        self._releases = releases
+        self._moves = moves
+        self._plugs = plugs
         #: server -> (time.monotonic() from which its guest may get back what
         #: it lacks, seconds until the next try), where that has failed, or
         #: where nova-compute may have left it half done when it ended
@@ -66,7 +88,6 @@ class Reconciler:
         self.background = limited.Background(
             self.run, 'Claims could not be compared with libvirt and '
             'Placement, and stay as they are')
-        accelerators.orders.accept('release', self.release)
 
     def run_if_due(self) -> None:
         """Compare in the background, at start and then periodically."""
@@ -79,11 +100,10 @@ class Reconciler:
         :raises PlacementUnavailable: what needs no answer of Placement is
             made good all the same.
         """
-        accelerators = self._accelerators
-        accelerators.inventory.recover()
-        accelerators.settling.run()
-        accelerators.settling.clean()
-        released = accelerators.releases.retry(self._cloud.admin_context())
+        self._inventory.recover()
+        self._settling.run()
+        self._settling.clean()
+        released = self._releases.retry(self._cloud.admin_context())
         snapshot, failure = self._snapshot(self._holdings.all())
         self._fence_strangers(snapshot)
         self._remember_cards(snapshot)
@@ -104,7 +124,7 @@ class Reconciler:
         if snapshot.consumers is not None:
             # what was lost before stays so where its server has begun
             # something meanwhile, as nothing is judged of that
-            before = accelerators.inventory.lost
+            before = self._inventory.lost
             self._set_lost([*lost, *(
                 c for c in self._holdings.all() if c.uuid in before
                 and c.state is not model.ClaimState.DELETING
@@ -120,8 +140,8 @@ class Reconciler:
         :returns: what was found, and the error of a Placement that does not
             answer.
         """
-        cloud, inventory = self._cloud, self._accelerators.inventory
-        is_plugging = self._accelerators.plugs.is_under_way
+        cloud, inventory = self._cloud, self._inventory
+        is_plugging = self._plugs.is_under_way
         shown_by = {c.uuid: inventory.provider_of(c) for c in before}
         consumers, failure = None, None
         try:
@@ -157,7 +177,7 @@ class Reconciler:
             guest still, and go back into it.
         :returns: how many accelerators were released.
         """
-        with self._accelerators.exclusive(server_uuid):
+        with self._servers.exclusive(server_uuid):
             snapshot, failure = self._snapshot(self._holdings.now(claims))
             found: dict[_Verdict, list[model.Claim]] = {
                 verdict: [] for verdict in _Verdict}
@@ -182,14 +202,14 @@ class Reconciler:
                 'is not on this host and has no allocation'
                 if found[_Verdict.ABANDONED] else
                 'has a flavor without accelerators, and a guest without them')
-            return self._accelerators.releases.release(
+            return self._releases.release(
                 self._cloud.admin_context(), gone)
 
     def _remember_cards(self, snapshot):
         """Complete claims that do not name the card, because its serial number
         could not be read then. While a guest has it, the card in the slot is
         the one."""
-        inventory = self._accelerators.inventory
+        inventory = self._inventory
         for claim in snapshot.claims():
             device = inventory.devices.get(claim.device_address)
             if (device and device.health is not model.Health.GONE
@@ -205,12 +225,12 @@ class Reconciler:
 
     def _set_lost(self, claims):
         """Offer to no other server what servers hold without an allocation."""
-        inventory = self._accelerators.inventory
+        inventory = self._inventory
         before = inventory.lost
         inventory.set_lost(c.uuid for c in claims)
         changed = before ^ inventory.lost
         if changed:
-            self._accelerators.publisher.show_devices(
+            self._publisher.show_devices(
                 self._cloud.admin_context(),
                 [c for c in self._holdings.all() if c.uuid in changed])
         self._once.only('lost', {c.instance_uuid for c in claims})
@@ -274,13 +294,13 @@ class Reconciler:
     def _offered(self, claims):
         """While Placement must allocate what is lost: it allocates
         nothing that is reserved. After an error it is reserved again."""
-        inventory = self._accelerators.inventory
+        inventory = self._inventory
         uuids = {c.uuid for c in claims} & inventory.lost
 
         def show(lost):
             if uuids:
                 inventory.set_lost(lost)
-                self._accelerators.publisher.show_devices(
+                self._publisher.show_devices(
                     self._cloud.admin_context(), claims)
         show(inventory.lost - uuids)
         try:
@@ -327,17 +347,17 @@ class Reconciler:
             raise exception.DeviceUnavailable(
                 f'No claim on this host is called {text.printable(name)}: '
                 f'name a handle that nova-accel claims shows.')
-        with self._accelerators.exclusive(found[0].instance_uuid):
+        with self._servers.exclusive(found[0].instance_uuid):
             proof = [line for claim in self._holdings.now(found)
                      for line in self._proof(claim)]
-            self._accelerators.releases.release_to_the_end(found)
+            self._releases.release_to_the_end(found)
         return '\n'.join(proof + [
             f'{c.handle.address} is clean and free.' for c in found])
 
     def _release_waiting(self, waiting):
         """Offer handles again that waited for the operator."""
         self._holdings.returned(waiting)
-        self._accelerators.publisher.show_devices(
+        self._publisher.show_devices(
             self._cloud.admin_context(), waiting)
         return '\n'.join(
             f'{c.handle.address} waited for you, and is free.'
@@ -408,7 +428,7 @@ class Reconciler:
                     'it: the accelerators that wait for it here are its own '
                     'now', server_uuid)
         for server in self._cloud.servers([server_uuid]):
-            self._accelerators.end_move(
+            self._moves.end_earlier(
                 self._cloud.admin_context(), server.accelerators)
         there = self._cloud.running().get(server_uuid)
         return [] if there is None else [
@@ -443,7 +463,7 @@ class Reconciler:
             # one that cannot go back does not keep the others out
             for mine in programming.by_region(claims).values():
                 try:
-                    self._accelerators.readiness.restore(
+                    self._readiness.restore(
                         self._cloud.admin_context(), server.accelerators, mine)
                     self._cloud.attach(
                         server_uuid, [c.handle for c in mine], lasts)
@@ -459,7 +479,7 @@ class Reconciler:
         return out
 
     def _is_away(self, claim):
-        device = self._accelerators.inventory.devices.get(claim.device_address)
+        device = self._inventory.devices.get(claim.device_address)
         return device is None or device.health is model.Health.GONE
 
     def _fence_strangers(self, snapshot):
@@ -471,7 +491,7 @@ class Reconciler:
             again = self._snapshot(self._holdings.all())[0].strangers()
             strangers = {address: server for address, server
                          in strangers.items() if address in again}
-        found = self._accelerators.inventory.withhold_in_guests(strangers)
+        found = self._inventory.withhold_in_guests(strangers)
         self._once.only('stranger', found)
         for address, server_uuid in found.items():
             self._once.say(

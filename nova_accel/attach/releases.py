@@ -13,6 +13,7 @@ from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness as device_readiness
+from nova_accel.attach import servers as server_locks
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import log as logging
@@ -28,15 +29,13 @@ class Releases:
                  handles: attach_handles.Handles,
                  readiness: device_readiness.Readiness,
                  publisher: publishing.Publisher,
-                 exclusive: Callable[
-                     [str], contextlib.AbstractContextManager[None]]):
-        """:param exclusive: Accelerators.exclusive()."""
+                 servers: server_locks.Servers):
         self._cloud = cloud
         self._holdings = holdings
         self._handles = handles
         self._readiness = readiness
         self._publisher = publisher
-        self._exclusive = exclusive
+        self._servers = servers
         #: server -> claims that it has lost, which could not be written
         self._unwritten: dict[str, set[model.Claim]] = {}
 
@@ -48,7 +47,7 @@ class Releases:
         :param claims: tells which; it is called under the lock.
         """
         try:
-            with self._exclusive(server_uuid):
+            with self._servers.exclusive(server_uuid):
                 return self.let_go(server_uuid, claims())
         except exception.LockTimeout as error:
             return self._later(server_uuid, claims(), error)
@@ -82,12 +81,26 @@ class Releases:
         unwritten = self._unwritten.get(server_uuid)
         if not unwritten:
             return
-        with self._exclusive(server_uuid):
+        with self._servers.exclusive(server_uuid):
             # another thread may add to it meanwhile
             claims = frozenset(unwritten)
             lost = self._holdings.releasing(claims)
             unwritten -= claims
         self.clean(self._cloud.admin_context(), lost, wait=False)
+
+    def release_all(self, context, server_uuid: str, role: model.Role,
+                    wait: bool = True) -> int:
+        """Release what a server holds.
+
+        :param wait: see clean().
+        :returns: how many accelerators the server lost.
+        """
+        if not self._holdings.of(server_uuid, role):
+            return 0
+        claims = self.lose(
+            server_uuid, lambda: self._holdings.of(server_uuid, role))
+        self.clean(context, claims, wait)
+        return len(claims)
 
     def release(self, context, claims: Iterable[model.Claim]) -> int:
         """Release just these claims; the caller has judged them.

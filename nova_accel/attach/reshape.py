@@ -68,6 +68,20 @@ class Reshape:
         self._starting = True
         self._once = logging.Once()
 
+    def located(self, claims: Iterable[model.Claim],
+                allocations: Mapping[str, typing.Any]) -> list[model.Claim]:
+        """Return claims as if allocated from the provider that shows their
+        device now, where Placement has allocated from that one.
+
+        :param allocations: of their consumer, by provider uuid.
+        """
+        def locate(claim):
+            now = self._inventory.provider_of(claim)
+            if claim.provider_uuid in allocations or now not in allocations:
+                return claim
+            return dataclasses.replace(claim, provider_uuid=now)
+        return [locate(claim) for claim in claims]
+
     def is_needed(self, node: str, root_uuid: str) -> bool:
         """Return whether Placement has allocations that have to move.
 

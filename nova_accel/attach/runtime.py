@@ -14,12 +14,15 @@ import re
 import time
 import uuid
 
-from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import cloud as novas
-from nova_accel.attach import programming
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import programming as region_programming
+from nova_accel.attach import readiness as device_readiness
+from nova_accel.attach import servers as server_locks
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import limited
+from nova_accel import inventory as host_inventory
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
@@ -41,10 +44,18 @@ _TWICE = 'Two keys are for one group'
 
 class RuntimeProgramming:
 
-    def __init__(self, accelerators: server_accelerators.Accelerators,
-                 cloud: novas.Cloud):
-        self._accelerators = accelerators
+    def __init__(self, cloud: novas.Cloud,
+                 inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 programming: region_programming.Programming,
+                 readiness: device_readiness.Readiness,
+                 servers: server_locks.Servers):
         self._cloud = cloud
+        self._inventory = inventory
+        self._holdings = holdings
+        self._programming = programming
+        self._readiness = readiness
+        self._servers = servers
         self.background = limited.Background(
             self._start_all, 'The metadata of servers could not be searched '
             'for bitstreams')
@@ -60,11 +71,11 @@ class RuntimeProgramming:
 
         :returns: how many regions were programmed.
         """
-        return sum(future.result(2 * programming.seconds_at_most())
+        return sum(future.result(2 * region_programming.seconds_at_most())
                    for future in self._start_all())
 
     def _start_all(self):
-        held = {c.instance_uuid for c in self._accelerators.holdings.all()
+        held = {c.instance_uuid for c in self._holdings.all()
                 if c.role is model.Role.CURRENT and c.region_index is not None}
         return [self._start(server.uuid)
                 for server in (self._cloud.servers(held) if held else ())
@@ -94,7 +105,7 @@ class RuntimeProgramming:
         try:
             # operations that Nova began before wait for us; those that begin
             # now show in task_state
-            with self._accelerators.exclusive(server_uuid):
+            with self._servers.exclusive(server_uuid):
                 return sum(
                     self._work(server)
                     for server in self._cloud.servers([server_uuid])
@@ -164,7 +175,7 @@ class RuntimeProgramming:
                    for c in self._claims_of(server, wanted.group))
 
     def _claims_of(self, server, group):
-        return [c for c in self._accelerators.holdings.of(server.uuid)
+        return [c for c in self._holdings.of(server.uuid)
                 if c.group == group]
 
     def _is_too_soon(self, server, wanted):
@@ -223,14 +234,14 @@ class RuntimeProgramming:
         :raises AcceleratorError: the server has what it had.
         :raises DeviceDetached: the guest is without its device.
         """
-        claims = [c for c in self._accelerators.holdings.of(server.uuid)
+        claims = [c for c in self._holdings.of(server.uuid)
                   if c.group == wanted.group]
         if not claims:
             raise exception.DeviceUnavailable(
                 f'Server {server.uuid} asks for {wanted} at run time, and '
                 f'has no accelerator there: hard reboot it.')
         # nothing is programmed on a card that is not well, or disabled
-        self._accelerators.inventory.find(
+        self._inventory.find(
             claims[0].device_address, claims[0].region_index)
         handles = [claim.handle for claim in claims]
         try:
@@ -253,14 +264,14 @@ class RuntimeProgramming:
         :returns: the error, after which the region is as it was; or None.
         :raises DeviceDetached: it is not as it was.
         """
-        accelerators, function = self._accelerators, None
+        function = None
         try:
-            accelerators.readiness.rescan(claims)
-            region = accelerators.programming.region_of(claims)
+            self._readiness.rescan(claims)
+            region = self._programming.region_of(claims)
             function = region and region.function_uuid
-            accelerators.programming.provision(
+            self._programming.provision(
                 context, server.project_id, wanted, claims)
-            accelerators.readiness.bind(claims, by_owner=True)
+            self._readiness.bind(claims, by_owner=True)
             return None
         except Exception as error:
             failure = error
@@ -272,19 +283,18 @@ class RuntimeProgramming:
 
     def _put_back(self, context, server, claims, function):
         """Put back what a failed programming took from a server."""
-        accelerators = self._accelerators
-        now = accelerators.holdings.now(claims)
-        accelerators.readiness.rescan(now)
-        accelerators.programming.restore(context, server.project_id, now)
-        region = accelerators.programming.region_of(now)
+        now = self._holdings.now(claims)
+        self._readiness.rescan(now)
+        self._programming.restore(context, server.project_id, now)
+        region = self._programming.region_of(now)
         if function and not (region and region.function_uuid == function):
             raise exception.DeviceUnavailable(
                 f'Function {function} is lost, and it is not known from which '
                 f'image it came: rebuild the server.')
-        accelerators.holdings.bound_as_before(now)
+        self._holdings.bound_as_before(now)
 
     def _detached(self, claims, error):
-        self._accelerators.holdings.doubt(claims, str(error))
+        self._holdings.doubt(claims, str(error))
         addresses = ', '.join(c.handle.address for c in claims)
         raise exception.DeviceDetached(exception.for_owner_and_log(
             error, LOG.error,

@@ -1,17 +1,50 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The accelerators of a host begin: devices are found, claims are read."""
+"""Assemble and start what nova-compute has of nova_accel.
+
+assemble() is the plan of a running host: it creates every part, and each part
+receives the parts that it needs.
+"""
 
 import collections
 from collections.abc import Callable
 from concurrent import futures
+import dataclasses
 import os
+import typing
 
-from nova_accel.attach import accelerators as attach
+from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import along as migratable
+from nova_accel.attach import choice as device_choice
+from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import descriptions as device_descriptions
+from nova_accel.attach import drill as health_drill
+from nova_accel.attach import guests as server_guests
+from nova_accel.attach import handles as attach_handles
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import maintenance as device_maintenance
+from nova_accel.attach import metrics as metrics_file
+from nova_accel.attach import moves as server_moves
+from nova_accel.attach import notices as device_notices
+from nova_accel.attach import orders as operator_orders
+from nova_accel.attach import owners as server_owners
+from nova_accel.attach import paused as paused_guests
+from nova_accel.attach import plugs as server_plugs
+from nova_accel.attach import programming as region_programming
+from nova_accel.attach import publishing
+from nova_accel.attach import readiness as device_readiness
+from nova_accel.attach import reconcile
+from nova_accel.attach import releases as server_releases
+from nova_accel.attach import reporting as periodic_report
+from nova_accel.attach import reshape as allocation_moves
+from nova_accel.attach import runtime as runtime_programming
+from nova_accel.attach import servers as server_locks
+from nova_accel.attach import settling as device_settling
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel.drivers import options
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import log as logging
@@ -23,10 +56,132 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """The parts of nova_accel in one nova-compute; see their classes."""
+
+    #: nova_accel.host.kernel.Kernel or a simulated one; None before
+    #: initialize()
+    kernel: typing.Any
+    store: claim_store.ClaimStore
+    inventory: host_inventory.Inventory
+    holdings: server_holdings.Holdings
+    # what servers have
+    accelerators: server_accelerators.Accelerators
+    along: migratable.Along
+    descriptions: device_descriptions.Descriptions
+    guests: server_guests.Guests
+    handles: attach_handles.Handles
+    moves: server_moves.Moves
+    plugs: server_plugs.Plugs
+    programming: region_programming.Programming
+    readiness: device_readiness.Readiness
+    releases: server_releases.Releases
+    runtime: runtime_programming.RuntimeProgramming
+    servers: server_locks.Servers
+    # what Placement shows of them, and what is made good
+    publisher: publishing.Publisher
+    reconciler: reconcile.Reconciler
+    reporting: periodic_report.Reporting
+    reshape: allocation_moves.Reshape
+    settling: device_settling.Settling
+    # what is reported to others
+    metrics: metrics_file.MetricsFile
+    notices: device_notices.Notices
+    owners: server_owners.Owners
+    paused: paused_guests.Paused
+    # what the operator orders
+    drill: health_drill.Drill
+    maintenance: device_maintenance.Maintenance
+    orders: operator_orders.Orders
+    #: what runs in the background after each look for changes
+    after_look: tuple[limited.Background, ...]
+
+    def close(self) -> None:
+        """Stop the scans of devices; plugs that run are left to their end."""
+        self.plugs.close()
+        self.orders.close()
+        self.inventory.close()
+
+
+def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
+             inventory: host_inventory.Inventory, kernel=None) -> Host:
+    """Create the parts of a host; nothing runs yet.
+
+    :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
+    """
+    holdings = server_holdings.Holdings(store)
+    servers = server_locks.Servers()
+    publisher = publishing.Publisher(inventory, cloud)
+    settling = device_settling.Settling(
+        inventory, holdings, publisher, cloud)
+    reshape = allocation_moves.Reshape(inventory, holdings, cloud)
+    programming = region_programming.Programming(
+        inventory, holdings, cloud, publisher)
+    regions = cleaning.Regions(inventory, programming)
+    handles = attach_handles.Handles(inventory, holdings, cloud, regions)
+    readiness = device_readiness.Readiness(
+        inventory, holdings, handles, programming, regions)
+    releases = server_releases.Releases(
+        cloud, holdings, handles, readiness, publisher, servers)
+    moves = server_moves.Moves(cloud, holdings, reshape, servers, releases)
+    accelerators = server_accelerators.Accelerators(
+        cloud, store, inventory, holdings, publisher, programming, handles,
+        readiness, settling, reshape, device_choice.Choice(
+            inventory, holdings, settling, kernel),
+        servers, releases, moves)
+    plugs = server_plugs.Plugs(
+        cloud, inventory, holdings, servers, accelerators, releases)
+    reconciler = reconcile.Reconciler(
+        cloud, inventory, holdings, publisher, readiness, settling, servers,
+        releases, moves, plugs)
+    paused = paused_guests.Paused(cloud, inventory, holdings)
+    owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
+    notices = device_notices.Notices(cloud, inventory, holdings)
+    metrics = metrics_file.MetricsFile(
+        store, inventory, holdings, programming)
+    drill = health_drill.Drill(inventory)
+    maintenance = device_maintenance.Maintenance(
+        cloud, kernel, store, inventory, holdings, publisher, programming,
+        releases)
+    return Host(
+        kernel, store, inventory, holdings,
+        accelerators=accelerators,
+        along=migratable.Along(inventory, holdings, handles, accelerators),
+        descriptions=device_descriptions.Descriptions(
+            inventory, holdings, programming),
+        guests=server_guests.Guests(
+            cloud, holdings, servers, accelerators, plugs, releases),
+        handles=handles, moves=moves, plugs=plugs, programming=programming,
+        readiness=readiness, releases=releases,
+        runtime=runtime_programming.RuntimeProgramming(
+            cloud, inventory, holdings, programming, readiness, servers),
+        servers=servers, publisher=publisher,
+        reconciler=reconciler,
+        reporting=periodic_report.Reporting(
+            cloud, inventory, publisher, settling, reshape),
+        reshape=reshape, settling=settling, metrics=metrics, notices=notices,
+        owners=owners, paused=paused, drill=drill, maintenance=maintenance,
+        orders=operator_orders.Orders(store, inventory, publisher, cloud, {
+            'clean': maintenance.clean,
+            'program': maintenance.program,
+            'release': reconciler.release,
+            signals.DRILL: drill.drill,
+        }),
+        after_look=(
+            publisher.background,
+            paused.background,
+            owners.background,
+            notices.background,
+            metrics.background,
+        ))
+
+
 def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
                taken_elsewhere: Callable[[model.Device], str],
-               ) -> attach.Accelerators:
-    """Find the devices and read the claims; ends when both are known.
+               ) -> Host:
+    """Assemble a host, find its devices and read the claims; ends when both
+    are known.
 
     :param host: name of this compute host.
     :param state_path: directory for the claim store.
@@ -48,11 +203,10 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
             LOG.error('%s', error)
     store = _open_store(
         os.path.join(state_path, claim_store.file_name(host)))
-    accelerators = attach.Accelerators(
-        cloud, store, host_inventory.Inventory(
-            loaded, store, taken_elsewhere), kernel)
-    _start(accelerators)
-    return accelerators
+    found = assemble(cloud, store, host_inventory.Inventory(
+        loaded, store, taken_elsewhere), kernel)
+    _start(found)
+    return found
 
 
 def _open_store(path):
@@ -67,14 +221,13 @@ def _open_store(path):
         return claim_store.ClaimStore(claim_store.MEMORY)
 
 
-def none(cloud: novas.Cloud) -> attach.Accelerators:
-    """Return an empty Accelerators, for use before initialize()."""
+def none(cloud: novas.Cloud) -> Host:
+    """Return a host without devices, for use before initialize()."""
     store = claim_store.ClaimStore(claim_store.MEMORY)
-    return attach.Accelerators(
-        cloud, store, host_inventory.Inventory({}, store))
+    return assemble(cloud, store, host_inventory.Inventory({}, store))
 
 
-def _start(accelerators: attach.Accelerators) -> None:
+def _start(host: Host) -> None:
     """Find devices, and put right what a crash or a host boot left.
 
     :raises ConfigurationError: [accel] names what is not there.
@@ -82,31 +235,31 @@ def _start(accelerators: attach.Accelerators) -> None:
     options.check()
     for sentence in conf.unknown():
         LOG.warning('%s', sentence)
-    accelerators.inventory.scanner.configure()
-    accelerators.inventory.scanner.scan()
-    accelerators.inventory.scanner.check_configuration()
-    accelerators.inventory.scanner.watch(accelerators.kernel)
+    host.inventory.scanner.configure()
+    host.inventory.scanner.scan()
+    host.inventory.scanner.check_configuration()
+    host.inventory.scanner.watch(host.kernel, host.after_look)
     # what a process that is gone was doing when it went
-    accelerators.holdings.doubt(
-        [c for c in accelerators.holdings.all() if c.state in (
+    host.holdings.doubt(
+        [c for c in host.holdings.all() if c.state in (
             model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)],
         'nova-compute stopped while the device was prepared')
-    _make_again(accelerators)
-    accelerators.orders.start()
+    _make_again(host)
+    host.orders.start()
 
 
-def _make_again(accelerators):
+def _make_again(host):
     """Create the vGPUs of servers again, which the kernel has forgotten if
     the host booted, before their room goes to others."""
     by_device = collections.defaultdict(list)
-    for claim in accelerators.holdings.all():
+    for claim in host.holdings.all():
         if claim.created_type and claim.state is model.ClaimState.BOUND:
             by_device[claim.device_address].append(claim)
 
     def make(claims):
         for claim in claims:
             try:
-                accelerators.device_handles.prepare([claim], fresh=False)
+                host.handles.prepare([claim], fresh=False)
             except Exception as error:
                 LOG.error('A vGPU of server %s could not be made again: '
                           '%s', claim.instance_uuid, error)
@@ -120,5 +273,5 @@ def _make_again(accelerators):
                   '%d s; the start of nova-compute does not wait for them '
                   'any more', started[future],
                   CONF.accel.programming_timeout)
-    accelerators.readiness.rescan_siblings(
+    host.readiness.rescan_siblings(
         [c for claims in by_device.values() for c in claims])

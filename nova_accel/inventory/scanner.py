@@ -8,7 +8,8 @@ cheaply which drivers and cards have to be scanned. A card that fails or hangs
 is withheld, and the others go on.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable, Hashable, Iterable, Iterator, Mapping, Sequence)
 import contextlib
 import dataclasses
 import functools
@@ -67,7 +68,8 @@ class Scanner:
         self._taken_elsewhere = taken_elsewhere
         self._health = health
         self.rules = rules.DeviceRules()
-        self._after_look: list[limited.Background] = []
+        #: see watch()
+        self._after_look: Sequence[limited.Background] = ()
         # guards the fields below
         self._lock = locks.Lock('scan')
         #: driver -> its fingerprint at its last find()
@@ -614,16 +616,6 @@ class Scanner:
                 device, True, seconds=CONF.accel.discovery_timeout)
             self._health.between_servers(address, readings or ())
 
-    def after_look(self, function: Callable[[], None],
-                   failure: str) -> limited.Background:
-        """Have a function called in the background after each look.
-
-        :param function, failure: see limited.Background.
-        """
-        background = limited.Background(function, failure)
-        self._after_look.append(background)
-        return background
-
     def _look_at(self, device: model.Device, reads_health: bool,
                  ) -> tuple[Hashable, tuple[signals.Reading, ...] | None]:
         """In the worker of the card: its state, and what it tells of its
@@ -644,11 +636,15 @@ class Scanner:
         self._once.forget('health', address)
         return state, found
 
-    def watch(self, kernel) -> None:
+    def watch(self, kernel,
+              after_look: Sequence[limited.Background] = ()) -> None:
         """Look again soon after the kernel says that a device came or went.
 
         :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
+        :param after_look: what to start after each look from now on.
         """
+        self._after_look = after_look
+
         def listen():
             changed = False
             try:

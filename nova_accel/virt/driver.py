@@ -2,10 +2,10 @@
 """LibvirtDriver with accelerators: read this first.
 
 Overrides only, in the order of a server's life. Each says when Nova calls it;
-one method of accelerators, or of the rooms beside this file, answers. super()
-always does Nova's own work, and a server without accelerators takes
-Nova's way alone. Facts about Nova are of nova 34; where releases differ the
-arguments that we do not read are passed through.
+one part of the host (attach.service), or of the rooms beside this file,
+answers. super() always does Nova's own work, and a server without accelerators
+takes Nova's way alone. Facts about Nova are of nova 34; where releases differ
+the arguments that we do not read are passed through.
 """
 
 import contextlib
@@ -19,14 +19,6 @@ from nova.virt.libvirt import driver as libvirt_driver
 from oslo_service import periodic_task
 from oslo_utils import excutils
 
-from nova_accel.attach import drill
-from nova_accel.attach import maintenance
-from nova_accel.attach import metrics
-from nova_accel.attach import notices
-from nova_accel.attach import owners
-from nova_accel.attach import paused
-from nova_accel.attach import reconcile
-from nova_accel.attach import runtime
 from nova_accel.attach import service
 from nova_accel import conf
 from nova_accel import exception
@@ -69,20 +61,12 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         with errors.start_refused():
             self._use(service.none(self.cloud))
 
-    def _use(self, found):
-        self.accelerators = found
-        self.reconciler = reconcile.Reconciler(found, self.cloud)
-        self.runtime = runtime.RuntimeProgramming(found, self.cloud)
+    def _use(self, parts: service.Host):
+        self.parts = parts
+        self.guests = parts.guests
         self.live_migrations = live_migration.LiveMigrations(
-            found, self.cloud, self._host.has_min_version)
+            parts, self.cloud, self._host.has_min_version)
         self.cloud.by_iommufd = self.live_migrations.by_iommufd
-        paused.Paused(found, self.cloud)
-        self.owners = owners.Owners(
-            found, self.cloud, lambda: self.reconciler.out)
-        notices.Notices(found, self.cloud)
-        drill.Drill(found)
-        metrics.MetricsFile(found)
-        maintenance.Maintenance(found, self.cloud)
 
     # The service
 
@@ -105,7 +89,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         manager = getattr(self.virtapi, '_compute', None)
         if manager is not None:
             self.builds.watch(manager, self._abandon)
-            guest_nodes.GuestNodes(self.accelerators).watch(manager)
+            guest_nodes.GuestNodes(self.parts.accelerators).watch(manager)
             self._watch_first_report(manager)
             self._watch_failed_rebuilds(manager)
             report_client.watch(getattr(manager, 'reportclient', None))
@@ -127,7 +111,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 raise
             finally:
                 self._starting = False
-            self.accelerators.reshape.end_start()
+            self.parts.reshape.end_start()
         manager.pre_start_hook = watched
 
     def _watch_failed_rebuilds(self, manager):
@@ -146,7 +130,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         def watched(context, instance, *args, **kwargs):
             if not (kwargs.get('node_type') == 'destination'
                     and instance.host == self._host_name
-                    and self.accelerators.handles(instance.uuid)):
+                    and self.guests.handles(instance.uuid)):
                 delete(context, instance, *args, **kwargs)
         manager.rt.delete_allocation_for_evacuated_instance = watched
 
@@ -156,12 +140,12 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             spacing=CONF.accel.runtime_programming_interval,
             name='accel_runtime_programming')
         def program_at_run_time(manager, context):
-            manager.driver.runtime.background.start()
+            manager.driver.parts.runtime.background.start()
         return program_at_run_time
 
     def cleanup_host(self, host):
         """At stop (Nova 33 and later)."""
-        self.accelerators.close()
+        self.parts.close()
         super().cleanup_host(host)
         self._waker.close()
 
@@ -169,13 +153,13 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Periodically and at each claim, under the resource tracker's lock."""
         super().update_provider_tree(provider_tree, nodename, allocations)
         if self._host_name is not None:
-            if not self.accelerators.report(
+            if not self.parts.reporting.report(
                     provider_tree, nodename, allocations, self._starting):
                 # Nova calls again, with the allocations
                 self._moving = True
                 raise nova_exception.ReshapeNeeded()
-            self.accelerators.inventory.scanner.scan_if_due()
-            self.reconciler.run_if_due()
+            self.parts.inventory.scanner.scan_if_due()
+            self.parts.reconciler.run_if_due()
 
     def get_available_resource(self, nodename):
         """At start and periodically: what the compute node's entry has, which
@@ -196,7 +180,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         if context is not None:
             with contextlib.suppress(exception.InvalidRequest):
                 # spawn() says it again, where Nova listens
-                self.accelerators.plugs.start(
+                self.parts.plugs.start(
                     context, cloud.server_of(instance),
                     lambda: self.cloud.allocations(context, instance.uuid))
 
@@ -209,7 +193,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """At the end of each build, too. Nova calls neither spawn() nor
         destroy() where the database is away just before the one, and still
         before the other."""
-        self.accelerators.plugs.abandon(
+        self.parts.plugs.abandon(
             self.cloud.admin_context(), server_uuid)
 
     def spawn(self, context, instance, image_meta, injected_files,
@@ -238,7 +222,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         with self._translated(instance):
             if not (rebuilt or within):
                 self._end_earlier_move(context, instance)
-            with self.accelerators.plugs.plugged(
+            with self.parts.plugs.plugged(
                     context, cloud.server_of(instance),
                     # Nova hands over {} also where Placement did not answer
                     lambda: allocations or self.cloud.allocations(
@@ -251,14 +235,14 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         :raises DeviceUnavailable: the guest has come by it, and Nova does not
             know.
         """
-        if not self.accelerators.holdings.of(instance.uuid, model.Role.OLD):
+        if not self.parts.holdings.of(instance.uuid, model.Role.OLD):
             return
         if instance.uuid in self.cloud.running():
             raise exception.DeviceUnavailable(
                 f'Server {instance.uuid} cannot come to a host where its guest '
                 f'runs already, as after a live migration in which '
                 f'nova-compute was killed: reboot the server hard.')
-        self.accelerators.unplug(context, instance.uuid, model.Role.OLD)
+        self.guests.unplug(context, instance.uuid, model.Role.OLD)
 
     def _translated(self, instance):
         return self.builds.translated(
@@ -269,7 +253,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                           *args, **kwargs):
         """Wherever Nova makes guest XML: add what the server holds."""
         handles = self._handles_to_start(context, instance)
-        if handles and (changes := self.accelerators.to_tell(
+        if handles and (changes := self.parts.descriptions.to_tell(
                 cloud.server_of(instance), instance.metadata)):
             self.cloud.tell(instance, changes)
         guest = super()._get_guest_config(
@@ -277,11 +261,12 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             block_device_info, context, *args, **kwargs)
         if handles:
             self.cloud.hostdevs.add(
-                guest, handles, self.accelerators.numa_nodes(instance.uuid),
+                guest, handles,
+                self.parts.descriptions.numa_nodes(instance.uuid),
                 self.live_migrations.by_iommufd(
                     instance.uuid, lambda: instance))
             address_space.make_room(
-                guest, handles, self.accelerators.kernel,
+                guest, handles, self.parts.kernel,
                 self.capabilities['supports_address_space_emulated'],
                 is_new=instance.vm_state == vm_states.BUILDING)
         return guest
@@ -290,16 +275,16 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Wherever Nova notes which devices the guest has: at each start, and
         when a disk, a network card or a share is attached."""
         found = super()._build_device_metadata(context, instance)
-        roles = self.accelerators.roles(instance.uuid)
+        roles = self.parts.descriptions.roles(instance.uuid)
         if not roles:
             return found
         return guest_devices.with_accelerators(
             found, self._host.get_guest(instance).get_xml_desc(), roles,
-            self.accelerators.kernel)
+            self.parts.kernel)
 
     def _handles_to_start(self, context, instance):
         with self._translated(instance):
-            return self.accelerators.handles_to_start(
+            return self.guests.handles_to_start(
                 context or self.cloud.admin_context(),
                 cloud.server_of(instance))
 
@@ -308,7 +293,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _vgpu_allocations(self, allocations):
         """At each start of a guest: what Nova must make itself, among which
         may be nova_accel's where standard resource classes are in force."""
-        own = self.accelerators.inventory.providers()
+        own = self.parts.inventory.providers()
         return super()._vgpu_allocations({
             uuid: allocation for uuid, allocation
             in allocations.items() if uuid not in own}
@@ -318,7 +303,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """At hard reboot, rescue, revert and, with Nova 31, at start: what
         Nova makes again, or puts into guest XML as it was in the old one.
         Of nova_accel's the claims say who has them."""
-        own = self.accelerators.mediated_devices()
+        own = self.parts.descriptions.mediated_devices()
         return {
             uuid: guest for uuid, guest in
             super()._get_all_assigned_mediated_devices(instance).items()
@@ -327,13 +312,13 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _get_existing_mdevs_not_assigned(self, *args, **kwargs):
         """Where Nova looks for one to give to a guest."""
         return (super()._get_existing_mdevs_not_assigned(*args, **kwargs)
-                - self.accelerators.mediated_devices())
+                - self.parts.descriptions.mediated_devices())
 
     # A guest runs
 
     def reboot(self, context, instance, *args, **kwargs):
         """At soft reboot, which takes the XML as it is, and hard."""
-        self.accelerators.wait_until_idle(instance.uuid)
+        self.parts.servers.wait_until_idle(instance.uuid)
         super().reboot(context, instance, *args, **kwargs)
 
     def _hard_reboot(self, context, instance, *args, **kwargs):
@@ -350,29 +335,30 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def suspend(self, context, instance):
         """At suspend and cold snapshot. libvirt saves no guest that has a
         device; the server keeps it all the same."""
-        handles = self.accelerators.handles(instance.uuid)
+        handles = self.guests.handles(instance.uuid)
         if not handles:
             return super().suspend(context, instance)
         with errors.nothing_changed():
-            self.accelerators.wait_until_idle(instance.uuid)
+            self.parts.servers.wait_until_idle(instance.uuid)
             try:
                 self.cloud.detach(instance.uuid, handles)
                 return super().suspend(context, instance)
             except Exception:
                 with excutils.save_and_reraise_exception():
-                    self.accelerators.give_back(
+                    self.guests.give_back(
                         instance.uuid, 'A guest was not saved')
 
     def resume(self, context, instance, *args, **kwargs):
         """At resume."""
-        handles = self.accelerators.handles(instance.uuid)
+        handles = self.guests.handles(instance.uuid)
         if handles:
             # its memory is saved still
             with errors.nothing_changed():
-                self.accelerators.restore(context, cloud.server_of(instance))
+                self.parts.accelerators.restore(
+                    context, cloud.server_of(instance))
         super().resume(context, instance, *args, **kwargs)
         if handles:
-            self.accelerators.give_back(instance.uuid, 'A guest runs again')
+            self.guests.give_back(instance.uuid, 'A guest runs again')
 
     def _resume_guest_after_snapshot(
             self, context, live_snapshot, original_power_state, instance,
@@ -382,7 +368,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super()._resume_guest_after_snapshot(
             context, live_snapshot, original_power_state, instance, guest)
         if not live_snapshot:
-            self.accelerators.give_back(
+            self.guests.give_back(
                 instance.uuid, 'A guest runs again after a snapshot')
 
     def _create_snapshot_metadata(self, image_meta, instance, *args,
@@ -398,7 +384,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """At unrescue, which starts the guest XML from before the rescue:
         the host may have lost its power meanwhile, and what a guest does to
         a whole card is not known."""
-        if self.accelerators.handles(instance.uuid):
+        if self.guests.handles(instance.uuid):
             # no region is programmed while a guest has its card
             self.power_off(instance)
         self._handles_to_start(context, instance)
@@ -408,7 +394,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Wherever a guest starts. The XML from before a rescue lacks what
         was out of the guest then, as after a programming that failed."""
         if instance.task_state == task_states.UNRESCUING and (
-                handles := self.accelerators.handles(instance.uuid)):
+                handles := self.guests.handles(instance.uuid)):
             xml = self.cloud.hostdevs.complete(xml, handles)
         return super()._create_guest(context, xml, instance, *args, **kwargs)
 
@@ -495,7 +481,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """After a live migration that failed, on the source."""
         super().rollback_live_migration_at_source(
             context, instance, migrate_data)
-        self.accelerators.give_back(
+        self.guests.give_back(
             instance.uuid, 'A live migration has failed')
 
     def rollback_live_migration_at_destination(
@@ -513,7 +499,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """At resize and cold migration, on the source: what the server has
         is its old self's until the resize is confirmed or reverted."""
         with errors.nothing_changed():
-            self.accelerators.wait_until_idle(instance.uuid)
+            self.parts.servers.wait_until_idle(instance.uuid)
             # before Nova moves the disks: it would not move them back
             migration = self._set_aside(context, instance)
         try:
@@ -522,27 +508,27 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         except Exception:
             with excutils.save_and_reraise_exception():
                 if migration:
-                    self.accelerators.revert(context, instance.uuid, migration)
+                    self.parts.moves.revert(context, instance.uuid, migration)
 
     def _set_aside(self, context, instance):
         """:returns: the uuid of the migration; None where nothing moves."""
-        if not self.accelerators.handles(instance.uuid):
+        if not self.guests.handles(instance.uuid):
             return None
         migration = cloud.migration_of(context, instance).uuid
-        self.accelerators.set_aside(context, instance.uuid, migration)
+        self.parts.moves.set_aside(context, instance.uuid, migration)
         return migration
 
     def confirm_migration(self, context, migration, instance, network_info):
         """At confirm, on the source."""
         super().confirm_migration(context, migration, instance, network_info)
-        if self.accelerators.holds(instance.uuid):
-            self.accelerators.confirm(context, instance.uuid, migration.uuid)
+        if self.guests.holds(instance.uuid):
+            self.parts.moves.confirm(context, instance.uuid, migration.uuid)
 
     def finish_revert_migration(self, context, instance, network_info,
                                 migration, *args, **kwargs):
         """At revert, on the source, after destroy() on the destination."""
-        if self.accelerators.holds(instance.uuid):
-            self.accelerators.revert(context, instance.uuid, migration.uuid)
+        if self.guests.holds(instance.uuid):
+            self.parts.moves.revert(context, instance.uuid, migration.uuid)
         super().finish_revert_migration(
             context, instance, network_info, migration, *args, **kwargs)
 
@@ -554,7 +540,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         before a rebuild, where nothing is released, and on the source of a
         resize to another cell, where migrate_disk_and_power_off() is not
         called."""
-        if not self.accelerators.holds(instance.uuid):
+        if not self.guests.holds(instance.uuid):
             return super().destroy(context, instance, *args, **kwargs)
         # not of a server that was evacuated from here, whatever it does there
         is_here = instance.host == self._host_name
@@ -562,7 +548,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                   and instance.task_state == task_states.RESIZE_MIGRATING)
         if leaves:
             # before the guest is gone, which would look as if deleted
-            self.accelerators.wait_until_idle(instance.uuid)
+            self.parts.servers.wait_until_idle(instance.uuid)
             self._set_aside(context, instance)
         super().destroy(context, instance, *args, **kwargs)
         # Nova's start and its periodic tasks take one server after the other,
@@ -570,10 +556,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         wait = context.user_id is not None
         if not (leaves or instance.uuid in self._hard_reboots()
                 or is_here and instance.task_state == task_states.REBUILDING):
-            self.accelerators.unplug(context, instance.uuid, wait=wait)
+            self.guests.unplug(context, instance.uuid, wait=wait)
         if instance.task_state == task_states.DELETING:
             # of a move that failed
-            self.accelerators.unplug(
+            self.guests.unplug(
                 context, instance.uuid, model.Role.OLD, wait)
 
     def cleanup(self, context, instance, network_info, *args, **kwargs):
@@ -581,11 +567,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         confirmed on the source, which only destroy_vifs tells."""
         super().cleanup(context, instance, network_info, *args, **kwargs)
         if not kwargs.get('destroy_vifs', True):
-            self.accelerators.unplug(context, instance.uuid, model.Role.OLD)
+            self.guests.unplug(context, instance.uuid, model.Role.OLD)
 
     def cleanup_lingering_instance_resources(self, instance):
         """For deleted servers whose migration involved this host."""
         super().cleanup_lingering_instance_resources(instance)
         for role in model.Role:
-            self.accelerators.unplug(
+            self.guests.unplug(
                 self.cloud.admin_context(), instance.uuid, role, wait=False)

@@ -39,9 +39,8 @@ import json
 
 from nova import exception as nova_exception
 
-from nova_accel.attach import accelerators as server_accelerators
-from nova_accel.attach import along
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import service
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import vfio
@@ -63,11 +62,12 @@ _TRANSPARENT = 'transparent'
 
 class LiveMigrations:
 
-    def __init__(self, accelerators: server_accelerators.Accelerators,
-                 cloud: novas.Cloud, has_versions: Callable[..., bool]):
+    def __init__(self, parts: service.Host, cloud: novas.Cloud,
+                 has_versions: Callable[..., bool]):
         """:param has_versions: nova.virt.libvirt.host.Host.has_min_version"""
-        self._accelerators = accelerators
-        self._along = along.Along(accelerators)
+        self._parts = parts
+        self._guests = parts.guests
+        self._along = parts.along
         self._cloud = cloud
         self._has_versions = has_versions
 
@@ -88,7 +88,7 @@ class LiveMigrations:
 
     def check_source(self, instance, data) -> None:
         """:raises MigrationPreCheckError: the server has to stay here."""
-        if not self._accelerators.handles(instance.uuid):
+        if not self._guests.handles(instance.uuid):
             return
         server = nova_cloud.server_of(instance)
         if server.takes_along:
@@ -125,7 +125,7 @@ class LiveMigrations:
                     f'it cold.')
         try:
             found = self._along.movable(
-                self._accelerators.holdings.of(instance.uuid))
+                self._parts.holdings.of(instance.uuid))
         except exception.AcceleratorError as error:
             _refuse(f'Server {instance.uuid} stays: {error}')
         self._check_iommufd(instance)
@@ -206,7 +206,7 @@ class LiveMigrations:
             if any(vfio.is_by_iommu(item.kind) for item in here):
                 self._check_versions(instance, 'new', vfio.IOMMUFD_VERSIONS)
             _note(data, _MOVABLE, movable)
-        elif not self._accelerators.can_have(
+        elif not self._parts.accelerators.can_have(
                 server, allocations, moving=True):
             _refuse(f'The accelerators that Placement has allocated here to '
                     f'server {instance.uuid} cannot be had: see nova-accel '
@@ -231,9 +231,9 @@ class LiveMigrations:
                 reason=f'Server {instance.uuid} was given up by this live '
                        f'migration, and moves by a later one.')
         # of one that this host did not hear the end of
-        self._accelerators.unplug(context, instance.uuid, model.Role.OLD)
+        self._guests.unplug(context, instance.uuid, model.Role.OLD)
         try:
-            claims = self._accelerators.plug(
+            claims = self._parts.accelerators.plug(
                 context, server,
                 self._cloud.allocations(context, instance.uuid),
                 migration=migration)
@@ -248,7 +248,7 @@ class LiveMigrations:
         """The server does not come, or has not come, by this migration. Nova
         may have begun another one to this host since."""
         if migration := _migration(data):
-            self._accelerators.confirm(context, instance.uuid, migration)
+            self._parts.moves.confirm(context, instance.uuid, migration)
 
     def arrive(self, instance) -> None:
         """The guest runs here: give it what was made ready for it.
@@ -256,14 +256,14 @@ class LiveMigrations:
         Raises nothing, because the server has moved; attach.reconcile tries
         again what fails.
         """
-        accelerators = self._accelerators
+        holdings = self._parts.holdings
         try:
             # attach.reconcile may find it in the same moment
-            with accelerators.exclusive(instance.uuid):
-                if waiting := accelerators.holdings.of(
+            with self._parts.servers.exclusive(instance.uuid):
+                if waiting := holdings.of(
                         instance.uuid, model.Role.OLD):
-                    accelerators.holdings.revert(instance.uuid, waiting)
-                if handles := accelerators.handles(instance.uuid):
+                    holdings.revert(instance.uuid, waiting)
+                if handles := self._guests.handles(instance.uuid):
                     self._cloud.attach(instance.uuid, handles, lasts=True)
         except Exception as error:
             LOG.error('Server %s has come here while it ran, and its '
@@ -311,7 +311,7 @@ class LiveMigrations:
 
         :returns: whether the server may move.
         """
-        handles = self._accelerators.handles(instance.uuid)
+        handles = self._guests.handles(instance.uuid)
         if not handles:
             return True
         try:
@@ -319,7 +319,7 @@ class LiveMigrations:
                 raise exception.DeviceUnavailable(
                     'the new host has not prepared any: upgrade nova_accel '
                     'there.')
-            self._accelerators.wait_until_idle(instance.uuid)
+            self._parts.servers.wait_until_idle(instance.uuid)
             if not nova_cloud.server_of(instance).takes_along:
                 self._cloud.detach(instance.uuid, handles)
         except Exception as error:
@@ -331,7 +331,7 @@ class LiveMigrations:
     def left(self, context, instance) -> None:
         """The guest is gone: release what it had here."""
         # the new host waits for the end of this call
-        self._accelerators.unplug(context, instance.uuid, wait=False)
+        self._guests.unplug(context, instance.uuid, wait=False)
 
 
 def _has_iommu(instance):

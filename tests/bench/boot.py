@@ -44,6 +44,7 @@ from nova.scheduler.client import report
 
 from nova_accel.api import expansion
 from nova_accel.attach import accelerators
+from nova_accel.attach import guests
 from nova_accel.attach import plugs
 from nova_accel import inventory
 from nova_accel.scheduler import filters
@@ -72,7 +73,7 @@ OURS = [
     ('nova-compute, plug', 'Placement', cloud.NovaCloud, 'allocations'),
     ('nova-compute, plug', 'plug', accelerators.Accelerators, 'plug'),
     ('nova-compute, plug', 'publish', cloud.NovaCloud, 'show'),
-    ('nova-compute, spawn', 'wait for plug', accelerators.Accelerators,
+    ('nova-compute, spawn', 'wait for plug', guests.Guests,
      'handles_to_start'),
     *((None, 'claim store', claim_store.ClaimStore, name)
       for name, value in vars(claim_store.ClaimStore).items()

@@ -174,7 +174,7 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
             manager.rt.update_available_resource(
                 context.get_admin_context(), host)
             self.meter.clear()
-            manager.driver.reconciler.run()
+            manager.driver.parts.reconciler.run()
             requests.append(sum(
                 count for (_, kind), count in self.meter.counts.items()
                 if kind == 'read'))
@@ -182,13 +182,13 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
 
     def hold_all(self, host):
         """Have a server of its own have each region."""
-        accelerators = self.computes[host].driver.accelerators
+        parts = self.computes[host].driver.parts
         claims = []
-        for provider in accelerators.inventory.providers().values():
+        for provider in parts.inventory.providers().values():
             if provider.region_index is None:
                 continue
             address, = provider.addresses
-            region = accelerators.inventory.devices[address].region(
+            region = parts.inventory.devices[address].region(
                 provider.region_index)
             name, = naming.accelerators(provider.inventory)
             server = str(uuid.uuid4())
@@ -202,7 +202,7 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
                 'allocations': {provider.uuid: {'resources': {name: 1}}},
                 'project_id': 'one', 'user_id': 'one',
                 'consumer_generation': None}, version='1.28')
-        accelerators.holdings.claim(claims)
+        parts.holdings.claim(claims)
 
     @staticmethod
     def show(name, providers, first, results):

@@ -288,7 +288,7 @@ class Story(operations.OperationsTestBase):
         function, image = self.new_function('radio', properties={})
         self.api.post_server_metadata(
             server['id'], {'accel:bitstream_id': image})
-        self.computes[self.host_of(server)].driver.runtime.run()
+        self.computes[self.host_of(server)].driver.parts.runtime.run()
         self.assertEqual(held, self.assertHas(server))
         self.assertFunction(held, function)
         status = self.api.get_server(server['id'])['metadata']['accel:status']

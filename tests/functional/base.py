@@ -353,7 +353,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         self.hosts_at_start = {host: self._host_state(host)
                                for host in self.HOSTS}
         self.contents_at_start = {
-            host: self.accelerators(host).store.loaded()
+            host: self.parts(host).store.loaded()
             for host in self.HOSTS}
         self.images_at_start = {
             image['id'] for image in self.glance.client.images.list()}
@@ -412,7 +412,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         """Claims are compared with libvirt and Placement on all hosts now, as
         each nova-compute does periodically."""
         for compute in self.computes.values():
-            compute.driver.reconciler.run()
+            compute.driver.parts.reconciler.run()
 
     def _host_state(self, host):
         with open(os.path.join(self.hosts, f'{host}.yaml.state')) as file:
@@ -436,22 +436,22 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
                     file.write(state)
                 os.replace(f'{path}.then', path)
             self._renew_contents(host)
-            self.accelerators(host).inventory.scanner.scan()
+            self.parts(host).inventory.scanner.scan()
         shutil.rmtree(CONF.instances_path)
         os.mkdir(CONF.instances_path)
 
     def _renew_contents(self, host):
         """What regions carry is known, and not known, as at the start."""
-        accelerators = self.accelerators(host)
-        then, now = self.contents_at_start[host], accelerators.store.loaded()
+        parts = self.parts(host)
+        then, now = self.contents_at_start[host], parts.store.loaded()
         for region in now.keys() | then.keys():
             if now.get(region) == then.get(region) and region in then:
                 continue
             if then.get(region):
-                accelerators.inventory.contents.set_loaded(
+                parts.inventory.contents.set_loaded(
                     *region, then[region])
             else:
-                accelerators.inventory.contents.forget(*region, model.OPERATOR)
+                parts.inventory.contents.forget(*region, model.OPERATOR)
 
     def _forget_images(self):
         for image in self.glance.client.images.list():
@@ -485,12 +485,12 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         """Have their hosts show providers, as after each change of a device;
         the report of a whole host takes ten times as long."""
         for host in self.HOSTS:
-            accelerators = self.accelerators(host)
+            parts = self.parts(host)
             found = [uuid for uuid, provider
-                     in accelerators.inventory.providers().items()
+                     in parts.inventory.providers().items()
                      if provider.name in names]
             if found:
-                accelerators.publisher.show(
+                parts.publisher.show(
                     nova_context.get_admin_context(), found)
 
     def logs(self):
@@ -585,11 +585,11 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
 
     # What can be seen
 
-    def accelerators(self, host):
-        return self.computes[host].driver.accelerators
+    def parts(self, host):
+        return self.computes[host].driver.parts
 
     def kernel(self, host):
-        return self.accelerators(host).kernel
+        return self.parts(host).kernel
 
     def simulated(self, host):
         """The same as kernel(), also while nova-compute does not run."""
@@ -599,7 +599,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         """Cards lose their functions, as by a power cut, without a restart of
         nova-compute, which would make their VFs again."""
         self.simulated(host).power_cycle()
-        inventory = self.accelerators(host).inventory
+        inventory = self.parts(host).inventory
         inventory.scanner.configure()
         inventory.scanner.scan()
 
@@ -607,7 +607,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         """The claims of a host or of all, once no region is being cleaned."""
         def look():
             found = [c for h in ([host] if host else self.computes)
-                     for c in self.accelerators(h).store.claims()]
+                     for c in self.parts(h).store.claims()]
             self.assertEqual([], [
                 c for c in found if c.state is model.ClaimState.DELETING
                 and c.region_index is not None and not c.error])
@@ -642,7 +642,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
 
     def provider_name(self, host, address):
         """Of the provider that has a whole device, or shares it."""
-        name, = [p.name for p in self.accelerators(
+        name, = [p.name for p in self.parts(
                      host).inventory.providers().values()
                  if address in p.addresses and p.region_index is None]
         return name

@@ -283,7 +283,7 @@ class Cloud(operations.OperationsTestBase):
 
     def put_back(self, address):
         self.simulated(HOST).set_fault(address, vanish=None)
-        self.accelerators(HOST).inventory.scanner.scan()
+        self.parts(HOST).inventory.scanner.scan()
 
     def await_nothing(self):
         """Wait until no server and no claim is left."""
@@ -348,7 +348,7 @@ class Cloud(operations.OperationsTestBase):
         self.compare()
         left = {uuid: self._allocations_of(uuid)
                 for compute in self.computes.values() for uuid, provider
-                in compute.driver.accelerators.inventory.providers().items()
+                in compute.driver.parts.inventory.providers().items()
                 if 'CUSTOM_ACCELERATOR_FPGA' in provider.inventory}
         consumers = {consumer for found in left.values() for consumer in found}
         self.assertLessEqual(consumers, migrations)

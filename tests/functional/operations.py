@@ -143,9 +143,9 @@ class OperationsTestBase(base.AcceleratorTestBase):
     def assertFunction(self, held, function):
         """What the card behind a handle carries, by the driver's own look."""
         (host, address), = held
-        self.accelerators(host).inventory.scanner.scan()
+        self.parts(host).inventory.scanner.scan()
         region, = [
-            r for d in self.accelerators(host).inventory.devices.values()
+            r for d in self.parts(host).inventory.devices.values()
             for r in d.regions if address in [h.address for h in r.handles]]
         self.assertEqual(function.replace('-', ''), region.function_uuid)
 

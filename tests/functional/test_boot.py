@@ -191,12 +191,12 @@ class NamedTest(base.AcceleratorTestBase):
         super().build()
 
     def give_name(self, device, name):
-        known = claim_store.existing(self.accelerators('compute1').store.path)
+        known = claim_store.existing(self.parts('compute1').store.path)
         known.disable(model.Disabled(device, '', 'to be named', 'now'))
         orders.carry_out(known, 'program', f'{device} {name}', 120)
         known.enable(known.disabled())
         process.until(lambda: self.assertEqual(
-            {}, self.accelerators('compute1').inventory.table.disabled()))
+            {}, self.parts('compute1').inventory.table.disabled()))
         self.report()
 
     def test_by_name_and_by_alternatives(self):

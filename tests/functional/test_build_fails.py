@@ -215,5 +215,5 @@ class BuildFailsTest(base.AcceleratorTestBase):
                          {c.state for c in self.claims()})
         for host in self.HOSTS:
             self.kernel(host).guest_returns(VF)
-            self.computes[host].driver.reconciler.run()
+            self.computes[host].driver.parts.reconciler.run()
         self.assertNothingLeft(server)

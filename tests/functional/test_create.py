@@ -137,9 +137,9 @@ class CreateTest(operations.OperationsTestBase):
         self.kernel(host).set_fault(address, vanish=True)
         self.assertTried(host, other)
         self.kernel(host).set_fault(address, vanish=False)
-        self.accelerators(host).inventory.scanner.scan()
+        self.parts(host).inventory.scanner.scan()
         # nobody knows what the guest that did not start left in it
-        self.computes[host].driver.reconciler.run()
+        self.computes[host].driver.parts.reconciler.run()
         self.assertEqual(1, len(self.claims()))
         self.delete_all()
 
@@ -162,14 +162,14 @@ class CreateTest(operations.OperationsTestBase):
         self.admin_api.put_service(service, {'forced_down': 'false'})
         # nova-compute compares when it starts, and reserves the device; a
         # build that comes before that
-        inventory = compute.driver.accelerators.inventory
+        inventory = compute.driver.parts.inventory
         process.until(lambda: self.assertTrue(inventory.lost))
         inventory.set_lost(())
         self.report()
         self.assertTried(host, other)
         self.assertEqual([(host, address)], self.held(forgotten))
         # and one that comes after it
-        compute.driver.reconciler.run()
+        compute.driver.parts.reconciler.run()
         claim, = self.claims(host)
         self.assertEqual({claim.uuid}, inventory.lost)
         self.assertHas(self.boot(self.specs))

@@ -23,7 +23,7 @@ class DisableTest(base.AcceleratorTestBase):
 
     def command(self):
         """As nova-accel opens the store."""
-        return claim_store.existing(self.accelerators('compute1').store.path)
+        return claim_store.existing(self.parts('compute1').store.path)
 
     def disable(self):
         self.command().disable(model.Disabled(DEVICE, '', 'hot', 'now'))

@@ -34,7 +34,7 @@ class FenceTest(base.AcceleratorTestBase):
 
     def vanishes(self, vanish):
         self.kernel('compute1').set_fault(DEVICE, vanish=vanish)
-        self.accelerators('compute1').inventory.scanner.scan()
+        self.parts('compute1').inventory.scanner.scan()
 
     def fenced_server(self):
         server = self.boot(self.FLAVOR)
@@ -123,7 +123,7 @@ class OldCopyTest(base.AcceleratorTestBase):
         for reports in (1, 3):
             for vanish, count in ((True, reports), (None, 2)):
                 self.kernel('compute1').set_fault(DEVICE, vanish=vanish)
-                self.accelerators('compute1').inventory.scanner.scan()
+                self.parts('compute1').inventory.scanner.scan()
                 for _ in range(count):
                     self.report()
             self.assertEqual((1, 1), self.inventory()[FPGA])

@@ -287,7 +287,7 @@ class GuestTest(operations.OperationsTestBase):
     def test_guest_lets_go_late(self):
         """Suspend, where the guest releases a device after the time limit: it
         gets it again when nova-compute next compares."""
-        reconciler = self.computes[self.host].driver.reconciler
+        reconciler = self.computes[self.host].driver.parts.reconciler
         late = self.suspend_fails()
         self.domain(self.server).detachDeviceFlags(*late.args, **late.kwargs)
         self.assertEqual([], self.hostdevs(self.server))
@@ -316,9 +316,9 @@ class GuestTest(operations.OperationsTestBase):
         """Start after nova-compute was killed in the middle of a resize or an
         unshelve: the devices are prepared to the end first."""
         self._stop_server(self.server)
-        accelerators = self.accelerators(self.host)
-        accelerators.store.update(
-            accelerators.store.claims(), state=model.ClaimState.UNKNOWN,
+        parts = self.parts(self.host)
+        parts.store.update(
+            parts.store.claims(), state=model.ClaimState.UNKNOWN,
             restore_function=None, restore_bitstream=None)
         self.forget_functions(self.host)
         self._start_server(self.server)
@@ -341,11 +341,11 @@ class GuestTest(operations.OperationsTestBase):
         """nova-compute is killed during a suspend: the guest gets its devices
         back when the operator has reset the state of the server."""
         compute = self.killed(fakelibvirt.Domain, 'managedSave', suspend=None)
-        compute.driver.reconciler.run()
+        compute.driver.parts.reconciler.run()
         self.assertEqual([], self.hostdevs(self.server))
         self.admin_api.post_server_action(
             self.server['id'], {'os-resetState': {'state': 'active'}})
-        compute.driver.reconciler.run()
+        compute.driver.parts.reconciler.run()
         self.assertKept()
         self.delete_all()
 
@@ -368,7 +368,7 @@ class GuestTest(operations.OperationsTestBase):
         self._wait_for_server_parameter(
             self.server, {'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
         self.assertEqual(self.host, self.host_of(self.server))
-        self.computes[self.host].driver.reconciler.run()
+        self.computes[self.host].driver.parts.reconciler.run()
         self.assertEqual(self.before, self.held(self.server))
         self.assertEqual([self.before[0][1]], self.hostdevs(self.server))
         self.assertFunction(self.before, self.function)
@@ -376,7 +376,7 @@ class GuestTest(operations.OperationsTestBase):
 
     def test_killed_in_delete(self):
         """nova-compute is killed during a delete: released when it starts."""
-        self.killed(self.accelerators(self.host).store, 'update',
+        self.killed(self.parts(self.host).store, 'update',
                     forceDelete=None)
         self._wait_until_deleted(self.server)
         self._wait_for_assert(lambda: self.assertEqual([], self.claims()))

@@ -52,7 +52,7 @@ class GuestDevicesTest(Reads, base.AcceleratorTestBase):
     def test_which_is_which(self):
         server = self.boot(self.FLAVOR)
         claims = {claim.group: claim.handle.address for claim
-                  in self.accelerators('compute1').holdings.of(server['id'])}
+                  in self.parts('compute1').holdings.of(server['id'])}
         places = self.places(server)
         told = {device['tags'][1]: device
                 for device in self.devices(server)

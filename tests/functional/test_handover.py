@@ -52,11 +52,11 @@ class HandoverTest(operations.OperationsTestBase):
         """:returns: what the server's metadata say of it then."""
         self.api.post_server_metadata(
             server['id'], {'accel1:bitstream_id': image})
-        self.computes['compute1'].driver.runtime.run()
+        self.computes['compute1'].driver.parts.runtime.run()
         return self.api.get_server(server['id'])['metadata']['accel1:status']
 
     def region(self):
-        return self.accelerators('compute1').inventory.devices[CARD].region(0)
+        return self.parts('compute1').inventory.devices[CARD].region(0)
 
     def test_file_that_names_the_function_of_the_operator(self):
         trojan = self.upload_bitstream(
@@ -114,7 +114,7 @@ class WarmTest(operations.OperationsTestBase):
         server = self.boot(self.specs)
         claim, = self.claims()
         region = f'compute1_accel_{claim.device_address}_region0'
-        inventory = self.accelerators('compute1').inventory
+        inventory = self.parts('compute1').inventory
         driver = inventory.driver_of(
             inventory.devices[claim.device_address])
         began, goes_on = threading.Event(), threading.Event()

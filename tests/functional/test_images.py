@@ -70,7 +70,7 @@ class TenantTest(operations.OperationsTestBase):
         self.assertEqual([], self.claims())
         for host in self.HOSTS:
             for address in ('0000:5e:00.0', '0000:af:00.0'):
-                region = self.accelerators(host).inventory.devices[
+                region = self.parts(host).inventory.devices[
                     address].region(0)
                 self.assertNotEqual(
                     FUNCTION.replace('-', ''), region.function_uuid)
@@ -140,7 +140,7 @@ class TenantTest(operations.OperationsTestBase):
         self.admin_api.post_server_action(server['id'], {'migrate': None})
         self._wait_for_state_change(server, 'VERIFY_RESIZE')
         (host, address), = self.held(server)
-        region = self.accelerators(host).inventory.devices[
+        region = self.parts(host).inventory.devices[
             base.pf(address)].region(0)
         self.assertEqual((own, self.api.project_id),
                          (region.bitstream_id, region.origin))

@@ -111,7 +111,7 @@ class LiveMigrationTestBase(test_guest_devices.Reads,
             self._wait_for_migration_status(self.server, ['failed', 'error'])
         self.assertNotEqual([], self.held(self.server, model.Role.OLD))
         self.restart_compute_service(self.destination)
-        self.computes[self.destination].driver.reconciler.run()
+        self.computes[self.destination].driver.parts.reconciler.run()
 
     def kill_source(self, has):
         """When the guest is about to move; nova-compute starts again, and the
@@ -128,7 +128,7 @@ class LiveMigrationTestBase(test_guest_devices.Reads,
         compute = self.restart_compute_service(self.source)
         self._wait_for_server_parameter(self.server, {
             'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
-        compute.driver.reconciler.run()
+        compute.driver.parts.reconciler.run()
         self.assertEqual(self.before, self.held(self.server))
         self.assertEqual([self.before[0][1]], self.hostdevs(self.server))
 
@@ -186,7 +186,7 @@ class LiveMigrationTestBase(test_guest_devices.Reads,
         self._wait_for_migration_status(self.server, ['failed', 'error'])
         self.assertNotEqual([], self.claims(self.destination))
         self.restart_compute_service(self.destination)
-        self.computes[self.destination].driver.reconciler.run()
+        self.computes[self.destination].driver.parts.reconciler.run()
 
     def assertStayed(self):
         self.assertEqual(self.source, self.host_of(self.server))
@@ -257,11 +257,11 @@ class DetachTest(LiveMigrationTestBase):
         of, as after a programming that failed: it stays out until a hard
         reboot."""
         cloud = self.computes[self.source].driver.cloud
-        accelerators = self.accelerators(self.source)
+        parts = self.parts(self.source)
         cloud.detach(self.server['id'],
-                     accelerators.handles(self.server['id']))
-        accelerators.holdings.doubt(
-            accelerators.holdings.of(self.server['id']), 'It has failed.')
+                     parts.guests.handles(self.server['id']))
+        parts.holdings.doubt(
+            parts.holdings.of(self.server['id']), 'It has failed.')
         self.live_migration_fails()
         self.assertEqual([], self.hostdevs(self.server))
         self._reboot_server(self.server, hard=True)
@@ -357,19 +357,19 @@ class DetachTest(LiveMigrationTestBase):
                 side_effect=fakelibvirt.libvirtError('it does not go in')):
             self.live_migrate()
             driver = self.computes[self.destination].driver
-            driver.reconciler.run()
+            driver.parts.reconciler.run()
         self.assertEqual([], self.hostdevs(self.server))
         self.assertEqual(1, len(self.held(self.server)))
-        driver.owners.run()
+        driver.parts.owners.run()
         self.assertEqual('on its way: 1 of 1', self.api.get_server(
             self.server['id'])['metadata'].get('accel1:health'))
-        driver.reconciler._pauses.clear()
-        self.accelerators(self.destination).holdings.bound_as_before(
-            self.accelerators(self.destination).holdings.of(
+        driver.parts.reconciler._pauses.clear()
+        self.parts(self.destination).holdings.bound_as_before(
+            self.parts(self.destination).holdings.of(
                 self.server['id']))
-        driver.reconciler.run()
+        driver.parts.reconciler.run()
         self.assertFunction(self.assertHas(self.server), self.function)
-        driver.owners.run()
+        driver.parts.owners.run()
         self.assertEqual({}, self.api.get_server(
             self.server['id'])['metadata'])
         self.delete_all()
@@ -407,10 +407,10 @@ class DetachTest(LiveMigrationTestBase):
         guest gets its devices back when it starts."""
         self.kill_source([])
         # Placement has both, as Nova leaves them until the server goes
-        self.computes[self.destination].driver.reconciler.run()
+        self.computes[self.destination].driver.parts.reconciler.run()
         self.assertEqual(1, len(self.claims(self.destination)))
         self._delete_server(self.server)
-        self.computes[self.destination].driver.reconciler.run()
+        self.computes[self.destination].driver.parts.reconciler.run()
         self.assertEqual([], self.claims())
 
     @cloud.fresh
@@ -440,11 +440,11 @@ class DetachTest(LiveMigrationTestBase):
         self.leaves_error()
         self.assertEqual([[]], self.moved)
         for host in self.source, self.destination:
-            self.computes[host].driver.reconciler.run()
+            self.computes[host].driver.parts.reconciler.run()
         self.assertEqual(self.before, self.held(self.server))
         self.assertEqual([self.before[0][1]], self.hostdevs(self.server))
         self._delete_server(self.server)
-        self.computes[self.destination].driver.reconciler.run()
+        self.computes[self.destination].driver.parts.reconciler.run()
         self.assertEqual([], self.claims())
 
     def test_cannot_be_programmed_there(self):
@@ -590,7 +590,7 @@ class TransparentTest(TransparentTestBase):
         self.start(self.VGPU_FLAVOR)
         self.kill_source([self.before[0][1]])
         self._delete_server(self.server)
-        self.computes[self.destination].driver.reconciler.run()
+        self.computes[self.destination].driver.parts.reconciler.run()
         self.assertEqual([], self.claims())
 
     def test_aborted(self):
@@ -636,7 +636,7 @@ class TransparentTest(TransparentTestBase):
         self.assertEqual([], self.held(self.server))
         self.assertNotEqual([], self.held(self.server, model.Role.OLD))
         self.restart_compute_service(self.destination)
-        self.computes[self.destination].driver.reconciler.run()
+        self.computes[self.destination].driver.parts.reconciler.run()
         self.assertMoved()
         self.delete_all()
 
@@ -749,7 +749,7 @@ class TransparentTest(TransparentTestBase):
         self.start(self.VGPU_FLAVOR)
         self.kill_source_after_the_move()
         for host in self.source, self.destination:
-            self.computes[host].driver.reconciler.run()
+            self.computes[host].driver.parts.reconciler.run()
         self.assertEqual(self.before, self.held(self.server))
         (there, address), = self.held(self.server, model.Role.OLD)
         self.assertEqual(self.destination, there)
@@ -762,7 +762,7 @@ class TransparentTest(TransparentTestBase):
                          self.held(self.server, model.Role.OLD))
         self._delete_server(self.server)
         for host in self.source, self.destination:
-            self.computes[host].driver.reconciler.run()
+            self.computes[host].driver.parts.reconciler.run()
         # Nova does not end its guest there
         self.assertEqual([], self.claims(self.source))
         self.assertEqual([address], [

@@ -18,7 +18,7 @@ class LostStoreTest(operations.OperationsTestBase):
         self.flags(enabled_drivers=['nvme'], group='accel')
 
     def lose(self):
-        store = self.accelerators('compute1').store
+        store = self.parts('compute1').store
         self.computes['compute1'].stop()
         for suffix in ('', '-wal', '-shm'):
             if os.path.exists(store.path + suffix):

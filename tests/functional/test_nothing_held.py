@@ -158,7 +158,7 @@ class StoreLockedTest(operations.OperationsTestBase):
         super().setUp()
         self.server = self.boot({})
         for host in self.HOSTS:
-            store = self.accelerators(host).store
+            store = self.parts(host).store
             # ten, else, in each of seven operations
             store._timeout = 1
             other = self.enterContext(contextlib.closing(

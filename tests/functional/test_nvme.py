@@ -54,7 +54,7 @@ class NvmeTest(base.AcceleratorTestBase):
         self._delete_server(other)
 
     def compare(self):
-        self.computes['compute1'].driver.reconciler.run()
+        self.computes['compute1'].driver.parts.reconciler.run()
 
     def test_boot(self):
         # the disk of the host is of the same kind, and does not count

@@ -56,7 +56,7 @@ class FailedOperationsTest(operations.OperationsTestBase):
         self.assertFault(server, 'CRC')
         self.assertEqual(1, len(self.allocated(server['id'])))
         (host, _), = held = self.held(server)
-        self.computes[host].driver.reconciler.run()
+        self.computes[host].driver.parts.reconciler.run()
         self.assertEqual(held, self.held(server))
         self.mend_cards()
         self.delete_servers()
@@ -119,7 +119,7 @@ class FailedOperationsTest(operations.OperationsTestBase):
         with open(disk, 'w') as file:
             file.write('data')
         with mock.patch.object(
-                self.accelerators(self.host_of(server)).store, 'update',
+                self.parts(self.host_of(server)).store, 'update',
                 side_effect=exception.AcceleratorsUnavailable(
                     'The disk is full.')):
             self.api.post_server_action(server['id'], {'migrate': None})

@@ -125,7 +125,7 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
     def step_unrescue_of_a_guest_that_lacked_its_devices(self):
         host, address = self.before[0]
         cloud = self.computes[host].driver.cloud
-        cloud.detach(self.server['id'], self.accelerators(host).handles(
+        cloud.detach(self.server['id'], self.parts(host).guests.handles(
             self.server['id']))
         self.assertEqual([], self.hostdevs(self.server))
         self._rescue_server(self.server)
@@ -176,9 +176,9 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
         host, address = self.before[0]
         self.kernel(host).set_fault(base.pf(address), vanish=None)
         self.kernel(host).rebind(address, 'dfl-pci')
-        self.accelerators(host).inventory.scanner.scan()
+        self.parts(host).inventory.scanner.scan()
         self.report()
-        self.computes[host].driver.reconciler.run()
+        self.computes[host].driver.parts.reconciler.run()
         self.report()
         self.assertEqual(self.before, self.held(self.server))
         totals, traits, used = self.provider_tree()[
@@ -398,7 +398,7 @@ class ResizeTest(MoveTestBase):
         self.break_cards(other)
         server = self._migrate_fails()
         self.assertEqual([], self.held(server))
-        self.computes[self.host].driver.reconciler.run()
+        self.computes[self.host].driver.parts.reconciler.run()
         self.assertEqual([], self.claims())
         self.api.delete_server(server['id'])
         self._wait_until_deleted(server)
@@ -411,7 +411,7 @@ class ResizeTest(MoveTestBase):
                             port_id='port', host=self.host)):
             server = self._migrate_fails()
         self.assertEqual(self.host, self.host_of(server))
-        self.computes[self.host].driver.reconciler.run()
+        self.computes[self.host].driver.parts.reconciler.run()
         self._reboot_server(server, hard=True)
         self.assertEqual(self.before, self.assertHas(server))
         self.assertFunction(self.before, self.function)
@@ -566,7 +566,7 @@ class HostBootTest(operations.OperationsTestBase):
         self.delete_all()
         self.computes[host].stop()
         # as with a card that somebody else has programmed
-        self.accelerators(host).store.set_loaded(
+        self.parts(host).store.set_loaded(
             base.pf(address), 0, model.AS_READ)
         self.restart_compute_service(host)
         server = self.boot(self.specs)

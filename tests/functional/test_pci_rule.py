@@ -68,7 +68,7 @@ class PciRuleTest(test_guest_devices.Reads, operations.OperationsTestBase):
             {device['address']: device['tags']
              for device in self.devices(servers[3])})
         # a rule by the driver knows it also while a guest has it
-        self.accelerators('compute1').inventory.scanner.scan()
+        self.parts('compute1').inventory.scanner.scan()
         self.report()
         self.assertEqual({name: there[:2] for name, there
                           in self.start.items()},

@@ -233,7 +233,7 @@ class MovedTest(PoolsTestBase):
             self._reboot_server(server, hard=True) if server != moving else 0
         self.assertEqual([there], [self.host_of(moving)])
         for compute in self.computes.values():
-            compute.driver.reconciler.run()
+            compute.driver.parts.reconciler.run()
         self.assertEqual(5, len(self.claims()))
         self._confirm_resize(moving)
         self.assertEqual(4, len(self.claims()))

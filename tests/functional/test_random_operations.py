@@ -312,7 +312,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         self.failed_now = False
         for host in self.computes:
             # of projects, whose bitstreams may be tried again
-            self.accelerators(host).programming._failures.clear()
+            self.parts(host).programming._failures.clear()
 
     def stands_still(self, where):
         """Whether nothing is done any more.
@@ -679,7 +679,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
     def check_nothing_hangs(self):
         for host in self.computes:
             for card in CARDS:
-                self.assertEqual('', self.accelerators(
+                self.assertEqual('', self.parts(
                     host).inventory.cards.hanging(card))
 
     @contextlib.contextmanager
@@ -698,7 +698,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 yield
             for compute in self.computes.values():
                 # sooner than after its pause
-                pauses = compute.driver.reconciler._pauses
+                pauses = compute.driver.parts.reconciler._pauses
                 pauses.update({uuid: (float('-inf'), pause)
                                for uuid, (_, pause) in pauses.items()})
             # gives it up, and tries again
@@ -755,7 +755,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
             if when == 'after':
                 original(mine, *args, **kwargs)
             killed.extend(
-                h for h in HOSTS if mine is self.accelerators(h).store
+                h for h in HOSTS if mine is self.parts(h).store
                 or getattr(mine, 'path', '') == self.simulated(h).path)
             raise operations.Killed
         with mock.patch.object(of, name, call), mock.patch.object(
@@ -796,11 +796,11 @@ class RandomOperationsTest(operations.OperationsTestBase):
         if step.name == 'restart':
             self.restart_compute_service(host)
         elif step.name == 'reconcile':
-            self.computes[host].driver.reconciler.run()
+            self.computes[host].driver.parts.reconciler.run()
         elif step.name == 'report':
             self.report()
         elif step.name == 'scan':
-            self.accelerators(host).inventory.scanner.scan()
+            self.parts(host).inventory.scanner.scan()
         elif step.name == 'break':
             self.broken[host, card] = 'crc'
             self.simulated(host).set_fault(card, pr_error='crc')
@@ -949,7 +949,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         if claimed - allocated:
             self.compare()
             reserved = {uuid for host in self.computes for uuid in
-                        self.accelerators(host).inventory.lost}
+                        self.parts(host).inventory.lost}
             self.assertEqual({}, {
                 of: n for of, n in (claimed - allocated).items()
                 if of[1] not in self.failed or not reserved.issuperset(
@@ -1031,7 +1031,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         """(provider uuid, consumer uuid) -> amount, of our providers."""
         allocated = collections.Counter()
         for host in self.computes:
-            inventory = self.accelerators(host).inventory
+            inventory = self.parts(host).inventory
             for uuid, provider in inventory.providers().items():
                 for consumer, allocation in self.placement.get(
                         f'/resource_providers/{uuid}/allocations',
@@ -1099,7 +1099,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
     def vfs(self, host):
         """Of the network card."""
         return sorted(
-            handle.address for handle in self.accelerators(
+            handle.address for handle in self.parts(
                 host).inventory.devices[NIC].handles)
 
     def check_functions(self, servers):
@@ -1157,7 +1157,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
             self.api.delete_server(server['id'])
             self.settle(server['id'], 'delete', None)
         for host in self.computes:
-            store = self.accelerators(host).store
+            store = self.parts(host).store
             store.remove(store.claims())
         for _, consumer in self.all_allocated():
             self.placement.delete(f'/allocations/{consumer}')
@@ -1168,7 +1168,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         self.assertEqual([], self.claims())
         self.assertFalse(self.all_allocated())
         for host in self.computes:
-            self.accelerators(host).inventory.scanner.scan()
+            self.parts(host).inventory.scanner.scan()
         self.report()
         tree = self.provider_tree()
         for host in self.HOSTS:

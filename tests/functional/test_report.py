@@ -213,7 +213,7 @@ class ReportTest(base.AcceleratorTestBase):
 
     def test_vanished_device(self):
         server = self.boot(base.fpga_flavor(function_id=base.NLB0))
-        inventory = self.accelerators('compute1').inventory
+        inventory = self.parts('compute1').inventory
         self.kernel('compute1').set_fault(DEVICE, vanish=True)
         self.kernel('compute1').set_fault('0000:af:00.0', vanish=True)
         inventory.scanner.scan()
@@ -238,7 +238,7 @@ class ReportTest(base.AcceleratorTestBase):
         self.assertEqual(base.FENCED_REGION,
                          self.provider_tree()[self.region][0])
         # what its server left is taken away
-        self.computes['compute1'].driver.reconciler.run()
+        self.computes['compute1'].driver.parts.reconciler.run()
         process.until(lambda: self.assertEqual([], self.claims()))
         self.report()
         self.assertEqual(base.REGION, self.provider_tree()[self.region][0])

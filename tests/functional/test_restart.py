@@ -50,7 +50,7 @@ class RestartTestBase(operations.OperationsTestBase):
 
     def leave(self, state):
         """What a crash leaves of the claims."""
-        store = self.accelerators('compute1').store
+        store = self.parts('compute1').store
         store.update(store.claims(), state=state)
 
     def act(self, action, **more):
@@ -170,7 +170,7 @@ class FailedRebuildTest(RestartTestBase):
         self.assertDown()
         kernel.set_fault(FPGA, vanish=None)
         kernel.rebind(VF, 'dfl-pci')
-        self.accelerators('compute1').inventory.scanner.scan()
+        self.parts('compute1').inventory.scanner.scan()
         self.mend()
 
 
@@ -201,7 +201,7 @@ class StandardClassesTest(test_vgpu.NativeTestBase):
             self.server, {'OS-EXT-STS:task_state': None})
 
     def test_hard_reboot(self):
-        store = self.accelerators('compute1').store
+        store = self.parts('compute1').store
         for state in (model.ClaimState.BOUND, model.ClaimState.UNKNOWN):
             for answer in ('error', 'empty'):
                 store.update(store.claims(), state=state)
@@ -248,7 +248,7 @@ class StopTest(base.AcceleratorTestBase):
                       self.fault(server))
         # the claim ended with the build; what the region carries is not known
         self.assertEqual([], self.claims())
-        loaded, = self.accelerators('compute1').store.loaded().values()
+        loaded, = self.parts('compute1').store.loaded().values()
         self.assertIsNone(loaded.content)
         kernel.set_fault(FPGA, hang=None)
         # the process that has ended does nothing to the card any more

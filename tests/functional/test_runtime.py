@@ -54,7 +54,7 @@ class RuntimeTest(test_guest_devices.Reads, operations.OperationsTestBase):
             f'/servers/{self.server["id"]}/metadata/{key}')
 
     def run_now(self):
-        return self.computes[self.host].driver.runtime.run()
+        return self.computes[self.host].driver.parts.runtime.run()
 
     def status(self, group='', server=None):
         return self.api.get_server((server or self.server)['id'])[
@@ -158,9 +158,9 @@ class RuntimeTest(test_guest_devices.Reads, operations.OperationsTestBase):
     def test_server_that_went_elsewhere(self):
         # an evacuated server's claim, before the dead host released it
         other = next(h for h in self.HOSTS if h != self.host)
-        self.accelerators(other).store.add(self.claims(self.host))
+        self.parts(other).store.add(self.claims(self.host))
         self.ask(self.image)
-        self.assertEqual(0, self.computes[other].driver.runtime.run())
+        self.assertEqual(0, self.computes[other].driver.parts.runtime.run())
         self.assertIsNone(self.status())
         self.assertEqual(1, self.run_now())
 
@@ -274,7 +274,7 @@ class RuntimeTest(test_guest_devices.Reads, operations.OperationsTestBase):
         self.assertNothingToDo()
         with mock.patch.object(
                 type(self.kernel(self.host)), 'program_dfl_port') as program:
-            self.computes[self.host].driver.reconciler.run()
+            self.computes[self.host].driver.parts.reconciler.run()
         program.assert_not_called()
         self.assertEqual([], self.hostdevs(self.server))
         # nor does a snapshot, or a suspend that fails, put it back
@@ -306,9 +306,9 @@ class RuntimeTest(test_guest_devices.Reads, operations.OperationsTestBase):
     def crash(self, where):
         """The process goes where it says, and nothing is cleaned up."""
         self.ask(self.image)
-        accelerators = self.accelerators(self.host)
-        of = (accelerators.readiness if where == 'bind'
-              else accelerators.programming)
+        parts = self.parts(self.host)
+        of = (parts.readiness if where == 'bind'
+              else parts.programming)
         with mock.patch.object(of, where, side_effect=operations.Killed):
             self.assertRaises(operations.Killed, self.run_now)
         self.assertEqual(f'programming {self.image}', self.status())
@@ -320,7 +320,7 @@ class RuntimeTest(test_guest_devices.Reads, operations.OperationsTestBase):
         for where in ('provision', 'bind'):
             self.crash(where)
             compute = self.restart_compute_service(self.host)
-            compute.driver.reconciler.run()
+            compute.driver.parts.reconciler.run()
             # or the comparison that nova-compute began at its start does it
             process.until(lambda: self.assertProgrammed(base.CRYPTO))
             claim, = self.claims(self.host)

@@ -29,7 +29,7 @@ class TimecardTest(operations.OperationsTestBase):
 
     def look(self):
         """As nova-compute does by itself, only now."""
-        self.accelerators('compute1').inventory.scanner.scan()
+        self.parts('compute1').inventory.scanner.scan()
         self.report()
         return self.traits(f'compute1_accel_{GOOD}')
 

@@ -181,7 +181,7 @@ class ToldTest(base.AcceleratorTestBase):
         self.image()
         self.boot(fpga_flavor(), host='compute1')
         known = claim_store.existing(
-            self.accelerators('compute1').store.path)
+            self.parts('compute1').store.path)
         known.disable(model.Disabled(A, '', 'it is hot', 'now'))
         process.until(lambda: self.assertIn(
             naming.FENCED, self.provider_tree()[REGION][1]))
@@ -191,7 +191,7 @@ class ToldTest(base.AcceleratorTestBase):
 
     def fence(self):
         self.simulated('compute1').set_fault(A, dead=True)
-        self.accelerators('compute1').inventory.scanner.scan()
+        self.parts('compute1').inventory.scanner.scan()
         self.report()
 
     # The table

@@ -119,9 +119,9 @@ class MediatedDevicesTest(VgpuTestBase):
         self.assertEqual(held, self.assertHas(server))
         self.assertEqual([held[0][1]], kernel.listdir('bus/mdev/devices'))
         # what the old guest had and the claims have not is not put back
-        store = self.accelerators('compute1').store
+        store = self.parts('compute1').store
         claim, = store.claims()
-        other = [h for h in self.accelerators('compute1').inventory.devices[
+        other = [h for h in self.parts('compute1').inventory.devices[
             GPU].handles if h != claim.handle][0]
         for mine in (dataclasses.replace(claim, handle=other), claim):
             store.remove(store.claims())
@@ -283,7 +283,7 @@ class NativeTest(NativeTestBase):
             said = conflicts.Conflicts(
                 self.kernel('compute1'), driver.pgpu_type_mapping,
                 driver.pgpu_type_default).taken_elsewhere(
-                    self.accelerators('compute1').inventory.devices[GPU])
+                    self.parts('compute1').inventory.devices[GPU])
             self.assertIn(GPU, said)
             self.assertIn(option, said)
 

@@ -65,7 +65,7 @@ class XrtTestBase(base.AcceleratorTestBase):
             f'bus/pci/devices/{function}/driver').rpartition('/')[2]
 
     def region(self):
-        return self.accelerators('compute1').inventory.devices[
+        return self.parts('compute1').inventory.devices[
             ALVEO].region(0)
 
 
@@ -98,7 +98,7 @@ class XrtTest(XrtTestBase):
                               naming.bitstream_trait(image)}, traits)
         self.assertNotIn(naming.PROGRAMMABLE, traits)
         # the server keeps it while the host cannot see
-        self.accelerators('compute1').inventory.scanner.scan()
+        self.parts('compute1').inventory.scanner.scan()
         self.report()
         self.assertIn(naming.function_trait(self.function),
                       self.traits(REGION))

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A compute host for tests, and the order in which Nova calls it."""
 
+import dataclasses
 import logging
 import os
 import signal
@@ -13,14 +14,6 @@ import fixtures
 from oslo_config import fixture as config_fixture
 import testtools
 
-from nova_accel.attach import drill
-from nova_accel.attach import maintenance
-from nova_accel.attach import metrics
-from nova_accel.attach import notices
-from nova_accel.attach import owners
-from nova_accel.attach import paused
-from nova_accel.attach import reconcile
-from nova_accel.attach import runtime
 from nova_accel.attach import service
 from nova_accel import conf
 from nova_accel import exception
@@ -58,32 +51,21 @@ class Host:
 
     def start(self):
         """nova-compute starts, for the first time or again."""
-        self.accelerators = service.initialize(
+        self.parts = service.initialize(
             clouds.NODE, self.directory, self.kernel, self.cloud,
             self._taken_elsewhere)
-        self.inventory = self.accelerators.inventory
-        self.holdings = self.accelerators.holdings
-        self.reconciler = reconcile.Reconciler(self.accelerators, self.cloud)
-        self.runtime = runtime.RuntimeProgramming(
-            self.accelerators, self.cloud)
-        self.paused = paused.Paused(self.accelerators, self.cloud)
-        self.owners = owners.Owners(
-            self.accelerators, self.cloud, lambda: self.reconciler.out)
-        self.notices = notices.Notices(self.accelerators, self.cloud)
-        self.metrics = metrics.MetricsFile(self.accelerators)
-        self.drill = drill.Drill(self.accelerators)
-        self.maintenance = maintenance.Maintenance(
-            self.accelerators, self.cloud)
+        for field in dataclasses.fields(self.parts):
+            setattr(self, field.name, getattr(self.parts, field.name))
         self.report(starting=True)
         return self
 
     def end(self):
         """nova-compute ends, and another process may use its store."""
-        self.accelerators.close()
-        os.close(sole._LOCKS.pop(self.accelerators.store.path))
+        self.parts.close()
+        os.close(sole._LOCKS.pop(self.store.path))
 
     def report(self, starting=False):
-        self.cloud.report(self.accelerators, starting)
+        self.cloud.report(self.parts, starting)
 
     def allocation(self, address=None, resource_class=FPGA, amount=1):
         """Of one provider: the only one, or that of a device."""
@@ -110,7 +92,7 @@ class Host:
               context=None):
         context = context or self.cloud.admin_context()
         try:
-            with self.accelerators.plugs.plugged(
+            with self.plugs.plugged(
                     context, self.cloud.server(uuid_),
                     lambda: self.cloud.allocations(context, uuid_), rebuilt):
                 self.start_guest(uuid_)
@@ -121,7 +103,7 @@ class Host:
             raise
 
     def start_guest(self, uuid_):
-        self.cloud.start_guest(uuid_, self.accelerators.handles_to_start(
+        self.cloud.start_guest(uuid_, self.guests.handles_to_start(
             self.cloud.admin_context(), self.cloud.server(uuid_)))
 
     def boot_that_fails(self, *args):
@@ -144,7 +126,7 @@ class Host:
 
     def delete(self, uuid_, wait=True):
         self.cloud.stop_guest(uuid_, undefine=True)
-        self.accelerators.unplug(
+        self.guests.unplug(
             self.cloud.admin_context(), uuid_, wait=wait)
         self.cloud.allocate(uuid_, None)
         if wait:
@@ -159,7 +141,7 @@ class Host:
         # and what comes after the end of a claim is done as well
         for address, device in self.inventory.devices.items():
             for region in device.regions:
-                with self.accelerators.device_handles._releasing.held(
+                with self.handles._releasing.held(
                         f'{address} region{region.index}'):
                     pass
 
@@ -168,7 +150,7 @@ class Host:
         migration = str(uuid.uuid4())
         self.cloud.move_allocation(uuid_, migration)
         self.cloud.stop_guest(uuid_)
-        self.accelerators.set_aside(
+        self.moves.set_aside(
             self.cloud.admin_context(), uuid_, migration)
         return migration
 
@@ -183,14 +165,14 @@ class Host:
         """:param here: the server was resized on this host, and runs."""
         if not here:
             self.cloud.stop_guest(uuid_, undefine=True)
-        self.accelerators.confirm(
+        self.moves.confirm(
             self.cloud.admin_context(), uuid_, migration)
         self.settle()
         self.cloud.allocate(migration, None)
 
     def revert(self, uuid_, migration):
         self.cloud.move_allocation(migration, uuid_)
-        self.accelerators.revert(self.cloud.admin_context(), uuid_, migration)
+        self.moves.revert(self.cloud.admin_context(), uuid_, migration)
         self.start_guest(uuid_)
 
     def revert_here(self, uuid_, migration):
@@ -198,9 +180,9 @@ class Host:
         finish_revert_migration(); the guest does not run yet."""
         context = self.cloud.admin_context()
         self.cloud.stop_guest(uuid_, undefine=True)
-        self.accelerators.unplug(context, uuid_)
+        self.guests.unplug(context, uuid_)
         self.cloud.move_allocation(migration, uuid_)
-        self.accelerators.revert(context, uuid_, migration)
+        self.moves.revert(context, uuid_, migration)
 
     def come(self, uuid_, migration, specs, allocation):
         """The new host of a live migration, while the guest runs on the old
@@ -218,9 +200,9 @@ class Host:
 
     def arrive(self, uuid_, migration):
         """The guest runs here."""
-        self.accelerators.revert(
+        self.moves.revert(
             self.cloud.admin_context(), uuid_, migration)
-        self.cloud.attach(uuid_, self.accelerators.handles(uuid_))
+        self.cloud.attach(uuid_, self.guests.handles(uuid_))
 
     def is_here(self, uuid_):
         """Nova writes that a server is on this host now."""
@@ -249,7 +231,7 @@ class Host:
 
     def command(self):
         """The store as a command of nova-accel has it."""
-        return claim_store.existing(self.accelerators.store.path)
+        return claim_store.existing(self.store.path)
 
     def write_disabled(self, address, reason='it is hot'):
         """As nova-accel disable; nova-compute has not heard of it."""
@@ -260,7 +242,7 @@ class Host:
 
     def disable(self, address):
         self.write_disabled(address)
-        self.accelerators.orders.poll()
+        self.orders.poll()
 
     def write_enabled(self):
         """As nova-accel enable."""
@@ -269,7 +251,7 @@ class Host:
 
     def enable(self):
         self.write_enabled()
-        self.accelerators.orders.poll()
+        self.orders.poll()
 
     def start_again(self, uuid_):
         if uuid_ not in self.cloud.running():
@@ -282,7 +264,7 @@ class Host:
         """A server is deleted of which a move on this host did not end."""
         self.cloud.stop_guest(uuid_, undefine=True)
         for role in model.Role:
-            self.accelerators.unplug(self.cloud.admin_context(), uuid_, role)
+            self.guests.unplug(self.cloud.admin_context(), uuid_, role)
         self.settle()
         for consumer in self.cloud.read()['allocations']:
             self.cloud.allocate(consumer, None)
@@ -293,7 +275,7 @@ class Host:
             self.cloud.move_allocation(consumer, uuid_)
         for consumer in {claim.consumer_uuid for claim
                          in self.holdings.of(uuid_, model.Role.OLD)}:
-            self.accelerators.revert(
+            self.moves.revert(
                 self.cloud.admin_context(), uuid_, consumer)
         self.start_again(uuid_)
 
@@ -332,7 +314,7 @@ class Host:
         building.start()
         wait_until_programmed(self.kernel, address)
         signal.signal(signal.SIGTERM,
-                      lambda number, frame: self.accelerators.close())
+                      lambda number, frame: self.parts.close())
         began = time.monotonic()
         os.kill(os.getpid(), signal.SIGTERM)
         building.join()
@@ -346,7 +328,7 @@ class Host:
     def seen(self):
         """(server, address) of each claim, and the guests that run."""
         return ([(c.instance_uuid, c.handle.address)
-                 for c in self.accelerators.store.claims()],
+                 for c in self.store.claims()],
                 {uuid_: sorted(devices) for uuid_, devices
                  in self.cloud.running().items()})
 
@@ -378,7 +360,7 @@ class Host:
         return sorted(running[uuid_]) if uuid_ in running else None
 
     def states(self, uuid_):
-        return [c.state for c in self.accelerators.store.claims(uuid_)]
+        return [c.state for c in self.store.claims(uuid_)]
 
     def carries(self, address, index=0):
         return self.inventory.devices[address].region(index).function_uuid
@@ -430,15 +412,15 @@ class HostTestCase(limits.Waits, testtools.TestCase):
 
     def restart(self):
         """nova-compute ends in order and starts again."""
-        if hasattr(self.host, 'accelerators'):
-            self.host.accelerators.close()
+        if hasattr(self.host, 'parts'):
+            self.host.parts.close()
         self.host.start()
-        self.addCleanup(self.host.accelerators.close)
+        self.addCleanup(self.host.parts.close)
         return self.host
 
     def lose_store(self):
         """nova-compute starts again without its claim store."""
-        self.host.accelerators.close()
+        self.host.parts.close()
         for name in os.listdir(self.directory):
             if name.startswith(claim_store.file_name(clouds.NODE)):
                 os.unlink(os.path.join(self.directory, name))
@@ -453,14 +435,14 @@ class HostTestCase(limits.Waits, testtools.TestCase):
 
         :returns: a function that ends it.
         """
-        accelerators = self.host.accelerators
+        servers = self.host.servers
         self.useFixture(fixtures.MockPatchObject(
-            accelerators, '_servers', locks.Locks(
+            servers, '_locks', locks.Locks(
                 'server', 'The accelerators of server {}', lambda: 0.05)))
         held, over = threading.Event(), threading.Event()
 
         def operation():
-            with accelerators.exclusive(server):
+            with servers.exclusive(server):
                 held.set()
                 over.wait(PATIENCE)
         operating = threading.Thread(target=operation)
@@ -475,13 +457,13 @@ class HostTestCase(limits.Waits, testtools.TestCase):
 
     def read_only(self, on):
         """The claim store cannot be written, or can be again."""
-        self.host.accelerators.store._db.execute(
+        self.host.store._db.execute(
             f'PRAGMA query_only = {int(on)}')
 
     def assertHas(self, server, *addresses):
         """The guest has these devices, with all that goes with them, and the
         claims say so."""
-        handles = self.host.accelerators.handles(server)
+        handles = self.host.guests.handles(server)
         self.assertEqual(sorted(addresses), sorted(
             handle.address for handle in handles))
         self.assertEqual(

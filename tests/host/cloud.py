@@ -400,13 +400,13 @@ class Cloud:
     def delete_image(self, image_id: str) -> None:
         os.unlink(os.path.join(self._images_path, image_id))
 
-    def report(self, accelerators, starting=False) -> None:
+    def report(self, parts, starting=False) -> None:
         """One pass of Nova's report of our providers.
 
         :param starting: the first one, in which Nova moves allocations.
         """
         tree = Tree(self)
-        if accelerators.report(tree, NODE, None, starting):
+        if parts.reporting.report(tree, NODE, None, starting):
             names = {p.get('name') for p in self.other_providers.values()}
             for provider in tree.providers.values():
                 if provider['name'] in names:
@@ -420,10 +420,10 @@ class Cloud:
             allocations = {
                 consumer: {'allocations': allocation} for consumer, allocation
                 in self.read()['allocations'].items()}
-            accelerators.report(tree, NODE, allocations)
+            parts.reporting.report(tree, NODE, allocations)
             self.reshape(tree, allocations)
         if starting:
-            accelerators.reshape.end_start()
+            parts.reshape.end_start()
 
     def reshape(self, tree, allocations):
         """Placement changes inventories and allocations at once."""

@@ -233,7 +233,7 @@ class CleaningTest(CleaningTestCase):
         server = self.boot(FUNCTION)
         self.write()
         self.delete(server)
-        done = self.host.accelerators.store.handovers()[-1]
+        done = self.host.store.handovers()[-1]
         self.assertEqual(
             (f'memory cleared with image {clearing}, programmed again with '
              f'image {image}', 'clean'), (done.method, done.result))
@@ -294,7 +294,7 @@ class CleaningTest(CleaningTestCase):
         for operators in (True, False):
             server = self.boot(FUNCTION)
             self.host.inventory.contents.set_loaded(A, 0, dataclasses.replace(
-                self.host.accelerators.store.loaded()[A, 0], origin=None))
+                self.host.store.loaded()[A, 0], origin=None))
             if not operators:
                 self.host.cloud.change_image(
                     image, visibility='private', owner=clouds.PROJECT)
@@ -376,7 +376,7 @@ class CleaningTest(CleaningTestCase):
 
     def test_card_of_which_nothing_is_known(self):
         def goes():
-            self.host.accelerators.store.set_devices({})
+            self.host.store.set_devices({})
             self.is_not_named(enabled_drivers=[])
         self.assertClearedWhenItComesBack(
             goes, lambda: self.is_not_named(enabled_drivers=['dfl']))
@@ -437,7 +437,7 @@ class CleaningTest(CleaningTestCase):
         self.assertFenced('accel:clears')
         self.clearing_image()
         self.assertEqual(1, self.host.reconciler.run())
-        done = self.host.accelerators.store.handovers()[-1]
+        done = self.host.store.handovers()[-1]
         self.assertEqual((clouds.PROJECT, plain(TROJAN), 'clean'),
                          (done.origin, done.before, done.result))
         self.assertIn('cleared with image', done.method)
@@ -476,7 +476,7 @@ class CleaningTest(CleaningTestCase):
     def test_image_whose_end_is_not_written_down(self):
         """The store fails when the card has taken the image."""
         self.clearing_image()
-        store = self.host.accelerators.store
+        store = self.host.store
         set_loaded = store.set_loaded
 
         def fails(address, index, loaded):
@@ -693,7 +693,7 @@ class WholeCardTest(base.HostTestCase):
         self.kernel.guest_loads(A, FUNCTION)
         self.host.delete(server)
         self.assertEqual([], self.host.holdings.all())
-        record = self.host.accelerators.store.handovers()[-1]
+        record = self.host.store.handovers()[-1]
         self.assertEqual((clouds.PROJECT, model.MEMORY_KEPT),
                          (record.origin, record.result))
         self.assertIn('programmed again', record.method)
@@ -762,7 +762,7 @@ class WholeCardTest(base.HostTestCase):
         self.assertMemoryIsCleared(lambda: None, lambda: (
             self.host.cloud.change_image(image, status='active')))
         self.assertIn('status in Glance is deactivated', ' '.join(
-            h.result for h in self.host.accelerators.store.handovers()))
+            h.result for h in self.host.store.handovers()))
 
     def test_neither_image_nor_clearing_image(self):
         self.host.delete(self.boot())

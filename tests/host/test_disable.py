@@ -63,7 +63,7 @@ class RegionTest(DisableTestCase):
 
     def test_said_just_before_a_build_claims(self):
         """nova-compute has not heard of it."""
-        self.host.accelerators.orders.close()
+        self.host.orders.close()
         self.host.write_disabled(A)
         self.assertRaises(exception.DeviceUnavailable, self.boot)
         self.assertEqual([], self.host.holdings.all())
@@ -71,16 +71,16 @@ class RegionTest(DisableTestCase):
     @ddt.data('poll', 'choose')
     def test_said_while_a_build_claims(self, when):
         """Between the choice of a device and the claim on it."""
-        self.host.accelerators.orders.close()
-        add = self.host.accelerators.store.add
+        self.host.orders.close()
+        add = self.host.store.add
 
         def late(found):
             if not self.host.command().disabled():
                 self.host.write_disabled(A)
             if when == 'poll':
-                self.host.accelerators.orders.poll()
+                self.host.orders.poll()
             add(found)
-        self.host.accelerators.store.add = late
+        self.host.store.add = late
         error = self.assertRaises(exception.DeviceUnavailable, self.boot)
         self.assertTrue(error.elsewhere)
         self.assertEqual([], self.host.holdings.all())
@@ -159,7 +159,7 @@ class RegionTest(DisableTestCase):
         self.assertEqual([], self.host.holdings.all())
         self.assertIn((model.MEMORY_KEPT, vf(A)), [
             (h.result, h.handle)
-            for h in self.host.accelerators.store.handovers()])
+            for h in self.host.store.handovers()])
         for _ in range(2):
             self.host.report()
             self.assertEqual((1, 1, True), self.shown(A))
@@ -168,11 +168,11 @@ class RegionTest(DisableTestCase):
         self.assertHas(self.boot(), vf(A))
 
     def test_nova_compute_does_not_run(self):
-        self.host.accelerators.close()
+        self.host.parts.close()
         self.host.write_disabled(A)
         self.restart()
         self.assertEqual((1, 1, True), self.shown(A))
-        self.host.accelerators.close()
+        self.host.parts.close()
         self.host.write_enabled()
         self.restart()
         self.host.report()
@@ -267,7 +267,7 @@ class PoolTest(DisableTestCase):
 
     def test_another_one_is_chosen_at_once(self):
         """A build that nova-compute has begun before it heard of the word."""
-        self.host.accelerators.orders.close()
+        self.host.orders.close()
         self.host.write_disabled(ONE)
         self.assertHas(self.boot(), TWO)
 
@@ -295,7 +295,7 @@ class RenumberedTest(DisableTestCase):
                         drivers=('nvme',))
 
     def exchange(self):
-        self.host.accelerators.close()
+        self.host.parts.close()
         self.host.cloud.lose_power()
         self.simulated.kernel.exchange_cards(ONE, TWO)
         self.simulated.kernel.reboot()

@@ -135,9 +135,9 @@ class LoadedByTenantTest(Base):
 
     def test_since_when_the_server_had_it(self):
         server = self.host.boot(base.ONE, self.host.allocation(A))
-        claim, = self.host.accelerators.holdings.of(server)
+        claim, = self.host.holdings.of(server)
         self.host.delete(server)
-        record = self.host.accelerators.store.handovers()[-1]
+        record = self.host.store.handovers()[-1]
         self.assertEqual((server, claim.since), (record.server, record.since))
         self.assertLessEqual(claim.since, record.time)
         self.assertNotEqual('', claim.since)
@@ -296,7 +296,7 @@ class OriginTest(Base):
                 self.programmed, self.region().bitstream_id))
 
     def told(self, server, **metadata):
-        return self.host.accelerators.to_tell(
+        return self.host.descriptions.to_tell(
             self.host.cloud.server(server), metadata)
 
     def test_which_alternative_it_got_is_told(self):
@@ -384,8 +384,8 @@ class OriginTest(Base):
         """It does not say from where what is loaded came."""
         self.host.upload(FUNCTION)
         self.host.delete(self.boot(base.asks(FUNCTION)))
-        (key, loaded), = self.host.accelerators.store.loaded().items()
-        self.host.accelerators.store.set_loaded(
+        (key, loaded), = self.host.store.loaded().items()
+        self.host.store.set_loaded(
             *key, dataclasses.replace(loaded, origin=None))
         self.restart()
         self.assertEqual(set(), self.shown())
@@ -591,8 +591,8 @@ class TextTest(Base):
         claim, = self.host.holdings.all()
         self.host.cloud.stop_guest(server, undefine=True)
         # a second handle of the same region
-        self.host.accelerators.store.remove([claim])
-        self.host.accelerators.store.add([dataclasses.replace(
+        self.host.store.remove([claim])
+        self.host.store.add([dataclasses.replace(
             claim, handle=dataclasses.replace(claim.handle, address='x'))])
         said = self.refused(base.asks(FUNCTION))
         self.assertNotIn(server, said)
@@ -601,7 +601,7 @@ class TextTest(Base):
 
     def test_device_in_a_guest_without_a_claim(self):
         server = self.boot(base.ONE, EVE)
-        self.host.accelerators.store.remove(self.host.holdings.all())
+        self.host.store.remove(self.host.holdings.all())
         self.host.reconciler.run()
         said = self.refused(base.ONE)
         self.assertIn('a guest has', said)
@@ -708,7 +708,7 @@ class MailboxTest(MailboxTestCase):
                 self.region().origin, self.region().bitstream_id))
             self.assertEqual([EVE], [
                 loaded.origin for loaded
-                in self.host.accelerators.store.loaded().values()])
+                in self.host.store.loaded().values()])
             self.restart()
         self.boot(BOB)
         self.assertEqual((self.image, model.OPERATOR), (
@@ -760,7 +760,7 @@ class ClosedMailboxTest(MailboxTestCase):
         self.host.delete(server)
         self.assertEqual([EVE], [
             record.origin for record
-            in self.host.accelerators.store.handovers()])
+            in self.host.store.handovers()])
         self.assertEqual((self.image, model.OPERATOR), (
             self.region().bitstream_id, self.region().origin))
 
@@ -825,7 +825,7 @@ class ClosedMailboxTest(MailboxTestCase):
         server = self.opened(base.asks(FUNCTION))
         self.host.delete(server)
         self.assertEqual([], self.host.holdings.all())
-        record = self.host.accelerators.store.handovers()[-1]
+        record = self.host.store.handovers()[-1]
         self.assertEqual((EVE, model.MEMORY_KEPT),
                          (record.origin, record.result))
         self.assertEqual((self.image, model.OPERATOR), (

@@ -111,7 +111,7 @@ class SingleTest(HealthTestCase):
         for _ in range(2):
             self.look()
             self.wait_for(lambda: len(known()) == 2)
-        background = self.host.accelerators.publisher.background
+        background = self.host.publisher.background
         self.wait_for(lambda: not background.runs)
         self.look()
         self.assertFalse(background.runs)
@@ -131,7 +131,7 @@ class SingleTest(HealthTestCase):
     def test_sticky(self):
         """Until the operator enables it, also after a restart."""
         self.turn(**OF_LINK)
-        word, = self.host.accelerators.store.disabled()
+        word, = self.host.store.disabled()
         self.assertEqual(
             'nova-compute: its PCIe link had 1 uncorrectable errors (DLP)',
             word.reason)
@@ -152,7 +152,7 @@ class SingleTest(HealthTestCase):
     def test_beside_the_operators_word(self):
         self.host.disable(ONE)
         self.turn(**OF_LINK)
-        word, = self.host.accelerators.store.disabled()
+        word, = self.host.store.disabled()
         self.assertEqual(
             'it is hot; nova-compute: its PCIe link had 1 uncorrectable '
             'errors (DLP)', word.reason)
@@ -186,7 +186,7 @@ class SingleTest(HealthTestCase):
         self.turn(**FATAL)
         self.host.kernel.says('pci', ONE, 'ERROR_EVENT=FAILED_RECOVERY')
         self.assertEqual('suspect', self.states()[ONE])
-        self.assertEqual((), self.host.accelerators.store.disabled())
+        self.assertEqual((), self.host.store.disabled())
         self.host.delete(server)
         self.look()
         self.assertEqual('ok', self.states()[ONE])
@@ -200,7 +200,7 @@ class SingleTest(HealthTestCase):
         self.host.delete(server)
         self.look()
         self.assertEqual('ok', self.states()[ONE])
-        self.assertEqual((), self.host.accelerators.store.disabled())
+        self.assertEqual((), self.host.store.disabled())
 
     def test_not_read_after_it(self):
         """What was provoked is seen later."""
@@ -212,7 +212,7 @@ class SingleTest(HealthTestCase):
             self.look()
         self.look()
         self.assertEqual('ok', self.states()[ONE])
-        self.assertEqual((), self.host.accelerators.store.disabled())
+        self.assertEqual((), self.host.store.disabled())
 
     def test_restart(self):
         """Two that have failed on different days do not look like a failure of
@@ -332,7 +332,7 @@ class FunctionsTest(HealthTestCase):
         self.host.delete(server)
         self.look()
         self.assertEqual({'ok'}, {*self.states().values()})
-        self.assertEqual((), self.host.accelerators.store.disabled())
+        self.assertEqual((), self.host.store.disabled())
 
 
 class SharedTest(HealthTestCase):
@@ -361,7 +361,7 @@ class ObserveTest(HealthTestCase):
         self.look(**{ONE: {**OF_LINK, **HALF}})
         self.assertEqual('suspect', self.states()[ONE])
         self.assertEqual(before, self.shown())
-        self.assertEqual((), self.host.accelerators.store.disabled())
+        self.assertEqual((), self.host.store.disabled())
         self.assertIn('([accel] health has it observed only)',
                       self.log.output)
         # once, and not at each look
@@ -708,7 +708,7 @@ class PausedTest(HealthTestCase):
         self.assertEqual(1, self.log.output.count(
             f'QEMU has paused the guest of server {self.server} because of an '
             f'error: hard reboot the server'))
-        self.assertEqual((), self.host.accelerators.store.disabled())
+        self.assertEqual((), self.host.store.disabled())
         self.host.reboot(self.server)
         self.look()
         self.wait_told()

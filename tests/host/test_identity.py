@@ -38,7 +38,7 @@ class IdentityTestCase(base.HostTestCase):
 
     def exchange(self, *pairs):
         """The host is off, and cards change their slots."""
-        self.host.accelerators.close()
+        self.host.parts.close()
         self.host.cloud.lose_power()
         for one, other in pairs:
             self.simulated.kernel.exchange_cards(one, other)
@@ -64,7 +64,7 @@ class IdentityTestCase(base.HostTestCase):
 
     def results(self):
         return [(h.handle, h.server, h.method, h.result)
-                for h in self.host.accelerators.store.handovers()]
+                for h in self.host.store.handovers()]
 
 
 class DiskTest(IdentityTestCase):
@@ -206,7 +206,7 @@ class DiskTest(IdentityTestCase):
         """It counts as before, and is filled in when the guest runs with the
         device."""
         claim, = self.host.holdings.all()
-        self.host.accelerators.store.update([claim], serial='')
+        self.host.store.update([claim], serial='')
         self.host.cloud.stop_guest(self.server)
         self.host.reconciler.run()
         self.host.start_guest(self.server)
@@ -256,7 +256,7 @@ class VfioDiskTest(IdentityTestCase):
         for number, address in enumerate((ONE, TWO)):
             kernel.write_disk(address, f'secret of {number}')
             self.assertEqual('vfio-pci', pci.driver(kernel, address))
-        self.host.accelerators.close()
+        self.host.parts.close()
         self.host.cloud.lose_power()
         kernel.exchange_cards(ONE, TWO)
         for address in (ONE, TWO):
@@ -266,7 +266,7 @@ class VfioDiskTest(IdentityTestCase):
             self.refused(server, 'its serial number is')
         # what is of the other server is not erased
         self.host.delete(servers[0])
-        claim, = self.host.accelerators.store.claims(servers[0])
+        claim, = self.host.store.claims(servers[0])
         self.assertIn('its serial number is', claim.error)
         self.assertEqual(['secret of 1', 'secret of 0'], self.data())
         self.assertRaises(exception.DeviceUnavailable, self.boot, ONE)
@@ -477,7 +477,7 @@ class OtherKindsTest(IdentityTestCase):
         self.start_products()
         server = self.boot(A)
         claim, = self.host.holdings.all()
-        self.host.accelerators.store.update([claim], ids='')
+        self.host.store.update([claim], ids='')
         self.host.reconciler.run()
         self.assertEqual(claim.ids, self.host.holdings.all()[0].ids)
         self.assertTrue(claim.ids.startswith('10de:'))
@@ -502,7 +502,7 @@ class OtherKindsTest(IdentityTestCase):
         self.assertEqual(before, self.resets(B))
         self.assertHas(other, B)
         self.assertIn('where another server has it',
-                      self.host.accelerators.store.claims(first)[0].error)
+                      self.host.store.claims(first)[0].error)
 
     def test_serial_is_read_when_the_card_comes(self):
         reads = []
@@ -563,7 +563,7 @@ class FpgaTest(base.HostTestCase):
             base.asks(FUNCTION), self.host.allocation(A))
 
     def swap(self):
-        self.host.accelerators.close()
+        self.host.parts.close()
         self.host.cloud.lose_power()
         self.simulated.kernel.exchange_cards(A, B)
         self.restart()
@@ -641,14 +641,14 @@ class MovedContentTest(base.HostTestCase):
 
     def away(self):
         """The card is taken out, and the host starts without it."""
-        self.host.accelerators.close()
+        self.host.parts.close()
         self.host.cloud.lose_power()
         self.simulated.kernel.set_fault(A, vanish=True)
         self.simulated.kernel.reboot()
         self.restart()
 
     def comes_to_another_slot(self):
-        self.host.accelerators.close()
+        self.host.parts.close()
         self.simulated.kernel.exchange_cards(A, B)
         self.simulated.kernel.set_fault(A, vanish=True)
         self.simulated.kernel.set_fault(B, vanish=None)
@@ -717,4 +717,4 @@ class MovedContentTest(base.HostTestCase):
         self.host.delete(server)
         self.assertEqual({model.OPERATOR}, {
             loaded.origin for loaded
-            in self.host.accelerators.store.loaded().values()})
+            in self.host.store.loaded().values()})

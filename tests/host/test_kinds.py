@@ -69,7 +69,7 @@ class HostBootTest(KindTestCase):
         self.restart()
         before = self.look(A)
         server, held = self.boot(class_)
-        self.assertEqual(1, len(self.host.accelerators.handles(server)))
+        self.assertEqual(1, len(self.host.guests.handles(server)))
         for _ in range(2):
             self.host.power_cut()
             self.restart()
@@ -143,7 +143,7 @@ class SlotTest(KindTestCase):
         self.assertEqual(self.VFS, self.host.devices_of(server))
         self.assertEqual([model.ClaimState.BOUND], self.host.states(server))
         self.assertEqual({*self.VFS},
-                         self.host.accelerators.roles(server).keys())
+                         self.host.descriptions.roles(server).keys())
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
         self.assertRaises(exception.DeviceUnavailable, self.boot, FPGA)
         kernel = self.host.kernel

@@ -37,7 +37,7 @@ class OrderTestCase(base.HostTestCase):
         """An order is given, and nova-compute has begun it."""
         verb, *words = words
         number = self.host.command().give_order(verb, ' '.join(words))
-        self.host.accelerators.orders.poll()
+        self.host.orders.poll()
         return number
 
     def order(self, verb, *words):
@@ -66,7 +66,7 @@ class OrderTestCase(base.HostTestCase):
         return answer
 
     def record(self):
-        return self.host.accelerators.store.handovers()[-1]
+        return self.host.store.handovers()[-1]
 
 
 @ddt.ddt

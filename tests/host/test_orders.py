@@ -157,7 +157,7 @@ class ReleaseTest(base.HostTestCase):
     def test_nova_compute_does_not_run(self):
         """What its command gave up waiting for is not done later."""
         self.goes()
-        self.host.accelerators.close()
+        self.host.parts.close()
         command = self.host.command()
         late, fresh = (command.give_order('release', DISK) for _ in range(2))
         with self.host.command()._transaction() as db:
@@ -168,8 +168,8 @@ class ReleaseTest(base.HostTestCase):
                        (f'{boot} {float(seconds) - 31}', late))
         taken = []
         self.restart()
-        self.host.accelerators.orders.accept(
-            'release', lambda argument: taken.append(argument) or 'done')
+        self.host.orders._handlers['release'] = (
+            lambda argument: taken.append(argument) or 'done')
         ends = time.monotonic() + base.PATIENCE
         while command.withdraw_order(fresh, []).state is not State.DONE:
             self.assertLess(time.monotonic(), ends)
@@ -178,10 +178,10 @@ class ReleaseTest(base.HostTestCase):
         self.assertIsNone(command.withdraw_order(late, []))
 
     def test_killed_while_it_carries_one_out(self):
-        self.host.accelerators.orders.close()
+        self.host.orders.close()
         command = self.host.command()
         number = command.give_order('release', DISK)
-        self.assertTrue(self.host.accelerators.store.begin_order(number))
+        self.assertTrue(self.host.store.begin_order(number))
         self.restart()
         order = command.withdraw_order(number, [State.REFUSED])
         self.assertIs(State.REFUSED, order.state)
@@ -196,8 +196,8 @@ class ReleaseTest(base.HostTestCase):
     def test_clock_is_set(self):
         """An order that a killed command left is void, whatever the clock
         and the boots of the host say, and a fresh one is none the less."""
-        self.host.accelerators.orders.close()
-        command, store = self.host.command(), self.host.accelerators.store
+        self.host.orders.close()
+        command, store = self.host.command(), self.host.store
         for clock, boot, moved in (
                 (3600, None, False), (-3600, None, False),
                 (0, 'another boot', False), (-3600, None, True)):
@@ -218,9 +218,9 @@ class ReleaseTest(base.HostTestCase):
             command.withdraw_order(number, list(State))
 
     def test_withdrawn(self):
-        self.host.accelerators.orders.close()
+        self.host.orders.close()
         command = self.host.command()
         number = command.give_order('release', DISK)
         self.assertIs(State.NEW, command.withdraw_order(
             number, [State.NEW]).state)
-        self.assertFalse(self.host.accelerators.store.begin_order(number))
+        self.assertFalse(self.host.store.begin_order(number))

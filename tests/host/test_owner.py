@@ -41,7 +41,7 @@ class MoveTest(base.HostTestCase):
     def fail_at(self, number):
         """The n-th transaction that writes from now on fails, until mend():
         some are written by threads, which may come later."""
-        store = self.host.accelerators.store
+        store = self.host.store
         begin, counter = store._begin, itertools.count()
 
         def fails():
@@ -56,7 +56,7 @@ class MoveTest(base.HostTestCase):
         self.host.revert_here(self.server, self.migration)
 
     def confirm(self):
-        self.host.accelerators.confirm(
+        self.host.moves.confirm(
             self.context, self.server, self.migration)
         self.host.cloud.allocate(self.migration, None)
 
@@ -131,14 +131,14 @@ class MoveTest(base.HostTestCase):
         held = self.host.holdings.of(self.server)
         migration = self.host.migrate_away(self.server)
         self.host.revert(self.server, migration)
-        self.host.accelerators.revert(self.context, self.server, migration)
+        self.host.moves.revert(self.context, self.server, migration)
         self.assertEqual(held, self.host.holdings.of(self.server))
 
     def test_revert_is_one_transaction(self):
         """What is read meanwhile is what the server had, or what it has."""
         self.host.cloud.stop_guest(self.server, undefine=True)
         self.host.cloud.move_allocation(self.migration, self.server)
-        store, seen = self.host.accelerators.store, []
+        store, seen = self.host.store, []
         begin = store._begin
 
         def begins():
@@ -146,7 +146,7 @@ class MoveTest(base.HostTestCase):
             begin()
         store._begin = begins
         self.addCleanup(setattr, store, '_begin', begin)
-        self.host.accelerators.revert(
+        self.host.moves.revert(
             self.context, self.server, self.migration)
         self.assertEqual({1}, {*seen})
 
@@ -159,7 +159,7 @@ class MoveTest(base.HostTestCase):
             **self.host.allocation(self.ADDRESSES[1], self.CLASS)})
         with self.host.cloud.state() as state:
             state.setdefault('reverted', []).append(self.migration)
-        self.host.accelerators.end_move(
+        self.host.moves.end_earlier(
             self.context, self.host.cloud.server(self.server))
         self.assertEqual(held, self.host.holdings.of(self.server))
         self.assertEqual(old, self.host.holdings.of(
@@ -170,7 +170,7 @@ class MoveTest(base.HostTestCase):
         and what they release is released when it has ended."""
         end = self.operate_on(self.server)
         self.assertRaises(
-            exception.LockTimeout, self.host.accelerators.revert,
+            exception.LockTimeout, self.host.moves.revert,
             self.context, self.server, self.migration)
         self.confirm()
         self.host.delete(self.server)
@@ -178,19 +178,19 @@ class MoveTest(base.HostTestCase):
         self.assertEqual(2, len(self.host.holdings.all()))
         self.assertIn('is released later', self.log.output)
         # not before: it may have the devices at work
-        self.host.accelerators.releases.retry(self.context)
+        self.host.releases.retry(self.context)
         self.assertEqual({model.ClaimState.BOUND}, {
             claim.state for claim in self.host.holdings.all()})
         end()
         # all of it: the comparison would find it otherwise
-        self.host.accelerators.releases.retry(self.context)
+        self.host.releases.retry(self.context)
         self.host.settle()
         self.assertEqual([], self.host.holdings.all())
 
     @ddt.data(False, True)
     def test_store_that_stays_away(self, restarts):
         """The server does not start with what it has lost."""
-        store = self.host.accelerators.store
+        store = self.host.store
         begin = store._begin
 
         def fails():
@@ -282,7 +282,7 @@ class PoolMoveTest(MoveTest):
         again = self.move_again()
         self.assertEqual(self.first, self.held())
         self.disks.write_disk(self.first, 'what it wrote at last')
-        self.host.accelerators.confirm(self.context, self.server, again)
+        self.host.moves.confirm(self.context, self.server, again)
         self.host.cloud.allocate(again, None)
         self.host.reboot(self.server)
         self.compare()
@@ -292,7 +292,7 @@ class PoolMoveTest(MoveTest):
         """nova-compute is killed before it hears of that."""
         again = self.move_again()
         self.host.cloud.stop_guest(self.server, undefine=True)
-        self.host.accelerators.unplug(self.context, self.server)
+        self.host.guests.unplug(self.context, self.server)
         self.host.cloud.set_server(
             self.server, task_state='resize_reverting')
         self.host.cloud.move_allocation(again, self.server)
@@ -347,7 +347,7 @@ class TwoMigrationsTest(TwoDisksTestCase):
         holdings.set_aside(self.server, 'first')
         self.host.spawn(self.server)
         holdings.set_aside(self.server, 'second')
-        getattr(self.host.accelerators, end)(
+        getattr(self.host.moves, end)(
             self.host.cloud.admin_context(), self.server, 'second')
         self.host.settle()
         self.assertEqual(['first'], [
@@ -371,12 +371,12 @@ class UnwrittenTest(TwoDisksTestCase):
             self.context, self.host.cloud.server(self.server))
 
     def moved(self):
-        self.host.accelerators.set_aside(
+        self.host.moves.set_aside(
             self.context, self.server, 'migration')
 
     def test_tried_again(self):
         """Others are released meanwhile."""
-        releases = self.host.accelerators.releases
+        releases = self.host.releases
         self.read_only(True)
         self.host.delete(self.server, wait=False)
         context = self.host.cloud.admin_context()

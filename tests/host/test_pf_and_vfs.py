@@ -117,7 +117,7 @@ class DiskTest(TestCase):
             if claim.device_address == A])
         self.assertNotIn(A, [
             record.handle for record
-            in self.host.accelerators.store.handovers()])
+            in self.host.store.handovers()])
         self.make_vfs(A)
         self.host.reconcile()
         self.host.settle()
@@ -248,7 +248,7 @@ class TogetherTest(TestCase):
                          self.host.states(server))
         self.assertEqual({A: 0, B: 1}, self.free())
         self.assertEqual({vf(A), vf(A, 1)},
-                         self.host.accelerators.roles(server).keys())
+                         self.host.descriptions.roles(server).keys())
         self.host.reboot(server)
         self.restart()
         self.host.reconciler.run()

@@ -275,7 +275,7 @@ class GuardTest(Base):
                  'accel2:function_id': OTHER}
         server = self.host.boot(specs, {
             **self.host.allocation(A), **self.host.allocation(B)})
-        lost, = [h for h in self.host.accelerators.handles(server)
+        lost, = [h for h in self.host.guests.handles(server)
                  if h.address == vf(B)]
         self.host.cloud.detach(server, [lost])
         # what the host believes of the card in the guest is wrong
@@ -355,7 +355,7 @@ class KnownTest(Known):
 
     def test_killed_while_it_is_programmed(self):
         """What the store says then; the next process does not ask the card."""
-        self.host.accelerators.store.set_loaded(
+        self.host.store.set_loaded(
             A, 0, model.Loaded(None, None, None, None, None))
         self.restart()
         self.assertUnknown(A)
@@ -482,7 +482,7 @@ class OwnersTest(Base):
         self.boot(base.asks(OTHER), A)
 
     def test_later(self):
-        self.host.accelerators.programming._failures[cloud.PROJECT] = [
+        self.host.programming._failures[cloud.PROJECT] = [
             time.monotonic() - 601] * 3
         self.assertIn(self.boot_by_owner(A), self.host.cloud.running())
 

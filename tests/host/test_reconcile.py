@@ -117,7 +117,7 @@ class ReconcileTest(base.HostTestCase):
         compared, began = threading.Event(), threading.Event()
 
         def operation():
-            with self.host.accelerators.exclusive(self.server):
+            with self.host.servers.exclusive(self.server):
                 began.set()
                 # in this time it would be released; it waits for us instead
                 compared.wait(0.3)
@@ -154,7 +154,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.move_allocation(migration, self.server)
         self.assertEqual(0, self.host.reconciler.run())
         self.host.cloud.add_server(base.ONE, uuid_=self.server)
-        self.host.accelerators.revert(
+        self.host.moves.revert(
             self.host.cloud.admin_context(), self.server, migration)
         self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
@@ -164,10 +164,10 @@ class ReconcileTest(base.HostTestCase):
         with a delete that waits for the build."""
         server = self.host.cloud.add_server(base.ONE)
         allocation = self.host.allocation(B)
-        with self.host.accelerators.plugs.plugged(
+        with self.host.plugs.plugged(
                 self.host.cloud.admin_context(),
                 self.host.cloud.server(server), lambda: allocation):
-            self.host.accelerators.handles_to_start(
+            self.host.guests.handles_to_start(
                 self.host.cloud.admin_context(),
                 self.host.cloud.server(server))
             self.host.cloud.delete_server(server)
@@ -212,7 +212,7 @@ class ReconcileTest(base.HostTestCase):
     def left_without_its_device(self):
         """A guest, by a crash of nova-compute."""
         claim, = self.host.holdings.all()
-        self.host.accelerators.store.update([claim], state=State.PROVISIONING)
+        self.host.store.update([claim], state=State.PROVISIONING)
         self.host.cloud.detach(self.server, [claim.handle])
         self.restart()
 
@@ -252,13 +252,13 @@ class ReconcileTest(base.HostTestCase):
             reconcile, 'time', types.SimpleNamespace(monotonic=lambda: now)))
         self.host.cloud.attach_error = RuntimeError('QEMU refuses')
         self.host.cloud.placement_error = exception.PlacementUnavailable('No')
-        restore = self.host.accelerators.readiness.restore
+        restore = self.host.readiness.restore
         tried = []
 
         def restored(*args):
             tried.append(now - 1000)
             restore(*args)
-        self.host.accelerators.readiness.restore = restored
+        self.host.readiness.restore = restored
         for _ in range(200):
             self.host.reconciler.background.run()
             now += 60
@@ -283,7 +283,7 @@ class ReconcileTest(base.HostTestCase):
             self.host.reconcile()
             self.assertHas(self.server, vf(A))
             self.host.cloud.detach(
-                self.server, self.host.accelerators.handles(self.server))
+                self.server, self.host.guests.handles(self.server))
 
     def test_owner_is_told(self):
         """While a device cannot go into its guest, and until it is there."""
@@ -331,7 +331,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.detach(self.server, [claim.handle])
         self.host.holdings.doubt([claim], 'CRC')
         self.host.reconcile()
-        self.host.accelerators.give_back(self.server, 'A guest runs again')
+        self.host.guests.give_back(self.server, 'A guest runs again')
         self.assertEqual([], self.host.devices_of(self.server))
         self.restart()
         self.host.reconcile()
@@ -442,7 +442,7 @@ class ReconcileTest(base.HostTestCase):
         self.restart()
         self.host.reconciler.run()
         self.assertReserved(A)
-        with self.host.accelerators.plugs.plugged(
+        with self.host.plugs.plugged(
                 self.host.cloud.admin_context(),
                 self.host.cloud.server(self.server),
                 lambda: self.host.allocation(A)):
@@ -469,17 +469,17 @@ class ReconcileTest(base.HostTestCase):
         self.assertReserved(A)
         # its owner does as the log says
         self.leave()
-        self.host.accelerators.unplug(
+        self.host.guests.unplug(
             self.host.cloud.admin_context(), self.server)
         self.host.settle()
         self.assertEqual([], self.host.fenced())
         server = self.host.cloud.add_server(base.ONE)
         self.host.cloud.allocate(server, self.host.allocation(A))
-        with self.host.accelerators.plugs.plugged(
+        with self.host.plugs.plugged(
                 self.host.cloud.admin_context(),
                 self.host.cloud.server(server),
                 lambda: self.host.allocation(A)):
-            self.host.accelerators.handles_to_start(
+            self.host.guests.handles_to_start(
                 self.host.cloud.admin_context(),
                 self.host.cloud.server(server))
             for _ in range(2):
@@ -550,14 +550,14 @@ class ReconcileTest(base.HostTestCase):
             with self.host.cloud.state() as state:
                 state.setdefault('moves', {})[move] = self.server
             self.host.cloud.stop_guest(self.server)
-            self.host.accelerators.set_aside(
+            self.host.moves.set_aside(
                 self.host.cloud.admin_context(), self.server, move)
         self.meanwhile('running', moves)
         self.assertReserved(A)
 
     def test_lost_and_rebuilt_meanwhile(self):
         self.lose()
-        rebuild = self.host.accelerators.plugs.plugged(
+        rebuild = self.host.plugs.plugged(
             self.host.cloud.admin_context(),
             self.host.cloud.server(self.server),
             lambda: self.host.allocation(A), rebuilt=True)
@@ -637,7 +637,7 @@ class ReconcileTest(base.HostTestCase):
         error = self.assertRaises(exception.DeviceUnavailable,
                                   self.host.reconciler.release, vf(A))
         self.assertIn('Nova may revert', str(error))
-        self.host.accelerators.revert(
+        self.host.moves.revert(
             self.host.cloud.admin_context(), self.server, migration)
         self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
@@ -683,7 +683,7 @@ class TwoTest(base.HostTestCase):
             {**self.host.allocation(A), **self.host.allocation(B)})
         self.host.reconcile()
         self.host.cloud.detach(
-            self.server, self.host.accelerators.handles(self.server))
+            self.server, self.host.guests.handles(self.server))
 
     def test_other_goes_back(self):
         takes = self.host.cloud._takes

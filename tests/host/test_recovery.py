@@ -79,7 +79,7 @@ class LadderTest(test_health.HealthTestCase):
         self.host.kernel.set_fault(ONE, port=OF_LINK)
         self.assertEqual('card reset', self.recover())
         self.assertEqual('suspect', self.states()[ONE])
-        self.assertEqual((), self.host.accelerators.store.disabled())
+        self.assertEqual((), self.host.store.disabled())
 
     def test_step_takes_long(self):
         """What its resets cause, and that it was recovered, is not lost."""
@@ -103,7 +103,7 @@ class LadderTest(test_health.HealthTestCase):
         self.look()
         self.look()
         self.assertEqual('suspect', self.states()[ONE])
-        self.assertEqual((), self.host.accelerators.store.disabled())
+        self.assertEqual((), self.host.store.disabled())
 
     def test_kernel_tells_of_resets(self):
         """A look meanwhile does not hold it against the device."""
@@ -118,7 +118,7 @@ class LadderTest(test_health.HealthTestCase):
         with mock.patch.object(self.driver, 'release', told):
             self.recover()
         self.assertEqual('suspect', self.states()[ONE])
-        self.assertEqual((), self.host.accelerators.store.disabled())
+        self.assertEqual((), self.host.store.disabled())
 
     @ddt.data(False, True)
     def test_something_else_stays(self, helps):

@@ -92,7 +92,7 @@ class RefusedTest(base.HostTestCase):
     def test_taken_since_it_was_scheduled(self):
         """A server that Placement has forgotten holds it here."""
         provider_uuid, = self.host.allocation(A)
-        self.host.accelerators.store.add([model.Claim(
+        self.host.store.add([model.Claim(
             uuid=str(uuid.uuid4()), instance_uuid=str(uuid.uuid4()),
             consumer_uuid=str(uuid.uuid4()),
             provider_uuid=provider_uuid, resource_class=base.FPGA, group='1',

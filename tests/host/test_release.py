@@ -66,7 +66,7 @@ class ReleaseTest(base.HostTestCase):
         """No rule includes it yet: the server keeps it, and it is erased."""
         self.simulated.kernel.sign_disk(DISKS[0], 'ext4')
         self.host.cloud.stop_guest(self.server, undefine=True)
-        self.host.accelerators.store.set_devices({
+        self.host.store.set_devices({
             address: dataclasses.replace(device, serial='', record=())
             for address, device in self.host.inventory.devices.items()})
         self.config.config(include_devices=[], group='accel')
@@ -97,7 +97,7 @@ class ReleaseTest(base.HostTestCase):
         self.assertTrue(error.elsewhere)
         self.host.reconcile()
         self.assertEqual([], self.secrets())
-        self.assertEqual([], self.host.accelerators.store.claims())
+        self.assertEqual([], self.host.store.claims())
 
     def test_build_fails_while_claims_cannot_be_written(self):
         """Nova sees why it failed, and goes on to another host."""

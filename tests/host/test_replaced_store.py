@@ -41,7 +41,7 @@ class ReplacedTest(base.HostTestCase):
 
     def replaced(self):
         copy = f'{self.directory}/copy'
-        self.host.accelerators.store._db.execute('VACUUM INTO ?', (copy,))
+        self.host.store._db.execute('VACUUM INTO ?', (copy,))
         self.move_away()
         os.rename(copy, self.path)
 
@@ -51,7 +51,7 @@ class ReplacedTest(base.HostTestCase):
         getattr(self, how)()
         error = self.assertRaises(
             exception.AcceleratorsUnavailable,
-            self.host.accelerators.store.refresh)
+            self.host.store.refresh)
         self.assertIn('start nova-compute again', str(error))
         self.assertIn(self.path, str(error))
         self.assertRaises(exception.AcceleratorsUnavailable, self.boot)

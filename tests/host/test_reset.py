@@ -35,7 +35,7 @@ class HandoverTestCase(base.HostTestCase):
             self.host.allocation(address, self.CLASS))
 
     def handovers(self):
-        return self.host.accelerators.store.handovers()
+        return self.host.store.handovers()
 
     def results(self):
         return [(h.handle, h.method, h.result) for h in self.handovers()]
@@ -157,7 +157,7 @@ class ResetTest(HandoverTestCase):
 
     def test_store_that_takes_no_entry(self):
         with contextlib.closing(sqlite3.connect(
-                self.host.accelerators.store.path)) as db:
+                self.host.store.path)) as db:
             db.executescript(
                 "CREATE TRIGGER full BEFORE INSERT ON handovers BEGIN "
                 "SELECT RAISE(FAIL, 'no room'); END")
@@ -455,14 +455,14 @@ class OperatorTest(HandoverTestCase):
         self.lower(0)
         self.report()
         self.assertEqual((0, 1), self.reserved())
-        self.assertEqual({}, self.host.accelerators.store.reserved())
+        self.assertEqual({}, self.host.store.reserved())
         self.assertHas(self.boot(), A)
 
     def test_given_back_while_nova_compute_is_down(self):
         self.start(gpus=[{'address': A}], drivers=('gpu',))
         self.host.delete(self.boot())
         self.report()
-        self.host.accelerators.close()
+        self.host.parts.close()
         self.lower(0)
         self.restart()
         self.report()
@@ -526,7 +526,7 @@ class OperatorTest(HandoverTestCase):
         self.assertEqual((1, 1), self.reserved())
         self.host.reconciler.release(FIRST)
         self.assertEqual((1, 2), self.reserved())
-        self.assertEqual((), self.host.accelerators.store.waiting())
+        self.assertEqual((), self.host.store.waiting())
 
     def test_regions(self):
         self.CLASS = base.FPGA

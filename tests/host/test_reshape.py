@@ -64,7 +64,7 @@ class ReshapeTestCase(base.HostTestCase):
         """Claims and Placement name the present providers."""
         allocations = self.host.cloud.read()['allocations']
         expected: dict = {}
-        for claim in self.host.accelerators.store.claims():
+        for claim in self.host.store.claims():
             self.assertEqual(self.provider(claim.device_address),
                              claim.provider_uuid)
             given = expected.setdefault(claim.consumer_uuid, {})
@@ -142,7 +142,7 @@ class ReshapeTest(ReshapeTestCase):
 
     def test_of_one_node(self):
         """The closest ones, and the largest group stays whole."""
-        self.host.accelerators.close()
+        self.host.parts.close()
         self.POOLS = 'host'
         self.start_host(gpus=[
             {'address': address, 'numa_node': node} for address, node
@@ -176,16 +176,16 @@ class ReshapeTest(ReshapeTestCase):
         self.assertEqual([CLASS], [
             name for a in self.host.cloud.read()['allocations'].values()
             for r in a.values() for name in r['resources']])
-        claim, = self.host.accelerators.store.claims()
+        claim, = self.host.store.claims()
         self.assertEqual(
             {claim.provider_uuid: {'resources': {CLASS: 1}}},
             self.host.cloud.read()['allocations']['m'])
         self.host.cloud.stop_guest(server)
-        self.host.accelerators.set_aside(
+        self.host.moves.set_aside(
             self.host.cloud.admin_context(), server, 'm')
         self.host.reconcile()
         self.assertEqual([OLD], [
-            c.role for c in self.host.accelerators.store.claims()])
+            c.role for c in self.host.store.claims()])
 
     def test_without_an_allocation(self):
         """What a server has all the same is allocated to it again."""
@@ -214,7 +214,7 @@ class ReshapeTest(ReshapeTestCase):
     def test_when_placement_does_not_answer(self):
         """The server keeps what it has until the next start."""
         server = self.boot(GPUS[0])
-        self.host.accelerators.close()
+        self.host.parts.close()
         self.pools('host')
         self.host.cloud.placement_error = exception.PlacementUnavailable('No.')
         self.restart()
@@ -315,7 +315,7 @@ class KilledTest(ReshapeTestCase):
             self.host.report()
             self.assertEqual([(4, 0, 3)], self.amounts())
             self.assertEqual(
-                3, len(self.host.accelerators.store.claims()))
+                3, len(self.host.store.claims()))
             # as it was before
             self.change('none')
             self.host.report()

@@ -103,7 +103,7 @@ class ReadTest(RuntimeTestCase):
 
     def test_only_servers_that_hold_a_region(self):
         # each half minute, of every host of a cloud
-        store = self.host.accelerators.store
+        store = self.host.store
         mine, = store.claims(self.server)
         other = str(uuid.uuid4())
         store.add([dataclasses.replace(

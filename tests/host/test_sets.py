@@ -149,7 +149,7 @@ class SetsTest(SetsTestCase):
         self.change([A, B])
         one, two = self.host.holdings.all()
         self.assertNotIn(two.provider_uuid, before)
-        self.host.accelerators.store.update([two], provider_uuid=before.pop())
+        self.host.store.update([two], provider_uuid=before.pop())
         for starting in False, True:
             if starting:
                 self.restart()

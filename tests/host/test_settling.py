@@ -43,7 +43,7 @@ class SettlingTestCase(base.HostTestCase):
 
     def lose(self):
         """The file is moved away while nova-compute is stopped."""
-        self.host.accelerators.close()
+        self.host.parts.close()
         for name in os.listdir(self.directory):
             if name.startswith(os.path.basename(self.path)):
                 os.unlink(os.path.join(self.directory, name))
@@ -101,7 +101,7 @@ class DiskTest(SettlingTestCase):
         """nova-compute does not start with it, and does as the error advises.
         """
         server = self.boot(ONE)
-        self.host.accelerators.close()
+        self.host.parts.close()
         with contextlib.closing(sqlite3.connect(self.path)) as db:
             db.execute('PRAGMA user_version = 11')
         error = self.assertRaises(exception.AcceleratorsUnavailable,
@@ -382,7 +382,7 @@ class DiskTest(SettlingTestCase):
         :param empty: the slot whose card is away then.
         """
         kernel = self.simulated.kernel
-        self.host.accelerators.close()
+        self.host.parts.close()
         self.host.cloud.lose_power()
         for address in (one, other):
             kernel.set_fault(address, vanish=None)
@@ -517,7 +517,7 @@ class NvmeVfTest(SettlingTestCase):
         self.start_host(nvmes=[{'address': ONE, 'total_vfs': 3, 'vfs': 3}],
                         drivers=('nvme',))
         self.servers = [self.boot(ONE), self.boot(ONE)]
-        self.handles = [self.host.accelerators.handles(s)[0].address
+        self.handles = [self.host.guests.handles(s)[0].address
                         for s in self.servers]
         for handle in self.handles:
             self.simulated.kernel.write_disk(handle, f'secret on {handle}')
@@ -943,7 +943,7 @@ class StandardClassesTest(SettlingTestCase):
              in self.host.allocation(address, name).items()})
 
     def lost_while_one_is_away(self):
-        self.host.accelerators.close()
+        self.host.parts.close()
         self.host.power_cut()
         self.simulated.kernel.set_fault(self.CARDS[1], vanish=True)
         self.lost()

@@ -98,8 +98,8 @@ class StoppedTest(base.HostTestCase):
         """What cleans or programs a device goes on after close(): until the
         process has ended, another one does not clean it, too."""
         self.start_host({'address': '0000:5e:00.0'})
-        store = self.host.accelerators.store.path
-        self.host.accelerators.close()
+        store = self.host.store.path
+        self.host.parts.close()
         other = subprocess.run(
             [sys.executable, '-W', 'ignore', '-c',
              'import sys; from nova_accel.store import sole; '

@@ -70,7 +70,7 @@ class StartTest(base.HostTestCase):
         self.claim, = self.host.holdings.all()
 
     def left_by_a_crash(self, state):
-        self.host.accelerators.store.update([self.claim], state=state)
+        self.host.store.update([self.claim], state=state)
 
     def test_placement_is_not_asked(self):
         asked = self.host.cloud.asked
@@ -110,7 +110,7 @@ class StartTest(base.HostTestCase):
 
     def test_without_a_claim(self):
         """As after a store that was lost."""
-        self.host.accelerators.store.remove([self.claim])
+        self.host.store.remove([self.claim])
         self.host.cloud.placement_error = NO_ANSWER
         self.assertRaises(exception.PlacementUnavailable,
                           self.host.reboot, self.server)
@@ -191,7 +191,7 @@ class StartTest(base.HostTestCase):
 
     def test_revert(self):
         migration = self.host.migrate_away(self.server)
-        self.assertEqual([], self.host.accelerators.handles(self.server))
+        self.assertEqual([], self.host.guests.handles(self.server))
         self.host.revert(self.server, migration)
         self.assertHas(self.server, vf(A))
 
@@ -211,16 +211,16 @@ class StartTest(base.HostTestCase):
         self.host.delete(self.server)
         self.host.cloud.allocate(server, self.host.allocation(A))
         context = self.host.cloud.admin_context()
-        accelerators = self.host.accelerators
-        accelerators.plugs.start(
+        plugs = self.host.plugs
+        plugs.start(
             context, self.host.cloud.server(server),
             lambda: self.host.cloud.allocations(context, server))
-        accelerators.handles(server)
+        self.host.guests.handles(server)
         with mock.patch.object(
-                accelerators.store, 'update',
+                self.host.store, 'update',
                 side_effect=exception.AcceleratorsUnavailable('Locked.')):
-            accelerators.plugs.abandon(context, server)
-        self.assertFalse(accelerators.plugs.is_under_way(server))
+            plugs.abandon(context, server)
+        self.assertFalse(plugs.is_under_way(server))
         self.assertEqual(1, len(self.host.holdings.all()))
         self.host.cloud.allocate(server, None)
         self.host.cloud.delete_server(server)
@@ -253,7 +253,7 @@ class DiskTest(base.HostTestCase):
         self.claim, = self.host.holdings.all()
 
     def test_failed_start_erases_nothing(self):
-        self.host.accelerators.store.update([self.claim], state=State.UNKNOWN)
+        self.host.store.update([self.claim], state=State.UNKNOWN)
         self.host.cloud.stop_guest(self.server, undefine=True)
         self.simulated.kernel.set_fault(DISK, vanish=True)
         self.host.inventory.scanner.scan()
@@ -322,7 +322,7 @@ class SmallerResizeTest(base.HostTestCase):
         self.host.cloud.allocate(server, pool)
 
         def fail():
-            with self.host.accelerators.plugs.plugged(
+            with self.host.plugs.plugged(
                     self.host.cloud.admin_context(),
                     self.host.cloud.server(server),
                     lambda: self.host.cloud.allocations(None, server)):

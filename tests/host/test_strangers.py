@@ -137,7 +137,7 @@ class PurgedTest(base.HostTestCase):
 
     def test_content_is_not_known(self):
         self.host.inventory.contents.set_loaded(A, 0, dataclasses.replace(
-            self.host.accelerators.store.loaded()[A, 0], content=''))
+            self.host.store.loaded()[A, 0], content=''))
         self.host.delete(self.mine)
         self.assertEqual([], self.programmed)
         self.assertEqual(plain(FUNCTION), self.host.carries(A))

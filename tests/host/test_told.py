@@ -97,7 +97,7 @@ class ToldTest(base.HostTestCase):
         for vanish in (True, None):
             self.host.kernel.set_fault(A, vanish=vanish)
             with mock.patch.object(
-                    self.host.accelerators.store, 'set_devices',
+                    self.host.store, 'set_devices',
                     side_effect=exception.AcceleratorsUnavailable('Full.')):
                 for _ in range(2):
                     self.host.inventory.scanner.scan()

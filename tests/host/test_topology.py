@@ -65,7 +65,7 @@ class PlannedTest(TopologyTestCase):
                     self.host.allocation(A, GPU, amount)):
                 found.append(node)
         self.assertEqual(
-            [], self.host.accelerators.holdings.of(server))
+            [], self.host.holdings.of(server))
         return found
 
     def test_what_is_free_there(self):

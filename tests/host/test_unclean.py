@@ -25,7 +25,7 @@ class UncleanTestCase(base.HostTestCase):
 
     def results(self):
         return [handover.result
-                for handover in self.host.accelerators.store.handovers()]
+                for handover in self.host.store.handovers()]
 
 
 @ddt.ddt

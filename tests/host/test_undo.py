@@ -52,14 +52,14 @@ class UndoTest(base.HostTestCase):
         def allocations():
             goes_on.wait(base.PATIENCE)
             return self.host.allocation(B)
-        accelerators = self.host.accelerators
-        accelerators.plugs.start(
+        plugs = self.host.plugs
+        plugs.start(
             context, self.host.cloud.server(other), allocations)
-        future = accelerators.plugs._plugging[other].future
+        future = plugs._plugging[other].future
         soon = threading.Timer(0.2, goes_on.set)
         soon.start()
         self.addCleanup(soon.join)
-        accelerators.unplug(context, other)
+        self.host.guests.unplug(context, other)
         future.exception(base.PATIENCE)
         self.host.settle()
         self.assertEqual([], self.host.states(other))
@@ -73,12 +73,12 @@ class UndoTest(base.HostTestCase):
             **self.host.allocation(A), **self.host.allocation(B)})
         context = self.host.cloud.admin_context()
         with self.assertRaisesRegex(MemoryError, 'for the guest'):
-            with self.host.accelerators.plugs.plugged(
+            with self.host.plugs.plugged(
                     context, self.host.cloud.server(self.server),
                     lambda: self.host.cloud.allocations(
                         context, self.server)):
                 self.assertEqual(2, len(
-                    self.host.accelerators.handles_to_start(
+                    self.host.guests.handles_to_start(
                         context, self.host.cloud.server(self.server))))
                 raise MemoryError('for the guest')
         self.host.settle()

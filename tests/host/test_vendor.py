@@ -63,7 +63,7 @@ class VendorTest(base.HostTestCase):
         self.host.delete(server)
         self.assertEqual(('250', '1'), (self.attribute('power_limit'),
                                         self.attribute('scrubs')))
-        handover, = self.host.accelerators.store.handovers()
+        handover, = self.host.store.handovers()
         self.assertEqual(('reset flr, scrubbed', 'clean'),
                          (handover.method, handover.result))
 

@@ -8,7 +8,6 @@ import uuid
 import fixtures
 from oslo_config import fixture as config_fixture
 
-from nova_accel.attach import along
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import model
@@ -35,27 +34,26 @@ class AttachTestCase(base.HostTestCase):
             self.start_host(*cards, drivers=drivers, **more)
         else:
             self.restart()
-        self.accelerators = self.host.accelerators
 
     def allocation(self, resource_class='CUSTOM_ACCELERATOR_FPGA'):
         return {p.uuid: {'resources': {resource_class: 1}} for p in
-                self.accelerators.inventory.providers().values()
+                self.host.inventory.providers().values()
                 if resource_class in p.inventory}
 
     def server(self, specs=SPECS, instance=None):
         return request.Server(instance or self.instance, 'demo', specs)
 
     def plug(self, allocations, specs=SPECS, instance=None):
-        return self.accelerators.plug(
+        return self.host.accelerators.plug(
             self.host.cloud.admin_context(), self.server(specs, instance),
             allocations)
 
     def unplug(self, instance=None):
-        return self.accelerators.unplug(
+        return self.host.guests.unplug(
             self.host.cloud.admin_context(), instance or self.instance)
 
     def retry_releases(self):
-        return self.accelerators.releases.retry(
+        return self.host.releases.retry(
             self.host.cloud.admin_context())
 
 
@@ -65,7 +63,7 @@ class AttachTest(AttachTestCase):
         self.start({'address': A})
         error = self.assertRaises(exception.DeviceUnavailable, self.plug, {})
         self.assertIn('the allocation has no accelerators', str(error))
-        self.assertEqual([], self.accelerators.store.claims())
+        self.assertEqual([], self.host.store.claims())
 
     def test_native_vgpu_beside_standard_classes(self):
         """A class that both have, allocated from Nova's provider."""
@@ -79,18 +77,18 @@ class AttachTest(AttachTestCase):
         self.start({'address': A, 'product': 'PAC_D5005', 'ports': 1,
                     'vfs': 1})
         claim, = self.plug(self.allocation())
-        self.accelerators.restore(None, self.server())
+        self.host.accelerators.restore(None, self.server())
         self.simulated.kernel.reboot()
         self.config.config(virtual_functions=[], group='accel')
         self.start()
         error = self.assertRaises(
-            exception.DeviceUnavailable, self.accelerators.restore, None,
+            exception.DeviceUnavailable, self.host.accelerators.restore, None,
             self.server())
         self.assertIn(f'{claim.handle.address} of {A}', str(error))
         self.config.config(virtual_functions=[f'{A}=1'], group='accel')
         self.simulated.kernel.reboot()
         self.start()
-        self.accelerators.restore(None, self.server())
+        self.host.accelerators.restore(None, self.server())
 
 
 GPU, VF = test_vgpu.GPU, test_vgpu.VF
@@ -108,7 +106,7 @@ class VgpuTest(AttachTestCase):
     def start_vgpus(self, framework='mdev', **more):
         self.start(vgpus=[test_vgpu.gpu(framework, **more)],
                    drivers=['vgpu'])
-        self.kernel = self.accelerators.kernel
+        self.kernel = self.host.kernel
 
     def give(self, type_=None, instance=None, **specs):
         specs = {'resources1:' + VGPU: '1', **specs}
@@ -122,25 +120,25 @@ class VgpuTest(AttachTestCase):
         of it."""
         self.start_vgpus()
         claim = self.give('nvidia-558')
-        taken = along.Along(self.accelerators)
+        taken = self.host.along
         found, = taken.movable([claim])
         self.assertEqual(
             ('1', claim.handle.address), (found.group, found.address))
         self.assertEqual(2048, taken.memory(self.instance))
         self.assertEqual(0, taken.memory(self.other))
-        self.accelerators.holdings.doubt([claim], 'its removal failed')
+        self.host.holdings.doubt([claim], 'its removal failed')
         error = self.assertRaises(
             exception.DeviceUnavailable, taken.movable,
-            self.accelerators.holdings.of(self.instance))
+            self.host.holdings.of(self.instance))
         self.assertIn(f'may not have {claim.handle.address} as it needs it '
                       f'(its removal failed)', str(error))
 
     def total(self):
-        provider, = self.accelerators.inventory.providers().values()
+        provider, = self.host.inventory.providers().values()
         return provider.inventory.get(VGPU, 0)
 
     def offered(self):
-        provider, = self.accelerators.inventory.providers().values()
+        provider, = self.host.inventory.providers().values()
         self.assertFalse(provider.traits & provider.retired_traits)
         return {name for name, trait in TRAIT.items()
                 if trait in provider.traits}
@@ -157,7 +155,7 @@ class VgpuTest(AttachTestCase):
             self.assertEqual(
                 ('nvidia-558', model.ClaimState.BOUND),
                 (claim.created_type,
-                 self.accelerators.store.claims()[0].state))
+                 self.host.store.claims()[0].state))
             self.assertEqual({'nvidia-558'}, self.offered())
             if framework != 'vendor-vfio':
                 # its VFs all say that there is room for one more
@@ -197,10 +195,10 @@ class VgpuTest(AttachTestCase):
                 self.start()
                 if not names:
                     self.unplug()
-                    claim, = self.accelerators.store.claims()
+                    claim, = self.host.store.claims()
                     self.assertIn('needs the driver vgpu', claim.error)
             self.host.reconciler.run()
-            self.assertEqual([], self.accelerators.store.claims())
+            self.assertEqual([], self.host.store.claims())
             self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
 
     def test_room_that_strangers_have(self):
@@ -213,7 +211,7 @@ class VgpuTest(AttachTestCase):
                 self.kernel.create_mdev(GPU, 'nvidia-1560', self.other)
             else:
                 self.kernel.remove_mdev(self.other)
-            self.accelerators.inventory.scanner.scan()
+            self.host.inventory.scanner.scan()
             self.host.report()
             provider = self.host.cloud.read()['providers'][uuid_]
             self.assertEqual(taken, naming.FENCED in provider['traits'])
@@ -226,7 +224,7 @@ class VgpuTest(AttachTestCase):
         self.assertEqual('nvidia-557', self.give().created_type)
         self.unplug()
         self.config.config(vgpu_types=['1560', '557'], group='accel')
-        self.accelerators.inventory.scanner.scan()
+        self.host.inventory.scanner.scan()
         self.assertEqual('nvidia-1560', self.give().created_type)
 
     def test_forbidden_type(self):
@@ -234,7 +232,7 @@ class VgpuTest(AttachTestCase):
         Placement has allocated the GPU."""
         self.start_vgpus()
         self.give('nvidia-558', self.other)
-        store = self.accelerators.store
+        store = self.host.store
         refresh = store.refresh
 
         def ends():
@@ -249,7 +247,7 @@ class VgpuTest(AttachTestCase):
         """Traits of the unnumbered group may be any provider's."""
         self.start(vgpus=[test_vgpu.gpu('mdev')], drivers=['vgpu'],
                    mdev_parents=[test_vgpu.MTTY])
-        gpu, = [p for p in self.accelerators.inventory.providers()
+        gpu, = [p for p in self.host.inventory.providers()
                 .values() if GPU in p.addresses]
         error = self.assertRaises(
             exception.DeviceUnavailable, self.plug,
@@ -265,7 +263,7 @@ class VgpuTest(AttachTestCase):
             self.start_vgpus(framework)
             claims = [self.give('nvidia-558'),
                       self.give('nvidia-558', self.other)]
-            self.accelerators.close()
+            self.host.parts.close()
             self.kernel.reboot()
             self.start(drivers=['vgpu'])
             self.assertEqual((2, set()), (self.total(), self.offered()))
@@ -275,7 +273,7 @@ class VgpuTest(AttachTestCase):
     def test_host_boot_without_room(self):
         self.start_vgpus()
         self.give('nvidia-558')
-        self.accelerators.close()
+        self.host.parts.close()
         self.kernel.reboot()
         self.kernel.create_mdev(
             GPU, 'nvidia-1560', '11111111-2222-4333-8444-555555555555')
@@ -283,7 +281,7 @@ class VgpuTest(AttachTestCase):
         self.assertIn(f'A vGPU of server {self.instance} could not be made '
                       f'again', self.log.output)
         error = self.assertRaises(
-            exception.DeviceUnavailable, self.accelerators.restore, None,
+            exception.DeviceUnavailable, self.host.accelerators.restore, None,
             self.server())
         self.assertIn('has no room for it any more', str(error))
         self.assertEqual(1, self.total())
@@ -293,8 +291,8 @@ class VgpuTest(AttachTestCase):
                       model.ClaimState.PROVISIONING):
             self.start_vgpus()
             claim = self.give('nvidia-558')
-            self.accelerators.store.update([claim], state=state)
-            self.accelerators.close()
+            self.host.store.update([claim], state=state)
+            self.host.parts.close()
             self.start(drivers=['vgpu'])
             self.assertEqual([model.ClaimState.UNKNOWN],
                              self.host.states(self.instance))
@@ -305,16 +303,16 @@ class VgpuTest(AttachTestCase):
     def test_killed_while_taken_back(self):
         self.start_vgpus()
         claim = self.give('nvidia-558')
-        self.accelerators.store.update(
+        self.host.store.update(
             [claim], state=model.ClaimState.DELETING)
-        self.accelerators.close()
+        self.host.parts.close()
         self.start(drivers=['vgpu'])
         # the slot is free in Placement, and not in truth
         self.assertEqual(1, self.total())
-        self.assertEqual([], self.accelerators.handles(self.instance))
+        self.assertEqual([], self.host.guests.handles(self.instance))
         self.assertEqual(1, self.retry_releases())
         self.assertFalse(self.exists(claim))
-        self.assertEqual([], self.accelerators.store.claims())
+        self.assertEqual([], self.host.store.claims())
 
     def test_release_that_hangs(self):
         self.start_vgpus()
@@ -325,22 +323,22 @@ class VgpuTest(AttachTestCase):
         self.config.config(device_timeout=30, group='accel')
         self.assertIn(f'of {GPU} did not end within 1 s',
                       self.log.output)
-        held, = self.accelerators.store.claims()
+        held, = self.host.store.claims()
         self.assertIs(model.ClaimState.DELETING, held.state)
         self.assertIn('see what keeps the device open', held.error)
         # others get what is left of the GPU, while it hangs
         other = self.give('nvidia-558', self.other)
-        self.assertTrue(self.accelerators.inventory.cards.hanging(
+        self.assertTrue(self.host.inventory.cards.hanging(
             claim.handle.key))
         self.assertNotEqual(claim.handle, other.handle)
         self.assertEqual(1, self.total())
         self.unplug(self.other)
         self.assertEqual(0, self.retry_releases())
         self.assertEqual([held.uuid], [
-            c.uuid for c in self.accelerators.store.claims()])
+            c.uuid for c in self.host.store.claims()])
         self.kernel.guest_closes(claim.handle.address)
         # by its late end, or by the next try
-        while self.accelerators.store.claims():
+        while self.host.store.claims():
             self.retry_releases()
             time.sleep(0.01)
         self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
@@ -356,13 +354,13 @@ class VgpuTest(AttachTestCase):
             self.start_vgpus(framework)
             claim = self.give('nvidia-558')
             other_call = threading.Event()
-            cards = self.accelerators.inventory.cards
+            cards = self.host.inventory.cards
             threading.Thread(target=cards.call, args=(
                 claim.handle.key, 'Another call', other_call.wait),
                 kwargs={'seconds': 9}).start()
             late = threading.Thread(target=self.unplug)
             late.start()
-            store = self.accelerators.store
+            store = self.host.store
             while store.claims()[0].state is not model.ClaimState.DELETING:
                 time.sleep(0.01)
             store.remove([claim])
@@ -385,7 +383,7 @@ class VgpuTest(AttachTestCase):
             exception.DeviceUnavailable, self.give, 'nvidia-558')
         self.assertIn('another program has made it', str(error))
         self.kernel.guest_opens(VF[0])
-        self.assertEqual([], self.accelerators.store.claims())
+        self.assertEqual([], self.host.store.claims())
         # the next one gets another VF
         self.assertEqual(VF[1], self.give('nvidia-558').handle.address)
 
@@ -396,10 +394,10 @@ class VgpuTest(AttachTestCase):
             exception.DeviceTimeout, self.give, 'nvidia-558')
         self.config.config(device_timeout=30, group='accel')
         self.assertIn('did not end within 1 s', str(error))
-        claim, = self.accelerators.store.claims()
+        claim, = self.host.store.claims()
         self.assertIs(model.ClaimState.DELETING, claim.state)
         self.kernel.set_fault(GPU, hang=None)
-        while self.accelerators.inventory.cards.hanging(claim.handle.key):
+        while self.host.inventory.cards.hanging(claim.handle.key):
             time.sleep(0.01)
         self.assertTrue(self.exists(claim))
         self.assertEqual(1, self.retry_releases())
@@ -410,9 +408,9 @@ class VgpuTest(AttachTestCase):
         self.start_vgpus()
         claim = self.give('nvidia-558')
         self.kernel.set_fault(GPU, vanish=True)
-        self.accelerators.inventory.scanner.scan()
+        self.host.inventory.scanner.scan()
         self.assertIn(claim.handle.address,
-                      self.accelerators.mediated_devices())
+                      self.host.descriptions.mediated_devices())
 
 
 class ReadyVfsTest(base.HostTestCase):
@@ -432,7 +430,7 @@ class ReadyVfsTest(base.HostTestCase):
         self.host.delete(server)
         self.assertEqual([vf], [function for function, _ in
                                 self.simulated.kernel.resets(test_vgpu.GPU)])
-        record, = self.host.accelerators.store.handovers()
+        record, = self.host.store.handovers()
         self.assertEqual(('reset flr', model.CLEAN),
                          (record.method, record.result))
         self.assertEqual([], self.host.holdings.all())

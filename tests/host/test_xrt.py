@@ -58,7 +58,7 @@ class HandOverTest(test_handover.MailboxTestCase):
     def assertDone(self, result, method, *done):
         self.assertEqual([], self.host.holdings.all())
         self.assertEqual([*done], self.done)
-        record = self.host.accelerators.store.handovers()[-1]
+        record = self.host.store.handovers()[-1]
         self.assertEqual((result, method), (record.result, record.method))
         self.host.boot(base.ONE, self.host.allocation())
         self.assertEqual({}, self.host.kernel.guest_reads(self.USER))
@@ -79,7 +79,7 @@ class HandOverTest(test_handover.MailboxTestCase):
             [name for name in self.host.fenced() if 'region' in name])
         self.assertNotIn(
             'clean', [record.result for record
-                      in self.host.accelerators.store.handovers()])
+                      in self.host.store.handovers()])
 
     def heal(self, **fault):
         self.host.kernel.set_fault(

@@ -1,0 +1,97 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Describe the devices of a server to Nova and to its owner."""
+
+from collections.abc import Mapping
+
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import programming as region_programming
+from nova_accel import inventory as host_inventory
+from nova_accel import model
+from nova_accel import request
+
+
+class Descriptions:
+
+    def __init__(self, inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 programming: region_programming.Programming):
+        self._inventory = inventory
+        self._holdings = holdings
+        self._programming = programming
+
+    def mediated_devices(self) -> set[str]:
+        """Return the UUIDs of our mediated devices, also of those that are
+        not there now."""
+        found = [c.handle for c in self._holdings.all()]
+        for device in self._inventory.devices.values():
+            found += device.handles
+        return {h.address for h in found if h.type is model.HandleType.MDEV}
+
+    def to_tell(self, server: request.Server, metadata: Mapping[str, str],
+                ) -> dict[str, str]:
+        """Return what the owner of a server has to read in its metadata: which
+        of the functions that a group lists the server got, and which of the
+        traits that it prefers its device has.
+
+        A key of an earlier flavor is corrected, and no other is touched.
+
+        :param metadata: as they are.
+        :returns: what has to change: ``accel<group>:function`` -> function id
+            or function name, as the flavor lists it; ``accel<group>:prefer``
+            -> trait, or 'none'.
+        """
+        if not any(wanted.programs or wanted.prefer
+                   for wanted in server.requests):
+            return {}
+        changes = {}
+        for wanted, claims in server_holdings.by_request(
+                server.requests, self._holdings.of(server.uuid)):
+            changes.update(self._liked(wanted, claims, metadata))
+            key = f'accel{wanted.group}:function'
+            if not wanted.programs or not (
+                    wanted.alternatives or key in metadata):
+                continue
+            region = self._programming.region_of(claims)
+            got = region and wanted.got(region)
+            if got and metadata.get(key) != got:
+                changes[key] = got
+        return changes
+
+    def _liked(self, wanted, claims, metadata):
+        provider = self._inventory.providers().get(
+            self._inventory.provider_of(claims[0]) or '')
+        if not wanted.prefer or not provider:
+            return {}
+        key = f'accel{wanted.group}:prefer'
+        got = wanted.preferred(provider.traits) or 'none'
+        return {key: got} if metadata.get(key) != got else {}
+
+    def numa_nodes(self, server_uuid: str) -> dict[str, int]:
+        """Return where in the host the devices of a server are.
+
+        :returns: address of a handle -> NUMA node of its device, where that
+            is known.
+        """
+        devices = self._inventory.devices
+        return {
+            claim.handle.address: node
+            for claim in self._holdings.of(server_uuid)
+            if (device := devices.get(claim.device_address))
+            and (node := device.numa_node) is not None}
+
+    def roles(self, server_uuid: str) -> dict[str, tuple[str, ...]]:
+        """Return what each device of a server is for its guest.
+
+        :returns: address of each function -> its group as in the flavor, its
+            type, and the function of a region: its name, else its id.
+        """
+        found = {}
+        for claim in self._holdings.of(server_uuid):
+            device = self._inventory.devices.get(claim.device_address)
+            region = device.find_region(claim.region_index) if device else None
+            found.update(dict.fromkeys(
+                claim.handle.functions, tuple(filter(None, (
+                    f'accel{claim.group}', device.type if device else '',
+                    region.function_name or region.function_uuid if region
+                    else '')))))
+        return found

@@ -1,0 +1,92 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Guests start with the devices of their servers, and end without them.
+
+The driver calls this room here in the order of a guest's life. unplug() is the
+third call of os-acc: a server loses just these claims; each ends once its
+device is clean.
+"""
+
+from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import plugs as server_plugs
+from nova_accel.attach import releases as server_releases
+from nova_accel.attach import servers as server_locks
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel import request
+
+LOG = logging.getLogger(__name__)
+
+
+class Guests:
+
+    def __init__(self, cloud: novas.Cloud, holdings: server_holdings.Holdings,
+                 servers: server_locks.Servers,
+                 accelerators: server_accelerators.Accelerators,
+                 plugs: server_plugs.Plugs,
+                 releases: server_releases.Releases):
+        self._cloud = cloud
+        self._holdings = holdings
+        self._servers = servers
+        self._accelerators = accelerators
+        self._plugs = plugs
+        self._releases = releases
+
+    def handles_to_start(self, context, server: request.Server,
+                         ) -> list[model.AttachHandle]:
+        """Return what the guest that is about to start must have, ready for it.
+
+        A server whose devices are being plugged waits for that; every other
+        one had its devices before.
+
+        :raises AcceleratorError: the guest must not start.
+        """
+        if not server.requests:
+            return []
+        if not self._plugs.wait(server.uuid):
+            self._servers.wait_until_idle(server.uuid)
+            self._accelerators.resume(context, server)
+        return self.handles(server.uuid)
+
+    def handles(self, server_uuid: str) -> list[model.AttachHandle]:
+        """Return what the guest of a server has to have, in a stable order."""
+        return [claim.handle for claim in self._holdings.of(server_uuid)]
+
+    def holds(self, server_uuid: str) -> bool:
+        """Return whether a server has, had or is getting anything here."""
+        return (self._plugs.is_under_way(server_uuid)
+                or self._holdings.any_of(server_uuid))
+
+    def give_back(self, server_uuid: str, when: str) -> None:
+        """Give a guest that goes on what was taken out of it, and nothing that
+        was left out of it in doubt.
+
+        Raises nothing: attach.reconcile tries again what fails.
+
+        :param when: what has happened, the beginning of a sentence.
+        """
+        try:
+            with self._servers.exclusive(server_uuid):
+                handles = [claim.handle for claim
+                           in self._holdings.of(server_uuid)
+                           if claim.state is model.ClaimState.BOUND]
+                if handles:
+                    self._cloud.attach(server_uuid, handles)
+        except Exception as error:
+            LOG.error('%s, and the accelerators of server %s could not go '
+                      'back into its guest; that is tried again: %s', when,
+                      server_uuid, error)
+
+    def unplug(self, context, server_uuid: str,
+               role: model.Role = model.Role.CURRENT,
+               wait: bool = True) -> int:
+        """Release what a server holds, when its guest is gone.
+
+        :param wait: for the devices to be clean, at most [accel]
+            device_timeout; what takes longer goes on.
+        :returns: how many accelerators the server lost.
+        """
+        if role is model.Role.CURRENT:
+            self._plugs.end(server_uuid)
+        return self._releases.release_all(context, server_uuid, role, wait)

@@ -1,0 +1,82 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Keep what a server had before it moved until the move ends.
+
+A resize or a migration sets the claims of its server aside. They return to the
+server if Nova reverts the move, and are released if Nova confirms it.
+"""
+
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import plan
+from nova_accel.attach import releases as server_releases
+from nova_accel.attach import reshape as allocation_moves
+from nova_accel.attach import servers as server_locks
+from nova_accel import model
+from nova_accel import request
+
+
+class Moves:
+
+    def __init__(self, cloud: novas.Cloud, holdings: server_holdings.Holdings,
+                 reshape: allocation_moves.Reshape,
+                 servers: server_locks.Servers,
+                 releases: server_releases.Releases):
+        self._cloud = cloud
+        self._holdings = holdings
+        self._reshape = reshape
+        self._servers = servers
+        self._releases = releases
+
+    def set_aside(self, context, server_uuid: str,
+                  migration_uuid: str) -> None:
+        """Keep what a server that moves away has for its return, and release
+        what an earlier move has left."""
+        self._releases.finish(server_uuid)
+        self._releases.release_all(context, server_uuid, model.Role.OLD)
+        self._holdings.set_aside(server_uuid, migration_uuid)
+
+    def revert(self, context, server_uuid: str, migration_uuid: str) -> None:
+        """Release what the server has, and return what it had before the
+        move to it.
+
+        :raises AcceleratorsUnavailable: that cannot be written; nothing has
+            changed.
+        """
+        with self._servers.exclusive(server_uuid):
+            back = self._holdings.of_migration(server_uuid, migration_uuid)
+            # where it has nothing, that has been done
+            lost = self._holdings.revert(server_uuid, back) if back else []
+        self._releases.clean(context, lost, wait=False)
+
+    def confirm(self, context, server_uuid: str, migration_uuid: str) -> None:
+        """Release what the server had before it moved."""
+        self._releases.clean(context, self._releases.lose(
+            server_uuid, lambda: self._holdings.of_migration(
+                server_uuid, migration_uuid)))
+
+    def end_earlier(self, context, server: request.Server) -> None:
+        """Finish a move that failed or was reverted, or a live migration that
+        has come here, where that could not be written: Placement has allocated
+        to the server what the move has."""
+        old = self._holdings.of(server.uuid, model.Role.OLD)
+        if not old:
+            return
+        allocations = self._cloud.allocations(context, server.uuid)
+        located = self._reshape.located(old, allocations)
+        providers = {claim.provider_uuid for claim in located}
+        moves = {claim.consumer_uuid for claim in old}
+        if providers - set(allocations) or any(
+                # from a pool the server may have its new devices, too
+                providers & set(self._cloud.allocations(context, consumer))
+                for consumer in moves):
+            return
+        back = plan.to_come_back(
+            allocations, located, self._reshape.located(
+                self._holdings.of(server.uuid), allocations),
+            lambda: any(map(self._cloud.is_reverted, moves)))
+        if back:
+            uuids = {claim.uuid for claim in back}
+            self._releases.clean(
+                context, self._holdings.revert(server.uuid, [
+                    claim for claim in old if claim.uuid in uuids]),
+                wait=False)

@@ -1,0 +1,54 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Show the devices of this host in Nova's report to Placement."""
+
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import publishing
+from nova_accel.attach import reshape as allocation_moves
+from nova_accel.attach import settling as device_settling
+from nova_accel import inventory as host_inventory
+
+
+class Reporting:
+
+    def __init__(self, cloud: novas.Cloud,
+                 inventory: host_inventory.Inventory,
+                 publisher: publishing.Publisher,
+                 settling: device_settling.Settling,
+                 reshape: allocation_moves.Reshape):
+        self._cloud = cloud
+        self._inventory = inventory
+        self._publisher = publisher
+        self._settling = settling
+        self._reshape = reshape
+
+    def report(self, tree, node: str, allocations: dict | None = None,
+               starting: bool = False) -> bool:
+        """Show our devices in Nova's provider tree.
+
+        Under Nova's resource tracker's lock.
+
+        :param tree: nova.compute.provider_tree.ProviderTree of the host.
+        :param node: name of its root.
+        :param allocations: those of the host, which Nova writes together with
+            the tree; changed in place. None: they stay as they are.
+        :param starting: whether Nova would do that.
+        :returns: False, with nothing changed, where that is needed: the
+            caller then calls again with the allocations.
+        """
+        if not self._settling.before_report(tree, node):
+            return True
+        if allocations is not None:
+            moved = self._reshape.move(
+                allocations, self._inventory.providers_of(
+                    node, tree.data(node).uuid))
+            self._inventory.update_tree(
+                tree, node, self._publisher.placement_at_start(allocations),
+                moved)
+            return True
+        if self._reshape.is_needed(node, tree.data(node).uuid) and starting:
+            return False
+        # Nova's copy of a provider is older than the last server that was
+        # scheduled to it, and Placement would refuse its report
+        self._inventory.update_tree(
+            tree, node, self._publisher.placement(self._cloud.admin_context()))
+        return True
