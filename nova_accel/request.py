@@ -16,8 +16,6 @@ import textwrap
 from typing import Any
 import uuid
 
-from oslo_utils import strutils
-
 from nova_accel import exception
 from nova_accel import log as logging
 from nova_accel import matching
@@ -560,6 +558,9 @@ def _amount(group, name, value) -> int:
 
 
 def _boolean(group, key, value) -> bool:
+    # it compiles 500 patterns of passwords, for which other commands do not
+    # wait
+    from oslo_utils import strutils
     try:
         return strutils.bool_from_string(value, strict=True)
     except ValueError:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from cliff import command
 from oslo_config import cfg
 
+from nova_accel.cmd import output
 from nova_accel import conf
 from nova_accel import exception
 
@@ -15,7 +16,7 @@ CONF = conf.CONF
 COMPUTE, SCHEDULER, API = 'nova-compute', 'nova-scheduler', 'nova-api'
 
 
-class Reader(command.Command):
+class Reader(output.NoEpilog, command.Command):
     """A command with --config-file, whose exit status is 1 where it could not
     use a part of what it read."""
 

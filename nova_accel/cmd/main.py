@@ -2,12 +2,19 @@
 """The command nova-accel, which shows an operator a host's accelerators."""
 
 import importlib.metadata
+import importlib.util
 import logging
+import re
 import sys
 import warnings
 
 from cliff import app
 from cliff import commandmanager
+from cliff import help as cliff_help
+
+#: the docstring of a class in the source of its module, up to the end of its
+#: first line
+_DOCSTRING = r'^class {}\b[^"]*"""(.+?)\.?(?:"""|$)'
 
 
 class Commands(commandmanager.CommandManager):
@@ -21,6 +28,21 @@ class Commands(commandmanager.CommandManager):
         self.group_list.append(namespace)
         for entry_point in importlib.metadata.entry_points(group=namespace):
             self.commands[entry_point.name.replace('_', ' ')] = entry_point
+
+
+def _description(entry_point) -> str:
+    """Return the first line of a docstring, without an import of its module
+    if that has a source."""
+    # cliff's own before 4.17 have none
+    module, _, name = getattr(entry_point, 'value', '').partition(':')
+    spec = importlib.util.find_spec(module) if module else None
+    if spec is not None and spec.has_location and spec.origin is not None:
+        with open(spec.origin, 'rb') as file:
+            source = file.read().decode(errors='replace')
+        if found := re.search(_DOCSTRING.format(re.escape(name)), source,
+                              re.MULTILINE):
+            return found[1]
+    return (entry_point.load().__doc__ or '').partition('\n')[0].rstrip('.')
 
 
 class _Sentences(logging.LoggerAdapter):
@@ -50,6 +72,17 @@ class NovaAccel(app.App):
             version=importlib.metadata.version('nova_accel'),
             command_manager=Commands('nova_accel.commands'),
             deferred_help=True)
+
+    def print_help_if_requested(self):
+        """Print what cliff (4.17) prints, which imports all commands."""
+        if not self.options.deferred_help:
+            return
+        self.parser.print_help(self.stdout)
+        print('\nCommands:', file=self.stdout)
+        for name, entry_point in sorted(self.command_manager):
+            print(f'  {name:13}  {_description(entry_point)}',
+                  file=self.stdout)
+        raise cliff_help.HelpExit()
 
     def configure_logging(self):
         super().configure_logging()

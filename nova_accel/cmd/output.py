@@ -12,7 +12,16 @@ RED, GREEN, YELLOW = 31, 32, 33
 _STRUCTURED = ('json', 'yaml')
 
 
-class Table(lister.Lister):
+class NoEpilog:
+    """A command without the name of its package under its help, for which
+    cliff (4.17) reads the metadata of all packages at each start."""
+
+    def get_epilog(self):
+        """See cliff.command.Command."""
+        return ''
+
+
+class Table(NoEpilog, lister.Lister):
     """A list; an unknown column is an error of the arguments."""
 
     #: names of the columns, as programs read them: a promise, of which

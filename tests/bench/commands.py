@@ -9,9 +9,10 @@ fastest of some runs counts. Run with ``python -m tests.bench.commands [runs]``.
 Placement, which runs in the same process, and of the libraries that send
 requests: what those cost goes with the number of requests. "sysfs" are reads
 of attributes, directories and links, "files" are files that are opened beside
-them, and "requests" go to Placement, Nova and Glance. What a command pays once
-for starting is in the last lines: Python with the command, and libraries that
-only some commands load.
+them, and "requests" go to Placement, Nova and Glance. The last lines are
+processes of their own with all that they import: Python with the command, the
+list of commands, discover on a host with one card, and a library that only
+some commands load.
 """
 
 import configparser
@@ -246,11 +247,16 @@ def run():
             name = command.partition(' {')[0]
             print(f'{name:24}{ours:8.2f}{sysfs:8}{files:8}{requests:10}',
                   flush=True)
-    for what, arguments in (
-            ('start of a command', ('-m', main.__name__, '--version')),
-            ('openstacksdk', ('-c', 'import openstack'))):
-        fastest = min(process(*arguments) for _ in range(runs))
-        print(f'{what:24}{fastest:8.2f}', flush=True)
+    with host.SimulatedHost({'address': address(0)}) as small:
+        for what, arguments in (
+                ('start of a command', ('-m', main.__name__, '--version')),
+                ('--help', ('-m', main.__name__, '--help')),
+                ('discover, one card', (
+                    '-m', main.__name__, 'discover', '--driver', 'dfl',
+                    '--simulated-host', small.path)),
+                ('openstacksdk', ('-c', 'import openstack'))):
+            fastest = min(process(*arguments) for _ in range(runs))
+            print(f'{what:24}{fastest:8.2f}', flush=True)
 
 
 if __name__ == '__main__':

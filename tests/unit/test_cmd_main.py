@@ -50,6 +50,21 @@ class StartTest(commands.CommandTestCase):
             self.assertNotIn('eventlet.hubs', imports)
         self.assertEqual([], stderr)
         self.assertIn('FPGA INTEL', stdout)
+        self.assertEqual(set(), imports & {
+            'oslo_utils.strutils', 'openstack', 'requests', 'nova'})
+
+    def test_help(self):
+        """It imports no command, and shows the first lines of all."""
+        stdout, _, imports = self.start('--help')
+        self.assertEqual({'nova_accel', 'nova_accel.cmd'}, {
+            name for name in imports if name.startswith('nova_accel')})
+        self.assertEqual([
+            ' '.join([name, found.load().__doc__.partition('\n')[0].rstrip(
+                '.')]) for name, found in sorted(main.Commands(
+                    'nova_accel.commands'))],
+            [' '.join(line.split()) for line in
+             stdout.partition('Commands:\n')[2].splitlines()
+             if line.split()[0] not in ('help', 'complete')])
 
     def test_imports(self):
         """A command does not pay for what others need."""
