@@ -168,6 +168,7 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.bench.handover
 	$(BIN)/python -m tests.bench.hang
 	$(BIN)/python -m tests.bench.health
+	$(BIN)/python -m tests.bench.providers
 	$(BIN)/python -m tests.bench.report
 	$(BIN)/python -m tests.bench.weigh
 	$(BIN)/python -m tests.bench.whole
@@ -185,6 +186,7 @@ bench-part: $(STAMP)
 	$(BIN)/python -m tests.bench.handover 1 0
 	$(BIN)/python -m tests.bench.hang 3
 	$(BIN)/python -m tests.bench.health 8 1
+	$(BIN)/python -m tests.bench.providers 1 4
 	$(BIN)/python -m tests.bench.report 1 2
 	$(BIN)/python -m tests.bench.reuse --seeds 2 --requests 30
 	$(BIN)/python -m tests.bench.weigh 1 1

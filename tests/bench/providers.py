@@ -1,0 +1,187 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the providers of a host cost from the claim of a boot to its spawn.
+
+Real nova-compute with its resource tracker, and a real Placement, in one
+process (tests.functional.base), on simulated hosts: one with Nova's
+LibvirtDriver, and hosts with 16, 64 and 512 FPGA regions, four of a card. Run
+with ``python -m tests.bench.providers [--without] [boots [regions ...]]``;
+--without leaves Nova's report client and its trees of providers as they are
+without nova_accel.
+
+Rows are "plain", a server without accelerators; "FPGA", one with a region that
+has its function; "report", a periodic pass of the resource tracker; and "old",
+a pass where Nova's copy of Placement is older than [compute]
+resource_provider_association_refresh. Of a boot it is measured from
+ResourceTracker.instance_claim() to the driver's spawn(), of a pass all. "reads"
+and "writes" are requests of nova-compute to Placement; "ms" are of the clock,
+"processor" of the whole process, in which Placement answers as well: compare
+them with each other. "start" are seconds of the processor of the start of
+nova-compute where Placement has the providers already, and "requests" those of
+it.
+"""
+
+import argparse
+import statistics
+import threading
+import time
+
+import fixtures
+
+from tests.bench import boot
+from tests.functional import base
+
+from nova.compute import manager  # noqa: I100 (after base)
+from nova.compute import resource_tracker
+from nova import context
+from nova.scheduler.client import report
+from nova.virt.libvirt import driver as libvirt_driver
+
+from nova_accel.virt import provider_trees
+from nova_accel.virt import report_client
+
+#: regions of a card
+REGIONS = 4
+READS, WRITES = 'read', 'write'
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--without', action='store_true')
+    parser.add_argument('boots', nargs='?', type=int, default=9)
+    parser.add_argument('regions', nargs='*', type=int,
+                        default=[16, 64, 512])
+    return parser.parse_args()
+
+
+class Providers(boot.Metered, base.AcceleratorTestBase):
+
+    FRESH_CLOUD = True
+    HOSTS = {}
+    TIMED = []
+    NOVAS = [(boot.NOVAS_OWN, READS if name == 'get' else WRITES,
+              report.SchedulerReportClient, name)
+             for name in ('get', 'put', 'post', 'delete')]
+
+    def setUp(self):
+        self.options = arguments()
+        if self.options.without:
+            for module, name in ((report_client, 'watch'),
+                                 (provider_trees, 'install')):
+                self.useFixture(fixtures.MockPatchObject(
+                    module, name, lambda *args: None))
+        self.done = threading.Event()
+        self.marks = []
+        self._patch(resource_tracker.ResourceTracker, 'instance_claim',
+                    self._marking)
+        self._patch(libvirt_driver.LibvirtDriver, 'spawn', self._marking)
+        self._patch(manager.ComputeManager, '_build_and_run_instance',
+                    self._telling)
+        super().setUp()
+
+    def _mark(self):
+        self.marks.append((time.perf_counter(), time.process_time(),
+                           self.meter.counts.copy()))
+
+    def _marking(self, function):
+        def marking(*args, **kwargs):
+            self._mark()
+            return function(*args, **kwargs)
+        return marking
+
+    def _telling(self, function):
+        def telling(*args, **kwargs):
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.done.set()
+        return telling
+
+    def runTest(self):
+        self.write_profiles({'name': 'nlb0', 'groups': [{
+            'resources:CUSTOM_ACCELERATOR_FPGA': 1,
+            'accel:function_id': base.NLB0}]})
+        plain = self._create_flavor()
+        fpga = self._create_flavor(
+            extra_spec={'accel:device_profile': 'nlb0'})
+        print(f'median of {self.options.boots} each\n{"host":14}'
+              f'{"providers":>10} {"":8}{"reads":>7}{"writes":>7}{"ms":>9}'
+              f'{"processor":>11}', file=boot.OUT)
+        self.flags(compute_driver='libvirt.LibvirtDriver')
+        self.rows('LibvirtDriver', 'stock', {}, plain=plain)
+        self.flags(compute_driver='accel.AccelLibvirtDriver')
+        for number in self.options.regions:
+            self.rows(f'{number} regions', f'host{number}', {'cards': [
+                base.card(f'0000:{card // 32:02x}:{card % 32:02x}.0',
+                          [base.NLB0] * REGIONS)
+                for card in range(max(1, number // REGIONS))]},
+                plain=plain, FPGA=fpga)
+
+    def rows(self, name, host, description, **flavors):
+        self.describe_host(host, {'cards': [], **description})
+        self.start_compute(host)
+        aggregate = self._create_aggregate(host, availability_zone=host)
+        self.admin_api.add_host_to_aggregate(aggregate, host)
+        tracker = self.computes[host].manager.rt
+        self.show_start(name, host)
+        of = len(tracker.provider_tree.get_provider_uuids(host))
+        for kind, flavor in flavors.items():
+            self.show(name, of, kind, lambda: self.boot_once(flavor, host))
+        for kind in ('report', 'old'):
+            self.show(name, of, kind, lambda: self.report_once(
+                self.computes[host].manager, kind == 'old'))
+
+    def show_start(self, name, host):
+        self.meter.clear()
+        began = time.process_time()
+        self.restart_compute_service(host)
+        counts = self.meter.counts
+        print(f'{name:14}{"":10} start   {counts[boot.NOVAS_OWN, READS]:7}'
+              f'{counts[boot.NOVAS_OWN, WRITES]:7}{"":9}'
+              f'{1000 * (time.process_time() - began):11.0f}',
+              file=boot.OUT, flush=True)
+
+    def show(self, name, providers, kind, measure):
+        # the first ones also warm up Python, and note what has changed
+        results = [measure() for _ in range(self.options.boots + 2)][2:]
+        reads, writes, wall, worked = (
+            statistics.median(column) for column in zip(*results))
+        print(f'{name:14}{providers:10} {kind:8}{reads:7.0f}{writes:7.0f}'
+              f'{1000 * wall:9.1f}{1000 * worked:11.1f}', file=boot.OUT,
+              flush=True)
+
+    def taken(self):
+        """(reads, writes, seconds, of the processor) between two marks."""
+        (began, worked, before), (ended, until, after) = self.marks[:2]
+        return (*(after[boot.NOVAS_OWN, kind] - before[boot.NOVAS_OWN, kind]
+                  for kind in (READS, WRITES)),
+                ended - began, until - worked)
+
+    def boot_once(self, flavor, host):
+        body = self._build_server(flavor_id=flavor, networks='none', az=host)
+        self.done.clear()
+        self.marks.clear()
+        server = self.api.post_server({'server': body})
+        self.assertTrue(self.done.wait(60))
+        self._wait_for_state_change(server, 'ACTIVE')
+        found = self.taken()
+        self._delete_server(server)
+        return found
+
+    def report_once(self, of, is_old):
+        if is_old:
+            times = of.reportclient._association_refresh_time
+            times |= dict.fromkeys(times, time.time() - 1000)
+        self.marks.clear()
+        self._mark()
+        of.rt.update_available_resource(
+            context.get_admin_context(), of.host)
+        self._mark()
+        return self.taken()
+
+
+def main():
+    boot.main(Providers)
+
+
+if __name__ == '__main__':
+    main()
