@@ -3,9 +3,8 @@
 
 A GPU goes to one guest by its PCI function, whatever driver the host has for
 it. GPUs that are shared out, by VFs or as mediated devices, are left to the
-driver vgpu. Sources: the PCI ID repository for names; the id tables of amdgpu,
-i915 and xe in Linux for classes; Documentation/ABI/testing/sysfs-bus-pci and
-pci-sysfs.c of Linux for boot_vga.
+driver vgpu. Sources: the id tables of amdgpu, i915 and xe in Linux for classes;
+Documentation/ABI/testing/sysfs-bus-pci and pci-sysfs.c of Linux for boot_vga.
 """
 
 import dataclasses
@@ -13,6 +12,7 @@ import dataclasses
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import fabric
+from nova_accel.drivers import gpu_products
 from nova_accel.drivers import rules
 from nova_accel.drivers import slot
 from nova_accel.drivers import sriov
@@ -26,51 +26,6 @@ VENDORS = {'10de': 'NVIDIA', '1002': 'AMD', '8086': 'INTEL'}
 #: Instinct cards since MI300 are processing accelerators; with Intel that
 #: class is of its FPGAs
 _CLASSES = {'1002': pci.DISPLAYS | {0x1200}}
-
-#: (vendor, device) -> product, family; others go by their id
-_PRODUCTS = {
-    **{('10de', device): names for device, names in {
-        '1b38': ('TESLA_P40', 'PASCAL'), '1bb3': ('TESLA_P4', 'PASCAL'),
-        '15f7': ('TESLA_P100', 'PASCAL'), '15f8': ('TESLA_P100', 'PASCAL'),
-        '15f9': ('TESLA_P100', 'PASCAL'),
-        '1db1': ('TESLA_V100', 'VOLTA'), '1db4': ('TESLA_V100', 'VOLTA'),
-        '1db5': ('TESLA_V100', 'VOLTA'), '1db6': ('TESLA_V100', 'VOLTA'),
-        '1db8': ('TESLA_V100', 'VOLTA'), '1df6': ('TESLA_V100S', 'VOLTA'),
-        '1eb8': ('TESLA_T4', 'TURING'),
-        '20b0': ('A100', 'AMPERE'), '20b1': ('A100', 'AMPERE'),
-        '20b2': ('A100', 'AMPERE'), '20b5': ('A100', 'AMPERE'),
-        '20f1': ('A100', 'AMPERE'), '20b7': ('A30', 'AMPERE'),
-        '20bd': ('A800', 'AMPERE'), '20f3': ('A800', 'AMPERE'),
-        '20f5': ('A800', 'AMPERE'), '20f6': ('A800', 'AMPERE'),
-        '2235': ('A40', 'AMPERE'), '2236': ('A10', 'AMPERE'),
-        '2237': ('A10G', 'AMPERE'),
-        '26b5': ('L40', 'ADA'), '26b7': ('L20', 'ADA'),
-        '26b9': ('L40S', 'ADA'), '26ba': ('L20', 'ADA'),
-        '27b6': ('L2', 'ADA'), '27b8': ('L4', 'ADA'),
-        '2321': ('H100L', 'HOPPER'), '2322': ('H800', 'HOPPER'),
-        '2324': ('H800', 'HOPPER'), '2329': ('H20', 'HOPPER'),
-        '2330': ('H100', 'HOPPER'), '2331': ('H100', 'HOPPER'),
-        '2335': ('H200', 'HOPPER'), '233b': ('H200_NVL', 'HOPPER'),
-        '2901': ('B200', 'BLACKWELL'), '3182': ('B300', 'BLACKWELL'),
-        '2bb5': ('RTX_PRO_6000', 'BLACKWELL'),
-    }.items()},
-    **{('1002', device): names for device, names in {
-        '66a1': ('MI50', 'INSTINCT'), '738c': ('MI100', 'INSTINCT'),
-        '738e': ('MI100', 'INSTINCT'), '7408': ('MI250X', 'INSTINCT'),
-        '740c': ('MI250', 'INSTINCT'), '740f': ('MI210', 'INSTINCT'),
-        '74a1': ('MI300X', 'INSTINCT'), '74a2': ('MI308X', 'INSTINCT'),
-        '74a5': ('MI325X', 'INSTINCT'), '75a0': ('MI350X', 'INSTINCT'),
-        '75a3': ('MI355X', 'INSTINCT'),
-        '73a1': ('V620', 'RADEON_PRO'), '7460': ('V710', 'RADEON_PRO'),
-        '7461': ('V710', 'RADEON_PRO'),
-    }.items()},
-    **{('8086', device): names for device, names in {
-        '56c0': ('FLEX_170', 'FLEX'), '56c1': ('FLEX_140', 'FLEX'),
-        '0bd5': ('MAX_1550', 'MAX'), '0bd6': ('MAX_1550', 'MAX'),
-        '0bd9': ('MAX_1100', 'MAX'), '0bda': ('MAX_1100', 'MAX'),
-        '0bdb': ('MAX_1100', 'MAX'),
-    }.items()},
-}
 
 
 class GpuDriver(slot.SlotDriver):
@@ -93,7 +48,8 @@ class GpuDriver(slot.SlotDriver):
         device = pci.identifier(self.kernel, address, 'device')
         by_id = naming.device_trait('GPU', VENDORS[vendor], device,
                                     f'device {address}')
-        product, family = _PRODUCTS.get((vendor, device), (device, None))
+        product, family = gpu_products.name(
+            vendor, device, pci.subsystem(self.kernel, address))
         return model.Device(
             address=address, type='GPU', vendor=VENDORS[vendor],
             product=product, family=family, vendor_id=vendor,

@@ -43,6 +43,7 @@ from nova_accel.host import firmware
 from nova_accel.host import pci
 from nova_accel.host import privileged
 from nova_accel import model
+from nova_accel import naming
 
 MANAGEMENT_DRIVER = 'xclmgmt'
 USER_DRIVER = 'xocl'
@@ -84,7 +85,8 @@ _PRODUCTS = {
     ('10ee', '50b4'): (_V80, _VERSAL),
     # by their numbers in devices.h, whatever they are sold as
     ('10ee', '513c'): ('U30', _ALVEO),
-    ('10ee', '5048'): ('VERSAL_5048', _VERSAL),
+    # as its VBNV says: xilinx_vck5000_gen3x16_xdma_base_1
+    ('10ee', '5048'): ('VCK5000', _VERSAL),
     ('10ee', '5074'): ('X3522PV', _ALVEO),
     ('10ee', '5078'): ('VERSAL_5078', _VERSAL),
     ('10ee', '5700'): ('RAVE_5700', _VERSAL),
@@ -96,6 +98,8 @@ _PRODUCTS = {
     ('10ee', 'd020'): ('U50', _ALVEO), ('10ee', 'd03c'): ('U30', _ALVEO),
     ('10ee', 'd04c'): ('U25', _ALVEO),
 }
+#: product -> what an earlier release called it, which stays a trait
+_FORMERLY = {'VCK5000': 'VERSAL_5048'}
 #: product -> its memory, which no attribute tells; from AMD's data sheets
 _MEMORY = {'U200': (('DDR', 65536),), 'U250': (('DDR', 65536),),
            'U280': (('DDR', 32768), ('HBM', 8192)),
@@ -177,10 +181,14 @@ class XrtDriver(base.PciDriver):
             if not self.kernel.exists(pci.path(address, 'mgmt_pf')):
                 return None
             product = f'XRT_{ids[1].upper()}'
+        former = _FORMERLY.get(product)
         return model.Device(
             address=address, type='FPGA', vendor='XILINX', product=product,
             vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
-            family=family, memory=_MEMORY.get(product, ()))
+            family=family, memory=_MEMORY.get(product, ()),
+            traits=(naming.device_trait('FPGA', 'XILINX', former,
+                                        f'device {address}'),)
+            if former else ())
 
     def look(self, device, before):
         address = device.address

@@ -42,7 +42,8 @@ class GpuCard(card.Card):
         return dict(
             cls.describe_any(item),
             ids=(vendor, item.take('device', reader.identifier, '26b9'),
-                 vendor, '0000'),
+                 item.take('subsystem_vendor', reader.identifier, vendor),
+                 item.take('subsystem_device', reader.identifier, '0000')),
             class_code=item.take('class', reader.text, '0x030200'),
             total_vfs=total, vfs=item.take('vfs', reader.up_to(total), 0),
             boot_vga=item.take('boot_vga', reader.boolean, False),

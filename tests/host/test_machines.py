@@ -13,9 +13,11 @@ from nova_accel.drivers import dfl
 from nova_accel.drivers import fabric
 from nova_accel.drivers import gpu
 from nova_accel.drivers import pci_rule
+from nova_accel.drivers import xrt
 from nova_accel.host import bus
 from nova_accel.host import pci
 from nova_accel import model
+from nova_accel import naming
 from nova_accel.sim import captured
 from nova_accel.virt import nccl
 from tests.host import machines
@@ -241,6 +243,19 @@ class SlotLinkTest(configured.TestCase):
             '<pci busid="0000:02:00.0" link_width="16" '
             'link_speed="32.0 GT/s PCIe"/>', nccl.topology(
                 self.machine.kernel, places))
+
+
+class ProductTest(configured.TestCase):
+
+    def test_vck5000(self):
+        """Of the class 0580, as one was recorded; with the name that earlier
+        releases gave it."""
+        machine = self.useFixture(machines.Machine(functions=[
+            {'at': '0000:5e:00.0', 'ids': '10ee:5048', 'class': '0580'}]))
+        device = xrt.XrtDriver(machine.kernel).identify('0000:5e:00.0')
+        self.assertLessEqual(
+            {'CUSTOM_FPGA_XILINX_VCK5000', 'CUSTOM_FPGA_XILINX_VERSAL',
+             'CUSTOM_FPGA_XILINX_VERSAL_5048'}, naming.device_traits(device))
 
 
 @ddt.ddt

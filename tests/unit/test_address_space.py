@@ -9,6 +9,7 @@ from nova.virt.libvirt import config
 import testtools
 
 from nova_accel.drivers import gpu
+from nova_accel.drivers import gpu_products
 from nova_accel import exception
 from nova_accel.host import address_space as host_address_space
 from nova_accel import model
@@ -53,18 +54,33 @@ class PlacedTest(testtools.TestCase):
 #: most the memory, up to the next power of two
 MEMORY = {
     'NVIDIA': {
-        'TESLA_P4': 8, 'TESLA_P40': 24, 'TESLA_P100': 16, 'TESLA_V100': 32,
-        'TESLA_V100S': 32, 'TESLA_T4': 16, 'A100': 80, 'A800': 80, 'A30': 24,
-        'A40': 48, 'A10': 24, 'A10G': 24, 'L40': 48, 'L20': 48, 'L40S': 48,
-        'L2': 24, 'L4': 24, 'H100L': 94, 'H800': 80, 'H20': 96, 'H100': 80,
-        'H200': 141, 'H200_NVL': 141, 'B200': 180, 'B300': 288,
-        'RTX_PRO_6000': 96},
+        'TESLA_P4': 8, 'TESLA_P6': 16, 'TESLA_P10': 24, 'TESLA_P40': 24,
+        'TESLA_P100': 16, 'TESLA_V100': 32, 'TESLA_V100S': 32, 'TESLA_T4': 16,
+        'T4G': 16, 'TESLA_T10': 16, 'TESLA_T40': 24, 'A100': 80, 'A100X': 80,
+        'A800': 80, 'AX800': 80, 'A30': 24, 'A30X': 24, 'A40': 48, 'A10': 24,
+        'A10G': 24, 'A10M': 20, 'A16': 16, 'A2': 16, 'RTX_A6000': 48,
+        'RTX_A5500': 24, 'RTX_A5000': 24, 'RTX_A4500': 20, 'L40': 48,
+        'L40_CNX': 48, 'L40G': 24, 'L40S': 48, 'L30': 24, 'L20': 48, 'L16': 16,
+        'L2': 24,
+        'L4': 24, 'RTX_6000_ADA': 48, 'RTX_5880_ADA': 48, 'RTX_5000_ADA': 32,
+        'H100L': 94, 'H100': 96, 'H100_CNX': 80, 'H800': 80, 'H800L': 94,
+        'H20': 141, 'H20B': 96, 'H20_NVL16': 96, 'H200': 141, 'H200_NVL': 141,
+        'GH200': 144, 'B100': 192, 'B200': 180, 'B300': 288, 'GB200': 186,
+        'GB300': 288, 'GB10': 128, 'RTX_PRO_6000': 96, 'RTX_PRO_6000D': 84,
+        'RTX_6000D': 84, 'RTX_PRO_5000': 72, 'RTX_PRO_4500': 32,
+        'RTX_PRO_4000': 24},
     'AMD': {
-        'MI50': 32, 'MI100': 32, 'MI250X': 64, 'MI250': 64, 'MI210': 64,
-        'MI300X': 192, 'MI308X': 192, 'MI325X': 256, 'MI350X': 288,
-        'MI355X': 288, 'V620': 32, 'V710': 28},
+        'MI25': 16, 'MI50': 32, 'MI60': 32, 'MI100': 32, 'MI250X': 64,
+        'MI250': 64, 'MI210': 64, 'MI300A': 128, 'MI300X': 192,
+        'MI300X_HF': 192, 'MI308X': 192, 'MI325X': 256, 'MI350P': 144,
+        'MI350X': 288, 'MI355X': 288, 'V340': 16, 'V520': 8, 'V620': 32,
+        'V710': 28, 'W7900': 48, 'W7800': 48, 'R9700': 32},
     'INTEL': {
-        'FLEX_170': 16, 'FLEX_140': 6, 'MAX_1550': 128, 'MAX_1100': 48}}
+        'FLEX_170': 16, 'FLEX_170V': 16, 'FLEX_140': 6, 'MAX_1550': 128,
+        'MAX_1550VG': 128, 'MAX_1450': 128, 'MAX_1350': 96, 'MAX_1100': 48,
+        'MAX_1100C': 48, 'ARC_PRO_A40': 6, 'ARC_PRO_A60': 12,
+        'ARC_PRO_B50': 16, 'ARC_PRO_B60': 24, 'ARC_PRO_B65': 32,
+        'ARC_PRO_B70': 32, 'SG1': 8}}
 #: GiB of a region -> how many of eight a guest of 256 GiB sees that is told 40
 #: bits, and one of 2 TiB that is told 46
 SEEN = {8: (8, 8), 16: (8, 8), 32: (8, 8), 64: (6, 8), 128: (3, 8),
@@ -77,7 +93,8 @@ class ProductTest(testtools.TestCase):
     def test_all_products_are_here(self):
         self.assertEqual(
             {(gpu.VENDORS[vendor], product)
-             for (vendor, _), (product, _) in gpu._PRODUCTS.items()},
+             for (vendor, *_), (product, _) in {
+                 **gpu_products.PRODUCTS, **gpu_products.BOARDS}.items()},
             {(vendor, product) for vendor, products in MEMORY.items()
              for product in products})
 

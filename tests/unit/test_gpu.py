@@ -12,6 +12,7 @@ import fixtures
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import gpu
+from nova_accel.drivers import gpu_products
 from nova_accel.drivers import pci_rule
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
@@ -131,12 +132,22 @@ class Discovery(TestCase):
         self.assertEqual(bridges, pci.bridges(host_kernel.Kernel(root), A))
 
     def test_names_can_be_traits(self):
-        for (vendor, _), (product, family) in gpu._PRODUCTS.items():
+        for (vendor, *_), (product, family) in {
+                **gpu_products.PRODUCTS, **gpu_products.BOARDS}.items():
             for name in (product, family):
                 self.assertEqual(
                     f'CUSTOM_GPU_{gpu.VENDORS[vendor]}_{name}',
                     naming.device_trait('GPU', gpu.VENDORS[vendor], name,
                                         'the table'))
+
+    @ddt.data(('10de', '14a9', 'A16'), ('10de', '157e', 'A2'),
+              ('103c', '14a9', '25b6'))
+    @ddt.unpack
+    def test_two_products_of_one_id(self, vendor, subsystem, product):
+        device = self.start({
+            'address': A, 'device': '25b6', 'subsystem_vendor': vendor,
+            'subsystem_device': subsystem})[A]
+        self.assertEqual(product, device.product)
 
     # vendor, class, whether it is a GPU
     @ddt.data(('10de', '0x030000', True), ('10de', '0x030200', True),
