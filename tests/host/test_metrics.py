@@ -17,10 +17,12 @@ import threading
 import time
 from urllib import request as http
 
+import fixtures
 import testtools
 import yaml
 
 from nova_accel.attach import metrics
+from nova_accel import files
 from nova_accel.inventory import conditions
 from nova_accel.health import signals
 from nova_accel import model
@@ -356,16 +358,17 @@ class DoNotAnswerTest(NoticesTestCase):
         self.assertEqual('quarantined', self.notices()[0][1]['state'])
 
     def test_directory(self):
-        """Who opens a pipe to write waits for a reader, as for a server of
-        files that is gone."""
+        """A server of files is gone for a while."""
         self.settled(self.host.metrics)
-        pipe = f'{self.file}.new'
-        os.mkfifo(pipe)
+        returns = threading.Event()
+        self.addCleanup(returns.set)
+        create = files.create
 
-        def read():
-            if os.path.exists(pipe):
-                os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
-        self.addCleanup(read)
+        def waits(*args):
+            returns.wait()
+            create(*args)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.files.create', waits))
         self.look()
         ends = time.monotonic() + base.PATIENCE
         while not self.host.metrics.background.runs:
@@ -375,8 +378,8 @@ class DoNotAnswerTest(NoticesTestCase):
         self.assertTrue(self.host.metrics.background.runs)
         self.assertIn('suspect', [
             payload['state'] for _, payload in self.notices()])
-        with open(pipe):
-            self.settled(self.host.metrics)
+        returns.set()
+        self.settled(self.host.metrics)
         self.assertIn('nova_accel_device_info', self.written())
 
 

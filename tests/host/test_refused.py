@@ -64,7 +64,7 @@ class RefusedTest(base.HostTestCase):
 
     def test_wrong_bytes(self):
         image = self.named()
-        record = self.host.cloud.service_images().get(
+        record = self.host.cloud.service_images().answer(
             f'/v2/images/{image}')[1]
         self.host.cloud.change_image(image, os_hash_value='0' * 128)
         self.assertRefused(image)
