@@ -3,7 +3,8 @@
 
 The same is done with two servers, one on a host with our driver and a card,
 one on a host with Nova's own driver. Each step takes the same calls of libvirt
-and of Placement on both.
+and of Placement on both, but for the question of what is allocated from each
+provider: Nova does not read the answer, and nova_accel does not let it ask.
 """
 
 import collections
@@ -26,6 +27,8 @@ from tests.functional import operations
 from tests.functional import test_guest
 
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
+#: nova_accel.virt.report_client
+UNASKED = 'get_allocations_for_provider_tree'
 
 
 class Calls(fixtures.Fixture):
@@ -40,9 +43,7 @@ class Calls(fixtures.Fixture):
                     self._count(owner, name, f'{owner.__name__}.{name}')
         for name in ('get', 'put', 'post', 'delete'):
             self._count(report.SchedulerReportClient, name)
-        # Nova asks for each provider that a host has
-        name = 'get_allocations_for_provider_tree'
-        self._count(report.SchedulerReportClient, name, name)
+        self._count(report.SchedulerReportClient, UNASKED, UNASKED)
 
     def _count(self, owner, name, label=None):
         method = getattr(owner, name)
@@ -103,6 +104,7 @@ class NothingHeldTest(operations.OperationsTestBase):
             counts.append(counted)
         self.assertTrue(counts[1])
         ours, novas = counts
+        del novas[UNASKED]
         self.assertEqual(({}, {}), (dict(ours - novas), dict(novas - ours)),
                          f'{what}: what ours calls more, and less')
 

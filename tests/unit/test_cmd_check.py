@@ -746,12 +746,12 @@ class ComputeTest(CheckTestCase):
         self.set('accel', enabled_drivers='gpu')
         self.assertEqual([], self.check(0))
         self.set('accel', pools='none')
-        # no flavor asks for six
-        few = {f'resources{n}:CUSTOM_ACCELERATOR_GPU': '1' for n in range(5)}
-        self.flavors({'gpu5': few})
+        # no flavor asks for five
+        few = {f'resources{n}:CUSTOM_ACCELERATOR_GPU': '1' for n in range(4)}
+        self.flavors({'gpu4': few})
         self.assertEqual([], self.check(0))
         self.assertNotIn('providers of this host', str(self.lines))
-        self.flavors({'gpu5': few, 'gpu6': {
+        self.flavors({'gpu4': few, 'gpu5': {
             **few, 'resources5:CUSTOM_ACCELERATOR_GPU': '1'}})
         self.assertEqual([], self.check(0))
         line, = [line for line in self.lines if line['Check'] == 'Placement']
@@ -759,10 +759,10 @@ class ComputeTest(CheckTestCase):
         with open(path, 'w') as file:
             file.write('[placement]\n')
         self.assertFails('Placement', '8 providers', 'breadth-first',
-                         'servers of the flavor gpu6', result='warning')
+                         'servers of the flavor gpu5', result='warning')
         # what a profile of another host asks for is not known here
         self.flavors({'gpu': {'accel:device_profile': 'gpus'}})
-        self.assertFails('Placement', 'a server that asks for 6 of them',
+        self.assertFails('Placement', 'a server that asks for 5 of them',
                          result='warning', arguments=('--service', 'compute'))
         with open(path, 'a') as file:
             file.write('max_allocation_candidates = 1000\n'
