@@ -100,17 +100,6 @@ class TenantTest(operations.OperationsTestBase):
             server['id'])['status'])
         self.assertEqual(held, self.assertHas(server))
 
-    def test_own_image_beside_it(self):
-        """Nobody breaks a function for others."""
-        self.upload_as(self.eve)
-        tenant = self.glance.service.client(
-            'tenant', self.api.project_id)
-        self.upload_as(tenant)
-        server = self.boot()
-        held = self.held(server)
-        self.assertEqual(1, len(held))
-        self.assertFunction(held, FUNCTION)
-
     def test_bitstream_that_fails_costs_one_card(self):
         """However many hosts Nova may try for one request."""
         self.upload_as(self.glance.service.client(

@@ -71,14 +71,6 @@ class PoolsTestBase(operations.OperationsTestBase):
 
 class PoolTest(PoolsTestBase):
 
-    def test_one_provider(self):
-        (name, (inventory, traits, used)), = self.provider_tree().items()
-        self.assertRegex(
-            name, '^compute1_accel_pool_GPU_NVIDIA_L40S_[0-9a-f]{8}$')
-        self.assertEqual(({CLASS: (8, 0)}, {CLASS: 0}), (inventory, used))
-        self.assertLessEqual({'CUSTOM_GPU_NVIDIA', L40S, 'OWNER_CYBORG',
-                              'CUSTOM_GPU_NVIDIA_26B9'}, traits)
-
     def test_all(self):
         for specs in (groups(8), {f'resources:{CLASS}': '8'}, groups(*[1] * 8),
                       groups(4, 4), groups(5, 2, 1)):
@@ -87,35 +79,6 @@ class PoolTest(PoolsTestBase):
             self.assertEqual([(8, 0, 8)], self.counts())
             self._delete_server(server)
             self.assertEqual([(8, 0, 0)], self.counts())
-
-    def test_operations(self):
-        server = self.boot(groups(2, 1))
-        before = self.assertServer(server, 3)
-        self._reboot_server(server, hard=True)
-        self.assertEqual(before, self.assertServer(server, 3))
-        self._rebuild_server(server, self.glance.guest_image)
-        self.assertEqual(before, self.assertServer(server, 3))
-        self.restart_compute_service('compute1')
-        self._reboot_server(server, hard=True)
-        self.assertEqual(before, self.assertServer(server, 3))
-        self._delete_server(server)
-
-    def test_affinity(self):
-        """Only nova-compute knows where the devices of a pool are."""
-        required = {'accel:numa_affinity': 'required'}
-        server = self.boot(groups(4) | required)
-        self.assertIn(self.assertServer(server, 4), (GPUS[:4], GPUS[4:]))
-        self._delete_server(server)
-        failed = self.boot(groups(3, 2) | required, expected_state='ERROR')
-        self.assertIn('wants all accelerators on one NUMA node, and of what '
-                      'it was allocated this host has free 4 GPU on node 0, '
-                      '4 GPU on node 1', self.fault(failed))
-        self._delete_server(failed)
-        self.assertEqual([(8, 0, 0)], self.counts())
-        self.assertEqual([], self.claims())
-        server = self.boot(groups(4, 4) | required | {'hw:numa_nodes': '2'})
-        self.assertServer(server, 8)
-        self._delete_server(server)
 
     def test_resize_on_the_host(self):
         """Both selves of the server have devices of the same pool."""
