@@ -28,7 +28,7 @@ ORDER = (
     'region',      # attach.handles: a region is cleaned, one for each
     'settling',    # attach.settling: one round at a time
     'choice',      # inventory: handles are chosen and claimed
-    'orders',      # attach.orders: what the operator says is read and shown
+    'orders',      # admin.orders: what the operator says is read and shown
     'opening',     # attach.programming: the bitstream cache is opened
     'download',    # bitstream.cache: one for each content
     'room',        # bitstream.cache: downloads under way

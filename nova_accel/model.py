@@ -574,7 +574,7 @@ AS_READ = Loaded(None, None, None, '', OPERATOR)
 @dataclasses.dataclass(frozen=True)
 class Handover:
     """One hand-over: what was done with a device after a server,
-    or with one that no server had (attach.maintenance).
+    or with one that no server had (admin.maintenance).
 
     Every field is a text, '' where it is not known.
     """

@@ -53,7 +53,7 @@ Forget Give Have Hold Judge Keep Leave Let Listen Log Look Make Move Note
 Offer Plan Plug Prepare Program Put Read Release Remove Replace Restore Return
 Revert Scan See Send Set Settle Show Stop Take Try Wait Withhold Write Yield
 """.split())
-ROOMS = ('attach', 'inventory', 'store')
+ROOMS = ('admin', 'attach', 'inventory', 'notify', 'store')
 
 
 def files() -> list[pathlib.Path]:

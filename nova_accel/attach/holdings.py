@@ -9,7 +9,7 @@ TRANSITIONS has all ways in which a state changes;
 docs/source/contributor/architecture.rst draws them.
 
 Where attach.settling finds a device without a claim, one begins as BOUND or as
-DELETING; where attach.maintenance cleans a device that no server has, as
+DELETING; where admin.maintenance cleans a device that no server has, as
 DELETING.
 
 A claim that is DELETING belongs to its server no more, yet its device is not

@@ -45,7 +45,7 @@ _MOST_ENDED = 1000
 
 
 class Ended(typing.NamedTuple):
-    """A programming, for attach.metrics."""
+    """A programming, for notify.metrics."""
 
     #: 'programmed' or 'failed'
     result: str

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel clean, program and drill: orders about a device.
 
-nova-compute carries them out (nova_accel/attach/{maintenance,drill}.py).
+nova-compute carries them out (nova_accel/admin/{maintenance,drill}.py).
 """
 
 import argparse

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Orders: what commands have nova-compute do.
 
-nova-compute carries them out (nova_accel/attach/orders.py): it alone judges
+nova-compute carries them out (nova_accel/admin/orders.py): it alone judges
 claims and touches devices, and where it does not run the command is refused.
 """
 

@@ -16,7 +16,7 @@ from nova_accel.cmd import tree
 from nova_accel import exception
 from nova_accel import files
 
-#: attach.metrics writes them so
+#: notify.metrics writes them so
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
 

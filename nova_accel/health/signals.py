@@ -21,7 +21,7 @@ CONF = conf.CONF
 OPTION = '[accel] health'
 #: the signal that nova-accel drill makes up, and the verb of its order
 DRILL = 'drill'
-#: the signal that attach.paused adds
+#: the signal that notify.paused adds
 PAUSED = 'guest_paused'
 #: signals that survive a restart (store.values.Notes): what nova-compute did
 #: with a device in vain, until the same succeeds; and that it was recovered,
@@ -153,11 +153,11 @@ SIGNALS: Mapping[str, Signal] = {
     # attach.plugs
     START: Signal('a guest with it could not be started, because of it',
                   _SUSPECT, _SUSPECT),
-    # attach.paused
+    # notify.paused
     PAUSED: Signal(
         'QEMU has paused the guest of server {about} because of an error: hard '
         'reboot the server', _SUSPECT, _SUSPECT),
-    # attach.drill
+    # admin.drill
     DRILL: Signal('the operator has a drill (nova-accel drill)',
                   _BAD, _SUSPECT, recovers=True),
 }

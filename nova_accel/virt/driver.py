@@ -2,7 +2,7 @@
 """LibvirtDriver with accelerators: read this first.
 
 Overrides only, in the order of a server's life. Each says when Nova calls it;
-one part of the host (attach.service), or of the rooms beside this file,
+one part of the host (nova_accel.service), or of the rooms beside this file,
 answers. super() always does Nova's own work, and a server without accelerators
 takes Nova's way alone. Facts about Nova are of nova 34; where releases differ
 the arguments that we do not read are passed through.
@@ -19,7 +19,6 @@ from nova.virt.libvirt import driver as libvirt_driver
 from oslo_service import periodic_task
 from oslo_utils import excutils
 
-from nova_accel.attach import service
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import signals
@@ -27,6 +26,7 @@ from nova_accel import machine
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
+from nova_accel import service
 from nova_accel.virt import address_space
 from nova_accel.virt import cloud
 from nova_accel.virt import conflicts

@@ -40,13 +40,13 @@ import json
 from nova import exception as nova_exception
 
 from nova_accel.attach import cloud as novas
-from nova_accel.attach import service
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import vfio
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import request
+from nova_accel import service
 from nova_accel.virt import cloud as nova_cloud
 
 CONF = conf.CONF

@@ -56,6 +56,8 @@ from nova_accel.virt import cloud
 #: the start of a module's name -> the process that would run it
 PROCESSES = (('nova.compute.manager', 'nova-compute'),
              ('nova_accel.virt', 'nova-compute'),
+             ('nova_accel.admin', 'nova-compute'),
+             ('nova_accel.notify', 'nova-compute'),
              ('nova_accel.attach', 'nova-compute'),
              ('nova_accel.inventory', 'nova-compute'),
              ('nova.scheduler.manager', 'nova-scheduler'),

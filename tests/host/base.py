@@ -14,13 +14,13 @@ import fixtures
 from oslo_config import fixture as config_fixture
 import testtools
 
-from nova_accel.attach import service
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel.inventory import identity
 from nova_accel import locks
 from nova_accel import model
+from nova_accel import service
 from nova_accel import sim
 from nova_accel.store import claim_store
 from nova_accel.store import sole

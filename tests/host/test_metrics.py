@@ -21,11 +21,11 @@ import fixtures
 import testtools
 import yaml
 
-from nova_accel.attach import metrics
 from nova_accel import files
-from nova_accel.inventory import conditions
 from nova_accel.health import signals
+from nova_accel.inventory import conditions
 from nova_accel import model
+from nova_accel.notify import metrics
 from tests.host import base
 from tests.host import test_health
 from tests.host.test_health import HALF, ONE, TWO, WORN

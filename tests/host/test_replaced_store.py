@@ -7,7 +7,7 @@ import time
 
 import ddt
 
-from nova_accel.attach import orders
+from nova_accel.admin import orders
 from nova_accel import exception
 from nova_accel.store import claim_store
 from tests.host import base

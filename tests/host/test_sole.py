@@ -8,16 +8,16 @@ import sys
 import fixtures
 import testtools
 
-from nova_accel.attach import service
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel import service
 from nova_accel.store import claim_store
 from tests.host import base
 
 OTHER = """
 import resource
 import sys
-from nova_accel.attach import service
+from nova_accel import service
 from nova_accel.store import sole
 if sys.argv[2:]:
     # as on a full file system, nothing can be written

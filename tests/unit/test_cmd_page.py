@@ -11,7 +11,6 @@ from unittest import mock
 import fixtures
 import testtools
 
-from nova_accel.attach import metrics as host_metrics
 from nova_accel.cmd import fits
 from nova_accel.cmd import page
 from nova_accel.cmd import page_html
@@ -20,6 +19,7 @@ from nova_accel.health import signals
 from nova_accel.health import watch
 from nova_accel.inventory import conditions
 from nova_accel import naming
+from nova_accel.notify import metrics as host_metrics
 from tests import pages_in_browser
 from tests.unit import commands
 from tests.unit import inventory_host

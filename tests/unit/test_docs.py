@@ -139,8 +139,8 @@ class RoomsTest(testtools.TestCase):
         parts = 'reports', 'withheld', 'contents', 'shared', 'adoption'
         self.assertEqual([], [
             f'{room}/{path.name}'
-            for room in ('planning', 'scheduler', 'virt', 'attach',
-                         'inventory', 'store')
+            for room in ('planning', 'scheduler', 'virt', 'admin', 'notify',
+                         'attach', 'inventory', 'store')
             for path in sorted((ROOT / 'nova_accel' / room).glob('*.py'))
             if path.stem not in ('__init__', *parts)
             and f'``{room}/{path.name}``' not in page])

@@ -12,23 +12,19 @@ import dataclasses
 import os
 import typing
 
+from nova_accel.admin import drill as health_drill
+from nova_accel.admin import maintenance as device_maintenance
+from nova_accel.admin import orders as operator_orders
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import along as migratable
 from nova_accel.attach import choice as device_choice
 from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import descriptions as device_descriptions
-from nova_accel.attach import drill as health_drill
 from nova_accel.attach import guests as server_guests
 from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import maintenance as device_maintenance
-from nova_accel.attach import metrics as metrics_file
 from nova_accel.attach import moves as server_moves
-from nova_accel.attach import notices as device_notices
-from nova_accel.attach import orders as operator_orders
-from nova_accel.attach import owners as server_owners
-from nova_accel.attach import paused as paused_guests
 from nova_accel.attach import plugs as server_plugs
 from nova_accel.attach import programming as region_programming
 from nova_accel.attach import publishing
@@ -49,6 +45,10 @@ from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import log as logging
 from nova_accel import model
+from nova_accel.notify import metrics as metrics_file
+from nova_accel.notify import notices as device_notices
+from nova_accel.notify import owners as server_owners
+from nova_accel.notify import paused as paused_guests
 from nova_accel.store import claim_store
 from nova_accel.store import sole
 
