@@ -78,12 +78,11 @@ _KFD = 'class/kfd/kfd/topology/nodes'
 #: processing accelerators: with AMD MI300 and later, boards of eight
 _INSTINCT = 0x1200
 #: GPUs of Arm hosts (GH200, GB200, GB300, Vera Rubin), whose memory is not a
-#: region of the function: this variant of vfio-pci alone shows it to a guest
-#: (nvgrace_gpu_vfio_pci_table in drivers/vfio/pci/nvgrace-gpu/main.c of Linux
-#: 7.2; kubevirt/kubevirt pull request 19070)
+#: region of the function (nvgrace_gpu_vfio_pci_table in
+#: drivers/vfio/pci/nvgrace-gpu/main.c of Linux 7.2; kubevirt/kubevirt pull
+#: request 19070; the PCI ID repository)
 _COHERENT = frozenset((
-    '2342', '2345', '2348', '2941', '3041', '307f', '31c2'))
-_COHERENT_DRIVER = 'nvgrace-gpu-vfio-pci'
+    '2342', '2345', '2348', '2941', '3041', '307f', '31a1', '31c2', '31c3'))
 #: of gim, which is for MI300 and later
 _SHARING = 'module/gim/parameters/fb_sharing_mode'
 
@@ -197,20 +196,21 @@ def _fabric_manager() -> str:
     return (address or nvfm.ADDRESS) if name == LIBRARY else ''
 
 
-def memory_obstacle(kernel, device: model.Device) -> str:
+def memory_obstacle(device: model.Device) -> str:
     """Return why a guest would have a GPU without its memory, as a clause,
     or ''.
 
-    :raises OSError: sysfs cannot be read.
+    Where the GPU shares the memory space of its processor, nvgrace_gpu_vfio_pci
+    shows its memory to QEMU. The driver of the guest then wants a PCI root
+    complex with an SMMUv3 for each GPU, and nodes of memory that is added
+    later.
     """
     if device.vendor_id != _NVIDIA or device.product_id not in _COHERENT:
         return ''
-    bound = pci.driver(kernel, device.address)
-    if bound == _COHERENT_DRIVER:
-        return ''
-    return (f'its memory is none of its memory regions, and a guest has it '
-            f'under {_COHERENT_DRIVER} only: bind it to that (Linux 6.9) in '
-            f'place of {bound or "no driver"}')
+    return ('it shares the memory of its Arm processor, and a guest of Nova '
+            'lacks what it needs for it: a PCI root complex and an SMMUv3 for '
+            'each GPU, IOMMUFD, and NUMA nodes without memory. No option '
+            'changes that: leave it to the host')
 
 
 def obstacle_of_vgpus(kernel, device: model.Device) -> str:

@@ -86,11 +86,10 @@ class GpuDriver(slot.SlotDriver):
                 f'the vGPU manager of NVIDIA has it, and has made no VFs yet: '
                 f'have "sriov-manage -e {address}" run, or bind it to '
                 f'{base.VFIO} if servers must have it whole')
-        joined = fabric.obstacle(
-            self.kernel, device, rules.INCLUDE, rules.DeviceRules().include,
-        ) or fabric.memory_obstacle(self.kernel, device)
-        if joined:
-            raise base.Defect(joined)
+        obstacle = fabric.memory_obstacle(device) or fabric.obstacle(
+            self.kernel, device, rules.INCLUDE, rules.DeviceRules().include)
+        if obstacle:
+            raise base.Defect(obstacle)
         company, companions = self.checked_company(address)
         return dataclasses.replace(
             device, company=company,

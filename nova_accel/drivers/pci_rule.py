@@ -149,10 +149,10 @@ class PciRuleDriver(slot.SlotDriver):
             traits=tuple(filter(None, pairs.get('traits', '').split(','))))
 
     def look(self, device, before):
-        joined = (fabric.obstacle(self.kernel, device, OPTION, wanted())
-                  or fabric.memory_obstacle(self.kernel, device))
-        if joined:
-            raise base.Defect(joined)
+        obstacle = fabric.memory_obstacle(device) or fabric.obstacle(
+            self.kernel, device, OPTION, wanted())
+        if obstacle:
+            raise base.Defect(obstacle)
         pairs = self._pairs(
             device.address, self._values(device.address), before)
         if pairs and 'vfs' in pairs:

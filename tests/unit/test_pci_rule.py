@@ -199,7 +199,7 @@ class Devices(TestCase):
         self.kernel.guest_returns(A)
         self.assertEqual('davinci', pci.driver(self.kernel, A))
 
-    @ddt.data('qat_vfio_pci', 'nvgrace-gpu-vfio-pci')
+    @ddt.data('qat_vfio_pci', 'nvgrace_gpu_vfio_pci')
     def test_variant_that_the_operator_bound(self, variant):
         """It stays, also after the reset between two servers."""
         found = self.start('product=d801 type=AI', others=[

@@ -49,7 +49,7 @@ class VfioTest(testtools.TestCase):
                 ('qat_vfio_pci', 'qat_vfio_pci does not log'),
                 ('xe-vfio-pci', 'and neither does the IOMMU'),
                 ('vfio-pci', 'vfio_pci, which does not save'),
-                ('nvgrace-gpu-vfio-pci', 'which does not save its state')):
+                ('nvgrace_gpu_vfio_pci', 'which does not save its state')):
             device = self.device(others=[{**CARD, 'vfio_driver': variant}])
             self.assertEqual(bool(said), not device.migrates_by, variant)
             self.assertIn(said, device.stays)
