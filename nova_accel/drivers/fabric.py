@@ -76,7 +76,7 @@ _HIVE, _NO_HIVE = 'xgmi_hive', '0'
 #: what KFD shows of the host's GPUs
 _KFD = 'class/kfd/kfd/topology/nodes'
 #: processing accelerators: with AMD MI300 and later, boards of eight
-_INSTINCT = 0x1200
+INSTINCT = 0x1200
 #: GPUs of Arm hosts (GH200, GB200, GB300, Vera Rubin), whose memory is not a
 #: region of the function (nvgrace_gpu_vfio_pci_table in
 #: drivers/vfio/pci/nvgrace-gpu/main.c of Linux 7.2; kubevirt/kubevirt pull
@@ -269,7 +269,7 @@ def _is_of(device, ranges) -> bool:
 
 def _is_instinct(kernel, device) -> bool:
     return device.vendor_id == _AMD and pci.class_code(
-        kernel, device.address) >> 8 == _INSTINCT
+        kernel, device.address) >> 8 == INSTINCT
 
 
 def _joined(kernel, device) -> str:

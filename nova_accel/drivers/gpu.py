@@ -3,7 +3,8 @@
 
 A GPU goes to one guest by its PCI function, whatever driver the host has for
 it. GPUs that are shared out, by VFs or as mediated devices, are left to the
-driver vgpu. Sources: the id tables of amdgpu, i915 and xe in Linux for classes;
+driver vgpu; where that is not enabled, they are listed with the reason.
+Sources: the id tables of amdgpu, i915 and xe in Linux for classes;
 Documentation/ABI/testing/sysfs-bus-pci and pci-sysfs.c of Linux for boot_vga.
 """
 
@@ -14,6 +15,7 @@ from nova_accel.drivers import base
 from nova_accel.drivers import fabric
 from nova_accel.drivers import gpu_products
 from nova_accel.drivers import rules
+from nova_accel.drivers import sharing
 from nova_accel.drivers import slot
 from nova_accel.drivers import sriov
 from nova_accel.host import pci
@@ -42,8 +44,10 @@ class GpuDriver(slot.SlotDriver):
 
     def identify(self, address):
         vendor = pci.identifier(self.kernel, address, 'vendor')
-        if (vendor not in VENDORS or self._is_shared(address)
-                or not has_class(self.kernel, address, vendor)):
+        if (vendor not in VENDORS
+                or not has_class(self.kernel, address, vendor)
+                or 'vgpu' in CONF.accel.enabled_drivers
+                and sharing.is_shared(self.kernel, address)):
             return None
         device = pci.identifier(self.kernel, address, 'device')
         by_id = naming.device_trait('GPU', VENDORS[vendor], device,
@@ -59,34 +63,19 @@ class GpuDriver(slot.SlotDriver):
         device = self.identify(address)
         return device and fabric.recorded(self.kernel, device, before)
 
-    def _is_shared(self, address):
-        """Return whether it is, or will be, made into vGPUs."""
-        return (address in sriov.wanted()
-                or self.kernel.exists(pci.path(address,
-                                               'mdev_supported_types'))
-                or bool(pci.virtual_functions(self.kernel, address)))
-
-    def _may_be_shared_soon(self, address, vendor):
-        """Whether nova-compute is earlier than what makes a card's VFs.
-
-        nvidia_vgpu_vfio is the module of NVIDIA's vGPU manager for cards with
-        SR-IOV (user guide of NVIDIA vGPU).
-        """
-        return (vendor == '10de' and 'vgpu' in CONF.accel.enabled_drivers
-                and self.kernel.exists('module/nvidia_vgpu_vfio')
-                and pci.driver(self.kernel, address) == 'nvidia'
-                and self.kernel.exists(pci.path(address, 'sriov_totalvfs')))
-
     def look(self, device, before):
         address = device.address
         if self._is_display(address):
             raise base.Defect('it is the display of this host (boot_vga)')
-        if self._may_be_shared_soon(address, device.vendor_id):
+        if address in sriov.wanted() or pci.virtual_functions(
+                self.kernel, address):
             raise base.Defect(
-                f'the vGPU manager of NVIDIA has it, and has made no VFs yet: '
-                f'have "sriov-manage -e {address}" run, or bind it to '
-                f'{base.VFIO} if servers must have it whole')
-        obstacle = fabric.memory_obstacle(device) or fabric.obstacle(
+                f'it is shared out by VFs: add vgpu to [accel] '
+                f'enabled_drivers, or end that (see {sriov.OPTION}) if '
+                f'servers must have it whole')
+        obstacle = sharing.obstacle(
+            self.kernel, address) or fabric.memory_obstacle(
+                device) or fabric.obstacle(
             self.kernel, device, rules.INCLUDE, rules.DeviceRules().include)
         if obstacle:
             raise base.Defect(obstacle)
@@ -94,6 +83,14 @@ class GpuDriver(slot.SlotDriver):
         return dataclasses.replace(
             device, company=company,
             handles=self.function_handles(address, companions))
+
+    def state(self, address):
+        """See the base class; what shares it out changes it as well."""
+        try:
+            return (*super().state(address),
+                    sharing.obstacle(self.kernel, address))
+        except (OSError, ValueError) as error:
+            return (*super().state(address), str(error))
 
     def _is_display(self, address):
         try:

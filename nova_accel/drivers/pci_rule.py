@@ -15,6 +15,7 @@ from nova_accel.drivers import base
 from nova_accel.drivers import fabric
 from nova_accel.drivers import handover
 from nova_accel.drivers import rules
+from nova_accel.drivers import sharing
 from nova_accel.drivers import slot
 from nova_accel.drivers import sriov
 from nova_accel import exception
@@ -149,8 +150,10 @@ class PciRuleDriver(slot.SlotDriver):
             traits=tuple(filter(None, pairs.get('traits', '').split(','))))
 
     def look(self, device, before):
-        obstacle = fabric.memory_obstacle(device) or fabric.obstacle(
-            self.kernel, device, OPTION, wanted())
+        obstacle = self._shared_out(
+            device.address) or fabric.memory_obstacle(
+                device) or fabric.obstacle(
+                    self.kernel, device, OPTION, wanted())
         if obstacle:
             raise base.Defect(obstacle)
         pairs = self._pairs(
@@ -162,6 +165,13 @@ class PciRuleDriver(slot.SlotDriver):
         return dataclasses.replace(
             device, company=company,
             handles=self.unused_handles(device.address, companions))
+
+    def _shared_out(self, address) -> str:
+        """Why a GPU without VFs is not to be given whole, a clause, or ''."""
+        is_gpu = pci.class_code(self.kernel, address) >> 8 in {
+            *pci.DISPLAYS, fabric.INSTINCT}
+        return sharing.obstacle(self.kernel, address) if (
+            is_gpu and not pci.virtual_functions(self.kernel, address)) else ''
 
     def _together(self, address) -> model.AttachHandle:
         """All VFs of a function, as one accelerator.

@@ -98,6 +98,8 @@ _PRODUCTS = {
     ('10ee', 'd020'): ('U50', _ALVEO), ('10ee', 'd03c'): ('U30', _ALVEO),
     ('10ee', 'd04c'): ('U25', _ALVEO),
 }
+#: of a card whose shell cannot be loaded (Xilinx/video-sdk issue 99, of a U30)
+_RECOVERY = ('10ee', 'abcd')
 #: product -> what an earlier release called it, which stays a trait
 _FORMERLY = {'VCK5000': 'VERSAL_5048'}
 #: product -> its memory, which no attribute tells; from AMD's data sheets
@@ -178,7 +180,8 @@ class XrtDriver(base.PciDriver):
         product, family = _PRODUCTS.get(ids, (None, None))
         if product is None:
             # a card that is newer than the table, or of another brand
-            if not self.kernel.exists(pci.path(address, 'mgmt_pf')):
+            if ids != _RECOVERY and not self.kernel.exists(
+                    pci.path(address, 'mgmt_pf')):
                 return None
             product = f'XRT_{ids[1].upper()}'
         former = _FORMERLY.get(product)
@@ -192,6 +195,11 @@ class XrtDriver(base.PciDriver):
 
     def look(self, device, before):
         address = device.address
+        if (device.vendor_id, device.product_id) == _RECOVERY:
+            raise _Defect(
+                'it is in recovery mode (10ee:abcd), because its shell cannot '
+                'be loaded: flash it as its maker says, and power-cycle the '
+                'host')
         self._check_management(address, device.product)
         user = self._user_function(device)
         device = dataclasses.replace(device, shell_id=self._shell(address))

@@ -247,6 +247,14 @@ class SlotLinkTest(configured.TestCase):
 
 class ProductTest(configured.TestCase):
 
+    def test_recovery_mode(self):
+        """A U30 whose shell is damaged has other ids."""
+        machine = self.useFixture(machines.Machine(functions=[
+            {'at': '0000:5e:00.0', 'ids': '10ee:abcd', 'class': '0580'}]))
+        device, = xrt.XrtDriver(machine.kernel).discover().values()
+        self.assertEqual([], offered(device))
+        self.assertIn('it is in recovery mode', device.reason)
+
     def test_vck5000(self):
         """Of the class 0580, as one was recorded; with the name that earlier
         releases gave it."""

@@ -14,6 +14,7 @@ from nova_accel.drivers import base
 from nova_accel.drivers import gpu
 from nova_accel.drivers import gpu_products
 from nova_accel.drivers import pci_rule
+from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
@@ -53,25 +54,45 @@ class TestCase(configured.TestCase):
 class BeforeSriovManageTest(TestCase):
     """A card for vGPUs is not given whole because its VFs come later."""
 
-    def start(self, *drivers, manager=True, **more):
+    def start(self, *drivers, module='nvidia_vgpu_vfio', kind=gpu.GpuDriver,
+              **more):
         self.config.config(group='accel', enabled_drivers=list(drivers))
         super().start({'address': A, 'driver': 'nvidia', **more})
         exists = self.kernel.exists
-
-        def with_manager(path):
-            return (manager if path == 'module/nvidia_vgpu_vfio'
-                    else path.endswith('/sriov_totalvfs') or exists(path))
-        self.kernel.exists = with_manager
+        self.kernel.exists = lambda path: exists(path) or path == (
+            f'module/{module}') or path.endswith('/sriov_totalvfs')
+        self.driver = kind(self.kernel)
         return self.driver.discover()[A]
 
     def test_waits_for_its_vfs(self):
-        self.refused(self.start('gpu', 'vgpu'), f'sriov-manage -e {A}',
-                     'bind it to vfio-pci')
+        """With and without the driver vgpu, and while sriov-manage has taken
+        the card from its driver."""
+        self.config.config(group='accel', pci_devices=['vendor=10de type=AI'])
+        for kind in gpu.GpuDriver, pci_rule.PciRuleDriver:
+            for drivers in ('gpu', 'vgpu'), ('gpu',):
+                for bound in 'nvidia', None:
+                    self.refused(
+                        self.start(*drivers, driver=bound, kind=kind),
+                        f'sriov-manage -e {A}', 'bind it to vfio-pci')
+
+    def test_amds_manager(self):
+        self.refused(self.start(
+            'gpu', vendor='1002', device='744c', driver='gim', module='gim'),
+            'driver gim of AMD', 'bind it to vfio-pci')
 
     def test_cards_that_are_whole(self):
-        for drivers, more in ((('gpu',), {}), (('gpu', 'vgpu'), {
-                'manager': False}), (('gpu', 'vgpu'), {'driver': 'vfio-pci'})):
-            self.assertEqual(1, len(self.start(*drivers, **more).handles))
+        for more in {'module': 'none'}, {'driver': 'vfio-pci'}, {
+                'vendor': '8086', 'device': '56c0'}:
+            self.assertEqual(1, len(self.start('gpu', **more).handles))
+
+    def test_ends_with_its_cause(self):
+        """A look follows when the manager comes, and when it goes."""
+        self.start('gpu', module='none')
+        before = self.driver.state(A)
+        exists = self.kernel.exists
+        self.kernel.exists = lambda path: exists(path) or path == (
+            'module/nvidia_vgpu_vfio')
+        self.assertNotEqual(before, self.driver.state(A))
 
 
 @ddt.ddt
@@ -351,22 +372,42 @@ class Discovery(TestCase):
         self.refused(found[A], 'sysfs')
         self.assertEqual(OK, found[B].health)
 
-    @ddt.data({'total_vfs': 4, 'vfs': 2}, {'mdev': True})
-    def test_shared_out(self, more):
+    @ddt.data(({'total_vfs': 4, 'vfs': 2}, []), ({'mdev': True}, []),
+              ({'total_vfs': 4}, [f'{A}=2']))
+    @ddt.unpack
+    def test_shared_out(self, more, vfs):
+        """Then it is of the driver vgpu, or a reason is shown for its rule."""
+        self.config.config(group='accel', virtual_functions=vfs,
+                           include_devices=[f'address={A}', f'address={B}'],
+                           enabled_drivers=['gpu', 'vgpu'])
         self.assertEqual([B], list(self.start({'address': A, **more},
                                               {'address': B})))
-
-    def test_to_be_shared_out(self):
-        self.config.config(group='accel', virtual_functions=[f'{A}=2'])
-        self.assertEqual([B], list(self.start({'address': A, 'total_vfs': 4},
-                                              {'address': B})))
+        self.config.config(group='accel', enabled_drivers=['gpu'])
+        found = self.driver.discover()
+        self.refused(found[A], 'shared out', 'add vgpu to [accel]')
+        named = rules.DeviceRules()
+        for device in found.values():
+            named.applied(device)
+        self.assertEqual([], named.unused())
 
     def test_shared_out_since_it_was_known(self):
         known = self.start({'address': A, 'total_vfs': 4}, {'address': B})
         before = self.driver.fingerprint()
         self.kernel.set_numvfs(A, 2)
         self.assertNotEqual(before, self.driver.fingerprint())
-        self.assertEqual([B], list(self.driver.discover(known)))
+        found = self.driver.discover(known)
+        self.assertEqual([QUARANTINED, OK],
+                         [device.health for device in found.values()])
+
+    def test_in_recovery_mode(self):
+        known = self.start({'address': A, 'vendor': '8086', 'device': 'e211',
+                            'driver': 'xe'})
+        before, exists = self.driver.state(A), self.kernel.exists
+        self.kernel.exists = lambda path: exists(path) or path == pci.path(
+            A, 'survivability_mode')
+        self.assertNotEqual(before, self.driver.state(A))
+        self.refused(self.driver.discover()[A], 'in recovery mode')
+        self.assertEqual(OK, known[A].health)
 
     def test_no_iommu(self):
         self.refused(self.start({'address': A}, iommu=False)[A], 'IOMMU')

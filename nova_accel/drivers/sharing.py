@@ -1,0 +1,64 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""GPUs that another program of the host shares out, or is about to.
+
+Such a GPU is not given whole. Sources: the user guide of NVIDIA vGPU for
+nvidia_vgpu_vfio, the module of its manager, and sriov-manage, which takes a GPU
+from its driver and binds it again; amd/MxGPU-Virtualization for gim;
+Documentation/gpu/xe of Linux for survivability_mode.
+"""
+
+from nova_accel.drivers import sriov
+from nova_accel.host import pci
+
+_NVIDIA, _AMD = '10de', '1002'
+#: a driver takes the GPU next, or has done
+_MANAGER = {_NVIDIA: ('nvidia', 'module/nvidia_vgpu_vfio'),
+            _AMD: ('gim', 'module/gim')}
+_WAY_OUT = f'bind it to {pci.VFIO} if servers must have it whole'
+
+
+def is_shared(kernel, address: str) -> bool:
+    """Whether a function is, or will be, shared out by the host's kernel.
+
+    :raises OSError: it cannot be read.
+    """
+    return (address in sriov.wanted() or _has_types(kernel, address)
+            or bool(pci.virtual_functions(kernel, address)))
+
+
+def obstacle(kernel, address: str) -> str:
+    """Return why a GPU is not to be given whole, as a clause, or ''.
+
+    :raises OSError: it cannot be read.
+    """
+    bound = pci.driver(kernel, address)
+    if bound == 'xe' and kernel.exists(
+            pci.path(address, 'survivability_mode')):
+        return ('it is in recovery mode (survivability_mode of xe): update '
+                'its firmware, and power-cycle the host')
+    if _has_types(kernel, address):
+        return (f'it is shared out as mediated devices by {bound}: add vgpu '
+                f'to [accel] enabled_drivers, or {_WAY_OUT}')
+    manager = _manager(kernel, address, bound)
+    if manager == 'nvidia':
+        return (f'the vGPU manager of NVIDIA has it, and has made no VFs yet: '
+                f'have "sriov-manage -e {address}" run, or {_WAY_OUT}')
+    if manager:
+        return (f'it belongs to the driver {manager} of AMD, which has made '
+                f'no VFs yet: load it with vf_num, or {_WAY_OUT}')
+    return ''
+
+
+def _has_types(kernel, address) -> bool:
+    return kernel.exists(pci.path(address, 'mdev_supported_types'))
+
+
+def _manager(kernel, address, bound) -> str:
+    """The driver by which a manager of the host has a GPU, or will have it
+    when it has no driver for a moment; '' for others."""
+    driver, module = _MANAGER.get(
+        pci.identifier(kernel, address, 'vendor'), ('', ''))
+    if not driver or bound not in (None, driver) or not kernel.exists(module):
+        return ''
+    # others have no VFs, and types once they are shared out
+    return driver if kernel.exists(pci.path(address, 'sriov_totalvfs')) else ''
