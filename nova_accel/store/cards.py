@@ -12,6 +12,7 @@ from typing import Any
 
 from nova_accel import model
 from nova_accel.store import file
+from nova_accel.store import holds
 from nova_accel.store import rows
 from nova_accel.store import values
 
@@ -46,8 +47,8 @@ class Cards(file.File):
                     for address, notes in found}
 
     def serials(self) -> Mapping[str, str]:
-        """Return serial numbers of the cards at addresses, as far as they are
-        known: also of one that does not tell its own now; from memory."""
+        """Return the serial numbers of the cards at addresses, also of cards
+        that do not report theirs now; from memory."""
         return self._known.serials
 
     def set_devices(self, devices: Mapping[str, model.Device],
@@ -75,9 +76,11 @@ class Cards(file.File):
             for address, device in devices.items():
                 serial, before = serials.get(address, ''), there.get(address)
                 number = (before['number'] if before else
-                          rows.arrives(db, address, serial, device.ids))
+                          rows.arriving(db, address, serial, device.ids))
                 if serial and not (before and before['serial'] == serial):
-                    rows.take(db, number, serial)
+                    other = rows.take(db, number, serial)
+                    if other:
+                        holds.move(db, other, number)
                 now = (device.ids, file.as_json(dataclasses.replace(
                     device, record=())), json.dumps(device.record),
                     file.as_json(notes.get(address, values.Notes())))
@@ -90,21 +93,21 @@ class Cards(file.File):
 
     def place(self, device: model.Device, has_moved: bool,
               loaded: Mapping[int, model.Loaded]) -> None:
-        """Put another card at an address than before: it came, or returned.
+        """Note that a different card now occupies an address.
 
-        What is known of the card goes with it; of the one that was there it
-        stays, for its return.
+        The row of the previous card stays, for its return.
 
-        :param has_moved: whether a card with its serial number is nowhere
-            else. Otherwise what is known of that one is known of both.
-        :param loaded: what its regions carry, by index.
+        :param has_moved: True if no other address reports this serial number.
+            Otherwise the data is copied to both cards.
+        :param loaded: the contents of its regions, by index.
         """
         with self._transaction() as db, self._facts(db):
             rows.put_away(db, device.address)
-            number = rows.arrives(db, device.address, device.serial,
-                                  device.ids)
+            number = rows.arriving(db, device.address, device.serial,
+                                   device.ids)
             if not has_moved and device.serial:
-                number = rows.copy(db, number)
+                other, number = number, rows.copy(db, number)
+                holds.copy(db, other, number)
             rows.put(db, number, device.address)
             db.execute('UPDATE cards SET ids = ? WHERE number = ?',
                        (device.ids, number))
@@ -113,9 +116,8 @@ class Cards(file.File):
                 self._write(db, number, index, content)
 
     def away(self) -> tuple[model.Card, ...]:
-        """Return cards that were here, and are not at any address now; and
-        those of which the process was killed before it wrote down what they
-        are; from memory."""
+        """Return cards that are absent, or whose discovery was interrupted;
+        from memory."""
         return self._known.away
 
     # What was programmed
@@ -133,7 +135,7 @@ class Cards(file.File):
         """Write what a region of the card at an address carries."""
         with self._transaction() as db, self._facts(db):
             if loaded != model.AS_READ:
-                self._write(db, rows.placed(db, address), index, loaded)
+                self._write(db, rows.card_at(db, address), index, loaded)
                 return
             db.execute(
                 'DELETE FROM regions WHERE region_index = ? AND card = ('
@@ -150,7 +152,7 @@ class Cards(file.File):
     # What they may have of a server
 
     def unsettled(self) -> frozenset[model.Unsettled]:
-        """Return devices that may have data of a server, and no claim says so;
+        """Return the cards that may contain data of a server without a claim;
         from memory."""
         return self._known.unsettled
 
@@ -169,9 +171,9 @@ class Cards(file.File):
             return
         with self._transaction() as db, self._facts(db):
             for row in done:
-                rows.clean(db, row, True)
+                holds.set_clean(db, row)
             for row in todo:
-                rows.clean(db, row, False)
+                holds.set_unclean(db, row)
 
     # What the operator says of them
 
@@ -191,21 +193,15 @@ class Cards(file.File):
     def _change_disabled(self, old, new):
         with self._transaction() as db, self._facts(db):
             for row in old:
-                db.execute(
-                    'UPDATE cards SET disabled = NULL WHERE serial = ?1 AND '
-                    "(?1 <> '' OR address = ?2 AND ?3 IN ('', ids))",
-                    (row.serial, row.device_address, row.ids))
+                holds.enable(db, row)
             for row in new:
-                db.execute(
-                    'UPDATE cards SET disabled = ?, since = ? WHERE number = '
-                    '?', (row.reason, row.since, rows.card(
-                        db, row.device_address, row.serial)))
+                holds.disable(db, row)
 
     @contextlib.contextmanager
     def _facts(self, db):
-        """Update the copy in memory with what a transaction says of cards."""
+        """Update the copy of cards in memory after a transaction."""
         yield
-        rows.drop_what_says_nothing(db)
+        rows.drop_unknown(db)
         self._remember(db)
 
     def _remember(self, db):
@@ -220,8 +216,9 @@ class Cards(file.File):
                     'serials': dict(db.execute(
                         'SELECT address, serial FROM cards WHERE placed AND '
                         "serial <> ''").fetchall()),
-                    'unsettled': rows.unsettled(db),
-                    'unclean': rows.unclean(db), 'disabled': rows.disabled(db)}
+                    'unsettled': holds.unsettled(db),
+                    'unclean': holds.unclean(db),
+                    'disabled': holds.disabled(db)}
 
 
 def _away(db: sqlite3.Connection) -> tuple[model.Card, ...]:

@@ -17,9 +17,9 @@ from nova_accel import model
 from nova_accel.store import cards
 from nova_accel.store import claims as claim_rows
 from nova_accel.store import file as store_file
+from nova_accel.store import holds
 from nova_accel.store import journal
 from nova_accel.store import reserved
-from nova_accel.store import rows
 from nova_accel.store import schema
 
 MEMORY = store_file.MEMORY
@@ -55,7 +55,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
         claims = tuple(claims)
         with self._transaction() as db:
             # from the file: another process writes this table
-            disabled = rows.disabled(db)
+            disabled = holds.disabled(db)
             for claim in claims:
                 if any(row.card.means(claim.card) for row in disabled):
                     raise exception.DeviceUnavailable(
@@ -77,9 +77,9 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
         done, todo, claims = set(done), set(todo), tuple(claims)
         with self._transaction() as db, self._facts(db):
             for row in done:
-                rows.settle(db, row)
+                holds.settle(db, row)
             for row in todo:
-                rows.unsettle(db, row)
+                holds.unsettle(db, row)
             handles = {claim.handle for claim in claims}
             self._exchange_claims(db, [
                 c for c in self.waiting() if c.handle in handles], claims)
@@ -110,7 +110,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
             version = db.execute('PRAGMA data_version').fetchone()[0]
             if version == self._data_version:
                 return False
-            found = rows.disabled(db), journal.read_orders(db)
+            found = holds.disabled(db), journal.read_orders(db)
             self._data_version = version
             if found == (self._known.disabled, self._known.orders):
                 return False

@@ -19,7 +19,7 @@ from nova_accel import exception
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
-from nova_accel.store import rows
+from nova_accel.store import holds
 from nova_accel.store import schema
 
 LOG = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class File:
                 schema.migrate(db, version)
             if is_new and self.path != MEMORY:
                 # the host may have had another file
-                rows.unsettle(db, model.EVERYTHING)
+                holds.unsettle(db, model.EVERYTHING)
 
     @contextlib.contextmanager
     def _transaction(self, write=True) -> Iterator[sqlite3.Connection]:

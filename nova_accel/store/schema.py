@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 import sqlite3
 
 #: of the tables below
-VERSION = 14
+VERSION = 15
 #: version of a store of an earlier release -> what makes it one of the next
-#: version, inside a transaction. Commits before the first release wrote 0 to 13
+#: version, inside a transaction. Commits before the first release wrote 0 to 14
 MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {}
 
 _CLAIMS = """
@@ -57,11 +57,6 @@ CREATE TABLE cards (
     ids TEXT NOT NULL,
     placed INTEGER NOT NULL,
     record TEXT NOT NULL DEFAULT '[]',
-    disabled TEXT,
-    since TEXT NOT NULL DEFAULT '',
-    unsettled TEXT NOT NULL DEFAULT '',
-    but_for TEXT NOT NULL DEFAULT '',
-    unclean TEXT NOT NULL DEFAULT '',
     device TEXT,
     notes TEXT NOT NULL DEFAULT '{}'
 )""", """
@@ -70,6 +65,20 @@ CREATE UNIQUE INDEX one_card_at_an_address ON cards (address) WHERE placed
 CREATE UNIQUE INDEX one_card_of_a_serial_number ON cards (serial)
 WHERE serial <> ''
 """, """
+CREATE TABLE holds (
+    card INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    part TEXT NOT NULL,
+    address TEXT NOT NULL,
+    about TEXT NOT NULL,
+    since TEXT NOT NULL,
+    PRIMARY KEY (card, kind, part)
+)""", """
+CREATE TABLE settled (
+    card INTEGER NOT NULL,
+    part TEXT NOT NULL,
+    PRIMARY KEY (card, part)
+)""", """
 CREATE TABLE regions (
     card INTEGER NOT NULL,
     region_index INTEGER NOT NULL,

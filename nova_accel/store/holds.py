@@ -1,0 +1,213 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The rows of durable holds, inside a transaction.
+
+=============  =================  ====================  =====================
+kind           part               address               about
+=============  =================  ====================  =====================
+disabled       ''                 ''                    why, in words
+owner-unknown  ''                 where the server had  ''
+                                  the card
+returned       ''                 the same              ''
+unclean        address of the     of the card then      the policy of the
+               handle                                   hand-over
+=============  =================  ====================  =====================
+
+A card has one hold of each kind and part, and either owner-unknown or returned.
+The table settled has the parts of such a card that do not contain data of a
+server any more. What the kinds mean is the table of inventory.holds.
+"""
+
+import sqlite3
+
+from nova_accel import model
+from nova_accel.store import rows
+from nova_accel import text
+
+DISABLED, UNCLEAN = 'disabled', 'unclean'
+OWNER_UNKNOWN, RETURNED = 'owner-unknown', 'returned'
+#: kinds of which a card has only one
+_GROUPS = (DISABLED,), (OWNER_UNKNOWN, RETURNED), (UNCLEAN,)
+#: of a query with holds and cards
+_JOIN = 'FROM holds JOIN cards ON card = number WHERE kind'
+
+
+def _add(db, number, kind, part='', address='', about='', since=''):
+    db.execute('INSERT OR REPLACE INTO holds (card, kind, part, address, '
+               'about, since) VALUES (?, ?, ?, ?, ?, ?)',
+               (number, kind, part, address, about, since or text.now()))
+
+
+def _lift(db, kinds, which, **names):
+    """Remove the holds of some cards.
+
+    :param which: condition of SQL, about a row of holds and one of cards.
+    """
+    db.execute(
+        f'DELETE FROM holds WHERE rowid IN (SELECT holds.rowid {_JOIN} IN '
+        f'({_quoted(kinds)}) AND {which})', names)
+    db.execute(
+        f'DELETE FROM settled WHERE card NOT IN (SELECT card FROM holds '
+        f'WHERE kind IN ({_quoted((OWNER_UNKNOWN, RETURNED))}))')
+
+
+def _quoted(kinds):
+    return ', '.join(f"'{kind}'" for kind in kinds)
+
+
+# Cards that are known by another row from now on
+
+
+def copy(db: sqlite3.Connection, number: int, other: int) -> None:
+    """Write all holds of a card for another one, too."""
+    db.execute('INSERT INTO holds (card, kind, part, address, about, since) '
+               'SELECT ?, kind, part, address, about, since FROM holds '
+               'WHERE card = ?', (other, number))
+    db.execute('INSERT INTO settled SELECT ?, part FROM settled '
+               'WHERE card = ?', (other, number))
+
+
+def move(db: sqlite3.Connection, number: int, other: int) -> None:
+    """Give the holds of a row to another one, which is of the same card.
+
+    What that one has of disabled, and of owner-unknown and returned, stays.
+    """
+    for kinds in _GROUPS:
+        names = _quoted(kinds)
+        if kinds == (UNCLEAN,) or not db.execute(
+                f'SELECT 1 FROM holds WHERE card = ? AND kind IN ({names})',
+                (other,)).fetchone():
+            db.execute(f'UPDATE OR IGNORE holds SET card = ? WHERE card = ? '
+                       f'AND kind IN ({names})', (other, number))
+            if OWNER_UNKNOWN in kinds:
+                db.execute('UPDATE OR IGNORE settled SET card = ? '
+                           'WHERE card = ?', (other, number))
+    # SQLite gives the number of the last row again
+    for table in 'holds', 'settled':
+        db.execute(f'DELETE FROM {table} WHERE card = ?', (number,))
+
+
+# Data of servers
+
+
+def unsettled(db: sqlite3.Connection) -> frozenset[model.Unsettled]:
+    """Return the cards that may contain data of a server."""
+    settled: dict[int, set[str]] = {}
+    for row in db.execute('SELECT card, part FROM settled'):
+        settled.setdefault(row['card'], set()).add(row['part'])
+    return frozenset(
+        _unsettled(row, frozenset(settled.get(row['number'], ())))
+        for row in db.execute(
+            f'SELECT number, kind, cards.address, serial, ids, placed, '
+            f'holds.address AS had_at {_JOIN} IN '
+            f'({_quoted((OWNER_UNKNOWN, RETURNED))})'))
+
+
+def _unsettled(row, settled):
+    if row['kind'] == OWNER_UNKNOWN:
+        had_at = row['had_at']
+        if had_at != row['address'] or not row['placed'] and (
+                row['serial'] or row['ids']):
+            return model.Unsettled(had_at, row['serial'], row['ids'],
+                                   settled, moved=True)
+        return model.Unsettled(
+            had_at, ids=row['ids'] if settled else '', but_for=settled)
+    if row['serial'] and not row['placed']:
+        return model.Unsettled(serial=row['serial'], but_for=settled)
+    # it may not report its serial number any more
+    return model.Unsettled(row['address'], row['serial'], row['ids'], settled)
+
+
+def settle(db: sqlite3.Connection, row: model.Unsettled) -> None:
+    """Write that a card does not contain data of a server any more, or that a
+    claim has the server."""
+    if row.serial:
+        which = 'serial = :serial'
+    elif row.by_address and not row.moved:
+        which = 'cards.address = :address'
+    else:
+        which = "cards.address = :address AND serial = '' AND ids = :ids"
+    if row.by_address:
+        which += ' AND holds.address = :address'
+    _lift(db, (_kind(row),), which, address=row.address, serial=row.serial,
+          ids=row.ids)
+
+
+def unsettle(db: sqlite3.Connection, row: model.Unsettled) -> None:
+    """Write that a card may contain data of a server without a claim."""
+    number = rows.card(db, row.address, row.serial,
+                       None if row.by_address and not row.moved else row.ids)
+    before = db.execute(
+        f'SELECT kind FROM holds WHERE card = ? AND kind IN '
+        f'({_quoted((OWNER_UNKNOWN, RETURNED))})', (number,)).fetchone()
+    if before:
+        db.executemany(
+            'DELETE FROM settled WHERE card = ? AND part = ?',
+            [(number, part)
+             for part in _settled(db, number) - row.but_for])
+        if before['kind'] == OWNER_UNKNOWN:
+            return
+        db.execute('DELETE FROM holds WHERE card = ? AND kind = ?',
+                   (number, RETURNED))
+    else:
+        db.executemany('INSERT INTO settled (card, part) VALUES (?, ?)',
+                       [(number, part) for part in row.but_for])
+    _add(db, number, _kind(row), address=row.address)
+
+
+def _settled(db, number):
+    return {row['part'] for row in db.execute(
+        'SELECT part FROM settled WHERE card = ?', (number,))}
+
+
+def _kind(row):
+    return OWNER_UNKNOWN if row.by_address else RETURNED
+
+
+def unclean(db: sqlite3.Connection) -> frozenset[model.Unclean]:
+    """Return the handles that were released without cleaning."""
+    return frozenset(
+        model.Unclean(row['part'], row['address'], row['serial'], row['ids'],
+                      row['about'])
+        for row in db.execute(
+            f'SELECT part, holds.address, serial, ids, about {_JOIN} = ?',
+            (UNCLEAN,)))
+
+
+def set_unclean(db: sqlite3.Connection, row: model.Unclean) -> None:
+    """Write that a handle was released without cleaning."""
+    _add(db, rows.card(db, row.device_address, row.serial, row.ids), UNCLEAN,
+         row.handle_address, row.device_address, row.policy)
+
+
+def set_clean(db: sqlite3.Connection, row: model.Unclean) -> None:
+    """Write that a handle is clean."""
+    db.execute('DELETE FROM holds WHERE card = ? AND kind = ? AND part = ?', (
+        rows.card(db, row.device_address, row.serial, row.ids), UNCLEAN,
+        row.handle_address))
+
+
+# What the operator says
+
+
+def disabled(db: sqlite3.Connection) -> tuple[model.Disabled, ...]:
+    """Return the disabled devices, by their addresses."""
+    return tuple(
+        model.Disabled(row['address'], row['serial'], row['about'],
+                       row['since'], row['ids'])
+        for row in db.execute(
+            f'SELECT cards.address, serial, about, since, ids {_JOIN} = ? '
+            f'ORDER BY cards.address, serial', (DISABLED,)))
+
+
+def disable(db: sqlite3.Connection, row: model.Disabled) -> None:
+    """Write that the card at an address, or one with a serial number, is
+    disabled."""
+    _add(db, rows.card(db, row.device_address, row.serial), DISABLED,
+         about=row.reason, since=row.since)
+
+
+def enable(db: sqlite3.Connection, row: model.Disabled) -> None:
+    """Write that a card is not disabled any more."""
+    _lift(db, (DISABLED,), "serial = :serial AND (:serial <> '' OR "
+          "cards.address = :address AND :ids IN ('', ids))",
+          serial=row.serial, address=row.device_address, ids=row.ids)

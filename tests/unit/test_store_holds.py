@@ -1,0 +1,120 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Durable holds: they follow their card from row to row."""
+
+import dataclasses
+
+import testtools
+
+from nova_accel.inventory import holds
+from nova_accel import model
+from nova_accel.store import claim_store
+from nova_accel.store import holds as rows
+from tests.unit import test_identity
+from tests.unit.host import A, B
+
+C = '0000:5f:00.0'
+IDS = test_identity.device(A, '').ids
+
+
+class HoldsTest(testtools.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.store = claim_store.ClaimStore(claim_store.MEMORY)
+
+    def put(self, **serials):
+        self.store.set_devices({
+            address: test_identity.device(address, serials[name])
+            for name, address in (('a', A), ('b', B), ('c', C))
+            if name in serials})
+
+    def unclean(self, *handles, serial='', address=A):
+        rows = [model.Unclean(handle, address, serial, IDS, 'none')
+                for handle in handles]
+        self.store.change_unclean((), rows)
+        return rows
+
+    def disable(self, address, reason, serial=''):
+        self.store.disable(model.Disabled(address, serial, reason, 'now'))
+
+    def test_kinds_are_those_of_the_table(self):
+        for kind in (rows.DISABLED, rows.OWNER_UNKNOWN, rows.RETURNED,
+                     rows.UNCLEAN):
+            self.assertTrue(holds.Kind(kind).is_durable)
+
+    def test_reports_its_number_again(self):
+        """A row of the number that was away is of this card, too."""
+        self.put(a='x')
+        self.disable(A, 'hot', 'x')
+        one, = self.unclean('0000:3b:00.1', serial='x')
+        self.store.settle(todo=[model.Unsettled(
+            serial='x', but_for=frozenset(['0000:3b:00.2']))])
+        self.put()
+        self.put(a='')
+        other, = self.unclean('0000:3b:00.3')
+        self.put(a='x')
+        self.assertEqual(
+            {one, dataclasses.replace(other, serial='x')},
+            self.store.unclean())
+        self.assertEqual([('x', 'hot')], [
+            (row.serial, row.reason) for row in self.store.disabled()])
+        self.assertEqual({frozenset(['0000:3b:00.2'])}, {
+            row.but_for for row in self.store.unsettled()})
+
+    def test_own_reason_stays(self):
+        """Nothing of the row that is removed falls to a new card, which gets
+        its number."""
+        self.put(a='', b='', c='x')
+        self.store.set_loaded(C, 0, model.Loaded(
+            'f' * 32, None, None, '', model.SOME_PROJECT))
+        self.put(a='', b='')
+        self.disable(A, 'worn')
+        self.disable(C, 'of the other', 'x')
+        self.store.settle(
+            todo=[model.Unsettled(A, ids=IDS), model.Unsettled(serial='x')])
+        self.put(a='x', b='', c='')
+        self.assertEqual([(A, 'worn')], [
+            (row.device_address, row.reason)
+            for row in self.store.disabled()])
+        self.assertEqual([A], [
+            row.address for row in self.store.unsettled()])
+        self.assertEqual({}, dict(self.store.loaded()))
+
+    def test_two_with_one_number(self):
+        """What is known of one is known of both."""
+        self.put(a='x')
+        self.disable(A, 'hot', 'x')
+        self.unclean('0000:3b:00.1', serial='x')
+        self.store.settle(todo=[model.Unsettled(
+            serial='x', but_for=frozenset(['0000:3b:00.2']))])
+        self.store.place(test_identity.device(B, 'x'), False, {})
+        self.assertEqual([A, B], [
+            row.device_address for row in self.store.disabled()])
+        self.assertEqual(2, len(self.store.unclean()))
+        self.assertEqual([frozenset(['0000:3b:00.2'])] * 2, [
+            row.but_for for row in self.store.unsettled()])
+
+    def test_settled_parts(self):
+        """A part that one row has and another has not may have data."""
+        one, other = '0000:3b:00.1', '0000:3b:00.2'
+        self.put(a='')
+        for parts, left in (((one, other), {one, other}), ((one,), {one}),
+                            ((other,), set())):
+            self.store.settle(todo=[model.Unsettled(
+                A, ids=IDS, but_for=frozenset(parts))])
+            row, = self.store.unsettled()
+            self.assertEqual(left, row.but_for)
+        self.store.settle(done=self.store.unsettled())
+        self.store.settle(todo=[model.Unsettled(A)])
+        row, = self.store.unsettled()
+        self.assertEqual((frozenset(), True), (row.but_for, row.by_address))
+
+    def test_lost_counts_more(self):
+        self.put(a='')
+        self.store.settle(todo=[model.Unsettled(A, ids=IDS)])
+        self.assertEqual([False], [
+            row.by_address for row in self.store.unsettled()])
+        for row in (model.Unsettled(A), model.Unsettled(A, ids=IDS)):
+            self.store.settle(todo=[row])
+            self.assertEqual([True], [
+                row.by_address for row in self.store.unsettled()])
