@@ -359,13 +359,13 @@ class RequestsTest(configured.TestCase):
                 for n, address in enumerate(GPUS + SET)], 'others': [
                     {'address': '0000:c0:00.0', 'vendor': '19e5',
                      'device': 'd801', 'class': '0x120000'}]}, file)
+        names = ['dfl', 'xrt', 'gpu', 'vgpu', 'nvme', 'qat', 'timecard', 'pci']
         self.config.config(
             group='accel', include_devices=['address=*'],
-            device_sets=[' '.join(SET)], pci_devices=[
+            enabled_drivers=names, device_sets=[' '.join(SET)], pci_devices=[
                 'vendor=19e5 type=AI name=ASCEND_310 traits=CUSTOM_NPU'])
         found = inventory.Inventory(
-            drivers.load(['dfl', 'xrt', 'gpu', 'vgpu', 'nvme', 'qat',
-                          'timecard', 'pci'], sim.SimulatedKernel(path)),
+            drivers.load(names, sim.SimulatedKernel(path)),
             claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
         found.scanner.scan()
         self.assertEqual({}, found.scanner.failures())
