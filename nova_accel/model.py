@@ -556,67 +556,8 @@ class Loaded:
     origin: str | None = None
 
 
-#: results of a hand-over after which the device is released
-EXCHANGED = 'another card is in its place'
-#: nothing of the server is left; or only what is in the memory of an FPGA card,
-#: which nothing clears that the operator has
-CLEAN, MEMORY_KEPT = 'clean', 'clean, memory kept'
-#: all that the policy demands was done, and it takes away less than clear
-RESET_ONLY = 'reset only'
-ENDS = (CLEAN, MEMORY_KEPT, RESET_ONLY, 'not cleaned',
-        'waits for the operator', EXCHANGED)
-
-
 #: what the driver reads, the operator's: as if nothing had been programmed
 AS_READ = Loaded(None, None, None, '', OPERATOR)
-
-
-@dataclasses.dataclass(frozen=True)
-class Handover:
-    """One hand-over: what was done with a device after a server,
-    or with one that no server had (admin.maintenance).
-
-    Every field is a text, '' where it is not known.
-    """
-
-    #: when it was judged, UTC, as 2026-11-22T02:17:43+00:00
-    time: str
-    device: str
-    #: serial number of the device
-    serial: str
-    #: address of the handle that the server had
-    handle: str
-    server: str
-    #: where the content of the region came from
-    origin: str = ''
-    #: what was done, as AcceleratorDriver.release() returned it, or 'none'
-    method: str = 'none'
-    #: what the device carried before and after
-    before: str = ''
-    after: str = ''
-    #: one of ENDS, 'ordered', or why it failed
-    result: str = ''
-    #: when the server got it, as time
-    since: str = ''
-
-    @property
-    def failed(self) -> bool:
-        """Whether the release of a server's device is tried again."""
-        return bool(self.server) and self.result not in ENDS
-
-
-@dataclasses.dataclass(frozen=True)
-class Card:
-    """What is known of a card that is not on this host now."""
-
-    #: '' where it is not known, or was not the only one
-    serial: str
-    #: Device.ids
-    ids: str
-    #: Device.record
-    record: tuple[tuple[str, str], ...]
-    #: region index -> Region.origin; without those that were never loaded
-    origins: Mapping[int, str | None]
 
 
 def are_other_products(one: str, other: str) -> bool:
@@ -708,75 +649,6 @@ class Unclean:
 
 #: while it is not known which devices are meant
 EVERYTHING = Unsettled()
-
-
-#: how the reason begins where nova-compute has disabled a device, because of
-#: its health
-OF_HEALTH = 'nova-compute: '
-#: characters of the reason of a disabled device
-LONGEST_REASON = 200
-
-
-@dataclasses.dataclass(frozen=True)
-class Disabled:
-    """A device that no other server gets: the operator has disabled it, or
-    nova-compute has, until the operator enables it.
-
-    Its serial number counts where it has one that no other device of the host
-    had: inventory.identity.disabled().
-    """
-
-    #: address of the device when it was disabled
-    device_address: str
-    #: '' where it was not known, or not the only one
-    serial: str
-    #: why, as the operator wrote it, and nova-compute after OF_HEALTH; '' where
-    #: neither did
-    reason: str
-    #: when, UTC, as 2026-11-22T02:17:43+00:00
-    since: str
-    #: Device.ids, as the store knows the card that was there then
-    ids: str = ''
-
-    @property
-    def is_operators(self) -> bool:
-        """Whether the operator has said so, alone or before nova-compute."""
-        return not self.reason.startswith(OF_HEALTH)
-
-    @property
-    def is_of_health(self) -> bool:
-        """Whether nova-compute has said so, alone or after the operator."""
-        return OF_HEALTH in self.reason
-
-    @property
-    def card(self) -> CardKey:
-        return CardKey(self.device_address, self.serial, self.ids)
-
-
-class OrderState(enum.Enum):
-    """NEW -> BEGUN -> DONE or REFUSED; each may be withdrawn."""
-
-    NEW = 'new'
-    BEGUN = 'begun'
-    DONE = 'done'
-    REFUSED = 'refused'
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """What a command of the operator asks of nova-compute."""
-
-    number: int
-    #: 'release', 'clean', 'program' or 'drill'
-    verb: str
-    #: of the verb: what Reconciler.release(), Maintenance.clean(),
-    #: Maintenance.program() or Drill.drill() takes
-    argument: str
-    #: when it was written, for store.claims
-    since: str
-    state: OrderState = OrderState.NEW
-    #: sentences for the operator, once it is DONE or REFUSED
-    answer: str = ''
 
 
 class Reserved(NamedTuple):

@@ -20,6 +20,7 @@ from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
 from nova_accel import model
 from nova_accel.store import claim_store
+from nova_accel.store import values
 
 
 class Maintenance:
@@ -152,14 +153,14 @@ class Maintenance:
         done = [newest[claim.handle.address] for claim in claims
                 if claim.handle.address in newest]
         for one in done:
-            if one.result not in (model.CLEAN, model.MEMORY_KEPT):
+            if one.result not in (values.CLEAN, values.MEMORY_KEPT):
                 raise exception.DeviceUnavailable(
                     f'{one.handle} is not cleaned, because its release ended '
                     f'otherwise ({one.result}): see nova-accel handovers.')
         how = ', '.join(dict.fromkeys(one.method for one in done)) or (
             'see the log of nova-compute')
         kept = (', and nothing cleared the memory of its card'
-                if any(one.result == model.MEMORY_KEPT for one in done)
+                if any(one.result == values.MEMORY_KEPT for one in done)
                 else '')
         return f'{name} is clean ({how}){kept}.'
 

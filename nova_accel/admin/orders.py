@@ -27,13 +27,13 @@ from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import locks
 from nova_accel import log as logging
-from nova_accel import model
 from nova_accel.store import claim_store
+from nova_accel.store import values
 from nova_accel import text
 
 LOG = logging.getLogger(__name__)
 
-_State = model.OrderState
+_State = values.OrderState
 #: seconds between two reads of the store, each of some microseconds
 INTERVAL = 1
 
@@ -55,7 +55,7 @@ class Orders:
         self._cloud = cloud
         self._closed = threading.Event()
         #: by address, as the log and Placement show them
-        self._shown: dict[str, model.Disabled] = {}
+        self._shown: dict[str, values.Disabled] = {}
         #: held while something is shown
         self._lock = locks.Lock('orders')
         self._handlers = handlers
@@ -125,7 +125,7 @@ class Orders:
                  answer)
         return state, answer
 
-    def _tell(self, now: dict[str, model.Disabled]) -> set[str]:
+    def _tell(self, now: dict[str, values.Disabled]) -> set[str]:
         """:returns: addresses of devices that were not so before, or are not
             any more."""
         before, self._shown = self._shown, now

@@ -28,6 +28,7 @@ from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import request
+from nova_accel.store import values
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -343,7 +344,7 @@ class Handles:
                     'there', claim.handle.address, claim.holder,
                     f'serial number {claim.serial}' if claim.serial
                     else f'product {claim.ids}')
-        self._note_handover(claim, other, 'none', model.EXCHANGED)
+        self._note_handover(claim, other, 'none', values.EXCHANGED)
         if (not (claim.serial and other.serial)
                 or self._inventory.driver_of(other).SERVER_CAN_CHANGE_SERIAL):
             # it may be the same one, which its guest made look like another
@@ -376,7 +377,7 @@ class Handles:
         :raises AcceleratorsUnavailable: that the operator has to give the
             handle back cannot be written down.
         """
-        result = model.CLEAN if done else 'not cleaned'
+        result = values.CLEAN if done else 'not cleaned'
         policy = handover.policy(device, claim.handle.address)
         left = self._region(
             self._inventory.devices.get(device.address), claim)
@@ -384,14 +385,14 @@ class Handles:
                 and policy is handover.Policy.RESET
                 and left.origin != model.OPERATOR):
             # a reset leaves what a project has loaded
-            result = model.RESET_ONLY
+            result = values.RESET_ONLY
         elif (done and claim.prepared and claim.region_index is None
               and policy is handover.Policy.RESET
               and not self._inventory.driver_of(device).RESET_IS_ALL):
-            result = model.RESET_ONLY
+            result = values.RESET_ONLY
         elif (done and claim.prepared and left and device.memory
               and 'memory cleared' not in done):
-            result = model.MEMORY_KEPT
+            result = values.MEMORY_KEPT
         waits = policy is handover.Policy.OPERATOR and not claim.created_type
         if waits:
             LOG.warning('%s, which server %s had, is given to no other server '

@@ -31,6 +31,7 @@ from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import request
 from nova_accel.store import claim_store
+from nova_accel.store import values
 from nova_accel import text
 
 LOG = logging.getLogger(__name__)
@@ -288,9 +289,9 @@ class Holdings:
         handle = handles[0].address if handles else ''
         server = claim.instance_uuid if claim else ''
         try:
-            self._store.add_handover(model.Handover(
+            self._store.add_handover(values.Handover(
                 time=text.now(), device=device.address,
-                serial=claim.serial if claim and result == model.EXCHANGED
+                serial=claim.serial if claim and result == values.EXCHANGED
                 else device.serial, handle=handle, server=server,
                 origin=before.origin or '' if before else '', method=method,
                 before=_function(before), after=_function(after),

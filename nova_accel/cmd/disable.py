@@ -12,6 +12,7 @@ from nova_accel.cmd import store
 from nova_accel import exception
 from nova_accel.inventory import identity
 from nova_accel import model
+from nova_accel.store import values
 from nova_accel import text
 
 #: exit status of drain while servers still have the device
@@ -39,16 +40,16 @@ class _Disables(_OfDevice):
     def _disable(self, parsed_args) -> str:
         """Disable the device; returns its address."""
         reason = parsed_args.reason
-        if len(reason) > model.LONGEST_REASON or not (
+        if len(reason) > values.LONGEST_REASON or not (
                 reason.isprintable() or not reason):
             raise exception.InvalidRequest(
-                f'--reason must be one line of at most {model.LONGEST_REASON} '
+                f'--reason must be one line of at most {values.LONGEST_REASON} '
                 f'characters: shorten it.')
         known = store.to_write(parsed_args)
         devices = known.devices()
         address = identity.named(parsed_args.device, devices)
         before = _about(address, devices, known.disabled())
-        known.disable(model.Disabled(
+        known.disable(values.Disabled(
             address, identity.serial_for_claim(address, devices),
             reason or next((row.reason for row in before), ''),
             next((row.since for row in before), text.now())), before)
@@ -127,7 +128,7 @@ class Enable(_OfDevice):
             if mine else f'{address} was not disabled\n')
 
 
-def _about(address, devices, rows) -> list[model.Disabled]:
+def _about(address, devices, rows) -> list[values.Disabled]:
     """Return the rows that disable a device, one by one."""
     return [row for row in rows
             if address in identity.disabled(devices, [row])]

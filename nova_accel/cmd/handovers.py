@@ -8,7 +8,7 @@ import textwrap
 
 from nova_accel.cmd import output
 from nova_accel.cmd import store
-from nova_accel import model
+from nova_accel.store import values
 
 
 #: characters of a line of what was done, and of an error
@@ -39,7 +39,7 @@ class Handovers(output.Lister):
     """
 
     COLUMNS = tuple(field.name.capitalize()
-                    for field in dataclasses.fields(model.Handover))
+                    for field in dataclasses.fields(values.Handover))
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)

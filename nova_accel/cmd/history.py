@@ -11,7 +11,7 @@ from nova_accel.cmd import output
 from nova_accel.cmd import store
 from nova_accel import conf
 from nova_accel import exception
-from nova_accel import model
+from nova_accel.store import values
 
 CONF = conf.CONF
 #: of a hand-over, as nova-accel handovers -f json writes it
@@ -84,7 +84,7 @@ class History(output.Lister):
                 if uuidutils.is_uuid_like(claim.instance_uuid)]
 
 
-def read(path: str) -> list[model.Handover]:
+def read(path: str) -> list[values.Handover]:
     """Return the hand-overs of a file.
 
     :raises InvalidRequest: it cannot be read, or is another one.
@@ -92,8 +92,8 @@ def read(path: str) -> list[model.Handover]:
     try:
         with open(path, encoding='utf-8') as file:
             rows = json.load(file)
-        return [model.Handover(**{name: _text(row[name.capitalize()])
-                                  for name in _READ}) for row in rows]
+        return [values.Handover(**{name: _text(row[name.capitalize()])
+                                   for name in _READ}) for row in rows]
     except OSError as error:
         why = error.strerror
     except (ValueError, TypeError, KeyError) as error:

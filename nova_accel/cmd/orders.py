@@ -8,11 +8,11 @@ claims and touches devices, and where it does not run the command is refused.
 import time
 
 from nova_accel import exception
-from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import journal
+from nova_accel.store import values
 
-_State = model.OrderState
+_State = values.OrderState
 #: seconds between two reads of the answer
 _PAUSE = 0.2
 #: seconds after which nova-compute takes an order on no more

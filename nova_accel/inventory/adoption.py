@@ -151,7 +151,7 @@ class Adoption:
                    ) or any(row.means(device)
                             for row in self._store.unsettled())
 
-    def _place(self, device: model.Device) -> model.Card | None:
+    def _place(self, device: model.Device) -> values.Card | None:
         """Find out which card is at an address; write it down if it changed.
 
         :returns: what is known of a card that comes from another address or
@@ -211,14 +211,14 @@ class Adoption:
                 if other == serial and address != but_at]
 
     def _known(self, serial: str, addresses: Iterable[str],
-               ) -> model.Card | None:
+               ) -> values.Card | None:
         """Return what is known of the card with a serial number.
 
         :param addresses: of _at(); the caller holds the lock.
         """
         for address in addresses:
             there = self._reports.reported(address)
-            return model.Card(
+            return values.Card(
                 serial, there.ids if there else '',
                 there.record if there else (),
                 {index: loaded.origin for (a, index), loaded

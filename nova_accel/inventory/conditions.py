@@ -32,6 +32,7 @@ from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import claim_store
+from nova_accel.store import values
 from nova_accel import text
 
 LOG = logging.getLogger(__name__)
@@ -261,12 +262,12 @@ class Conditions:
             before = [row for row in self._store.disabled()
                       if address in identity.disabled(found, [row])]
             said = '; '.join(f.reason for f in findings)
-            reason = f'{model.OF_HEALTH}{said}'
+            reason = f'{values.OF_HEALTH}{said}'
             if before and before[0].reason:
                 reason = f'{before[0].reason}; {reason}'
-            self._store.disable(model.Disabled(
+            self._store.disable(values.Disabled(
                 address, identity.serial_for_claim(address, found),
-                reason[:model.LONGEST_REASON],
+                reason[:values.LONGEST_REASON],
                 before[0].since if before else text.now()), before)
         except exception.AcceleratorsUnavailable as error:
             LOG.error('Device %s must not be given to another server (%s), '

@@ -35,6 +35,7 @@ from nova_accel.inventory import shared
 from nova_accel.inventory import withheld
 from nova_accel import model
 from nova_accel.store import claim_store
+from nova_accel.store import values
 
 Kind = holds.Kind
 
@@ -56,7 +57,7 @@ class _Now(typing.NamedTuple):
     holds_of: dict[str, tuple[holds.Hold, ...]] = {}
     #: identity.places() and identity.disabled() of these devices
     places: dict[str, tuple[identity.Where, model.Device]] = {}
-    disabled: dict[str, model.Disabled] = {}
+    disabled: dict[str, values.Disabled] = {}
 
 
 class DeviceTable:
@@ -125,7 +126,7 @@ class DeviceTable:
         address = device.address if device else claim.device_address
         return where, now.devices.get(address)
 
-    def disabled(self) -> dict[str, model.Disabled]:
+    def disabled(self) -> dict[str, values.Disabled]:
         """See identity.disabled()."""
         return self._now().disabled
 
@@ -210,7 +211,7 @@ def _reported(device: model.Device) -> Iterator[holds.Hold]:
                              region.index)
 
 
-def _disabled(address: str, row: model.Disabled | None,
+def _disabled(address: str, row: values.Disabled | None,
               ) -> Iterator[holds.Hold]:
     if row:
         yield holds.Hold(

@@ -23,7 +23,7 @@ nothing                  the same          HERE
 A claim without a serial number is as where none is known at its address and the
 card is not found at others. Products are compared by the ids of vendor and
 device, and those of the subsystem where both are known. A row of a disabled
-device (model.Disabled), which has no product, goes by the same table; where
+device (values.Disabled), which has no product, goes by the same table; where
 that is EXCHANGED, every device with the serial number is disabled. Pure: no
 I/O, no state.
 """
@@ -34,6 +34,7 @@ import enum
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import values
 
 
 class Where(enum.Enum):
@@ -53,7 +54,7 @@ def serial_for_claim(address: str, devices: Mapping[str, model.Device]) -> str:
     return '' if _others(address, serial, devices) else serial
 
 
-def whereabouts(claim: model.Claim | model.Disabled,
+def whereabouts(claim: model.Claim | values.Disabled,
                 devices: Mapping[str, model.Device],
                 ) -> tuple[Where, model.Device | None]:
     """Find the card of a claim.
@@ -86,13 +87,13 @@ def _others(address, serial, devices):
 
 
 def disabled(devices: Mapping[str, model.Device],
-             rows: Iterable[model.Disabled]) -> dict[str, model.Disabled]:
+             rows: Iterable[values.Disabled]) -> dict[str, values.Disabled]:
     """Find the devices that no other server may get, because of the operator.
 
     :param rows: of the store.
     :returns: address now -> the row that is about it.
     """
-    found: dict[str, model.Disabled] = {}
+    found: dict[str, values.Disabled] = {}
     for row in rows:
         where, device = whereabouts(row, devices)
         there = [device] if device and where is not Where.EXCHANGED else (

@@ -20,6 +20,7 @@ from nova_accel import inventory as host_inventory
 from nova_accel.inventory import conditions as device_conditions
 from nova_accel import model
 from nova_accel.store import claim_store
+from nova_accel.store import values
 
 CONF = conf.CONF
 
@@ -48,7 +49,7 @@ METRICS = {
     'cache_bytes': (_GAUGE, 'Bytes in the cache of bitstreams.'),
 }
 _PREFIX = 'nova_accel_'
-_RESULTS = (model.CLEAN, *(end for end in model.ENDS if end != model.CLEAN))
+_RESULTS = (values.CLEAN, *(end for end in values.ENDS if end != values.CLEAN))
 _FAILED = 'failed'
 _NONE: Mapping[str, int] = {}
 _Sample = tuple[str, Mapping[str, str], float]

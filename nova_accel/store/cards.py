@@ -115,7 +115,7 @@ class Cards(file.File):
             for index, content in loaded.items():
                 self._write(db, number, index, content)
 
-    def away(self) -> tuple[model.Card, ...]:
+    def away(self) -> tuple[values.Card, ...]:
         """Return cards that are absent, or whose discovery was interrupted;
         from memory."""
         return self._known.away
@@ -177,16 +177,16 @@ class Cards(file.File):
 
     # What the operator says of them
 
-    def disabled(self) -> tuple[model.Disabled, ...]:
+    def disabled(self) -> tuple[values.Disabled, ...]:
         """Return the devices that no other server may get; from memory."""
         return self._known.disabled
 
-    def disable(self, row: model.Disabled,
-                instead: Iterable[model.Disabled] = ()) -> None:
+    def disable(self, row: values.Disabled,
+                instead: Iterable[values.Disabled] = ()) -> None:
         """:param instead: rows that it replaces."""
         self._change_disabled(instead, [row])
 
-    def enable(self, gone: Iterable[model.Disabled]) -> None:
+    def enable(self, gone: Iterable[values.Disabled]) -> None:
         """Remove rows of disabled devices."""
         self._change_disabled(gone, ())
 
@@ -221,13 +221,13 @@ class Cards(file.File):
                     'disabled': holds.disabled(db)}
 
 
-def _away(db: sqlite3.Connection) -> tuple[model.Card, ...]:
+def _away(db: sqlite3.Connection) -> tuple[values.Card, ...]:
     origins: dict[int, dict[int, str | None]] = {}
     for row in db.execute(
             'SELECT card, region_index, origin FROM regions JOIN '
             'cards ON card = number WHERE device IS NULL'):
         origins.setdefault(row['card'], {})[row['region_index']] = row['origin']
-    return tuple(model.Card(
+    return tuple(values.Card(
         row['serial'], row['ids'], tuple(
             (str(name), str(value))
             for name, value in json.loads(row['record'])),

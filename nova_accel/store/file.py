@@ -21,6 +21,7 @@ from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import holds
 from nova_accel.store import schema
+from nova_accel.store import values
 
 LOG = logging.getLogger(__name__)
 
@@ -54,13 +55,13 @@ class Memory:
     #: serial numbers by address
     serials: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: cards that are at no address now
-    away: tuple[model.Card, ...] = ()
+    away: tuple[values.Card, ...] = ()
     unsettled: frozenset[model.Unsettled] = frozenset()
     unclean: frozenset[model.Unclean] = frozenset()
     #: by address
-    disabled: tuple[model.Disabled, ...] = ()
+    disabled: tuple[values.Disabled, ...] = ()
     #: the oldest first
-    orders: tuple[model.Order, ...] = ()
+    orders: tuple[values.Order, ...] = ()
 
 
 class File:

@@ -21,6 +21,7 @@ import sqlite3
 
 from nova_accel import model
 from nova_accel.store import rows
+from nova_accel.store import values
 from nova_accel import text
 
 DISABLED, UNCLEAN = 'disabled', 'unclean'
@@ -189,24 +190,24 @@ def set_clean(db: sqlite3.Connection, row: model.Unclean) -> None:
 # What the operator says
 
 
-def disabled(db: sqlite3.Connection) -> tuple[model.Disabled, ...]:
+def disabled(db: sqlite3.Connection) -> tuple[values.Disabled, ...]:
     """Return the disabled devices, by their addresses."""
     return tuple(
-        model.Disabled(row['address'], row['serial'], row['about'],
-                       row['since'], row['ids'])
+        values.Disabled(row['address'], row['serial'], row['about'],
+                        row['since'], row['ids'])
         for row in db.execute(
             f'SELECT cards.address, serial, about, since, ids {_JOIN} = ? '
             f'ORDER BY cards.address, serial', (DISABLED,)))
 
 
-def disable(db: sqlite3.Connection, row: model.Disabled) -> None:
+def disable(db: sqlite3.Connection, row: values.Disabled) -> None:
     """Write that the card at an address, or one with a serial number, is
     disabled."""
     _add(db, rows.card(db, row.device_address, row.serial), DISABLED,
          about=row.reason, since=row.since)
 
 
-def enable(db: sqlite3.Connection, row: model.Disabled) -> None:
+def enable(db: sqlite3.Connection, row: values.Disabled) -> None:
     """Write that a card is not disabled any more."""
     _lift(db, (DISABLED,), "serial = :serial AND (:serial <> '' OR "
           "cards.address = :address AND :ids IN ('', ids))",

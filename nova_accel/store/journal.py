@@ -8,8 +8,8 @@ import dataclasses
 import sqlite3
 import time
 
-from nova_accel import model
 from nova_accel.store import file
+from nova_accel.store import values
 from nova_accel import text
 
 #: seconds after which an order that nova-compute has not begun is void
@@ -21,14 +21,14 @@ DAYS_OF_HANDOVERS = 90
 #: some hundred bytes each; a device that is taken and released each ten seconds
 #: has as many in a week
 MOST_IN_THAT_TIME = 60_000
-_HANDOVER_COLUMNS = tuple(f.name for f in dataclasses.fields(model.Handover))
+_HANDOVER_COLUMNS = tuple(f.name for f in dataclasses.fields(values.Handover))
 
 
 class Journal(file.File):
 
     # Orders
 
-    def orders(self) -> tuple[model.Order, ...]:
+    def orders(self) -> tuple[values.Order, ...]:
         """Return what commands ask of nova-compute, the oldest first; from
         memory."""
         return self._known.orders
@@ -57,7 +57,7 @@ class Journal(file.File):
             self._change(orders=read_orders(db))
         return began
 
-    def answer_order(self, number: int, state: model.OrderState,
+    def answer_order(self, number: int, state: values.OrderState,
                      answer: str) -> None:
         """End an order."""
         with self._transaction() as db:
@@ -65,8 +65,8 @@ class Journal(file.File):
                        'WHERE number = ?', (state.value, answer, number))
             self._change(orders=read_orders(db))
 
-    def withdraw_order(self, number: int, states: Collection[model.OrderState],
-                       ) -> model.Order | None:
+    def withdraw_order(self, number: int, states: Collection[values.OrderState],
+                       ) -> values.Order | None:
         """Remove an order from the store where it is in one of these states.
 
         :returns: the order as it is; None where it has been removed already.
@@ -81,7 +81,7 @@ class Journal(file.File):
 
     # The journal of hand-overs
 
-    def add_handover(self, handover: model.Handover) -> None:
+    def add_handover(self, handover: values.Handover) -> None:
         """Write one; of its device those go that are older than
         DAYS_OF_HANDOVERS and not among the newest MOST_HANDOVERS.
 
@@ -93,12 +93,12 @@ class Journal(file.File):
         names = ', '.join(f':{name}' for name in _HANDOVER_COLUMNS)
         with self._transaction() as db:
             if handover.failed:
-                ends = ', '.join('?' * len(model.ENDS))
+                ends = ', '.join('?' * len(values.ENDS))
                 db.execute(
                     f'DELETE FROM handovers WHERE number = (SELECT '
                     f'max(number) FROM handovers WHERE handle = ? AND server '
                     f'= ?) AND result NOT IN ({ends})',
-                    (handover.handle, handover.server, *model.ENDS))
+                    (handover.handle, handover.server, *values.ENDS))
             db.execute(f'INSERT INTO handovers ({columns}) VALUES ({names})',
                        dataclasses.asdict(handover))
             for most, before in (
@@ -128,13 +128,13 @@ class Journal(file.File):
                 'GROUP BY result', (after,)).fetchall()
         return newest, {str(result): count for result, count in rows}
 
-    def handovers(self) -> list[model.Handover]:
+    def handovers(self) -> list[values.Handover]:
         """Return all that are kept, the oldest first."""
         with self._transaction(write=False) as db:
             rows = db.execute(f'SELECT {", ".join(_HANDOVER_COLUMNS)} '
                               f'FROM handovers ORDER BY number').fetchall()
-        return [model.Handover(**{name: str(row[name])
-                                  for name in _HANDOVER_COLUMNS})
+        return [values.Handover(**{name: str(row[name])
+                                   for name in _HANDOVER_COLUMNS})
                 for row in rows]
 
 
@@ -153,12 +153,12 @@ def _is_recent(moment: str) -> bool:
     return boot == now and float(here) - float(seconds) < ORDER_SECONDS
 
 
-def read_orders(db: sqlite3.Connection) -> tuple[model.Order, ...]:
+def read_orders(db: sqlite3.Connection) -> tuple[values.Order, ...]:
     """Return orders, without those in a state that is not known."""
-    known = {state.value: state for state in model.OrderState}
+    known = {state.value: state for state in values.OrderState}
     return tuple(
-        model.Order(row['number'], row['verb'], row['argument'], row['since'],
-                    known[row['state']], row['answer'])
+        values.Order(row['number'], row['verb'], row['argument'], row['since'],
+                     known[row['state']], row['answer'])
         for row in db.execute(
             'SELECT number, verb, argument, since, state, answer FROM orders '
             'ORDER BY number') if row['state'] in known)

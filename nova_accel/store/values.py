@@ -1,8 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Values that the store keeps beside those of nova_accel.model."""
+"""Values of the store alone; it also keeps those of nova_accel.model."""
 
 from collections.abc import Iterable, Mapping
 import dataclasses
+import enum
+
+from nova_accel import model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,3 +29,130 @@ class Notes:
         others = {*self.marks} - {mark}
         return dataclasses.replace(self, marks=tuple(sorted(
             {*others, mark} if is_so else others)))
+
+
+#: results of a hand-over after which the device is released.
+#: EXCHANGED: another card is in its place. MEMORY_KEPT: nothing of the server
+#: is left, except in the memory of an FPGA card, for which the operator has no
+#: clearing image. RESET_ONLY: the policy demands less than clear
+CLEAN, MEMORY_KEPT = 'clean', 'clean, memory kept'
+RESET_ONLY = 'reset only'
+EXCHANGED = 'another card is in its place'
+ENDS = (CLEAN, MEMORY_KEPT, RESET_ONLY, 'not cleaned',
+        'waits for the operator', EXCHANGED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Handover:
+    """One hand-over: what was done with a device after a server, or for the
+    operator (admin.maintenance).
+
+    Every field is a text, '' if it is not known.
+    """
+
+    #: when it was judged, UTC, as 2026-11-22T02:17:43+00:00
+    time: str
+    device: str
+    #: serial number of the device
+    serial: str
+    #: address of the handle that the server had
+    handle: str
+    server: str
+    #: where the content of the region came from
+    origin: str = ''
+    #: what was done, as AcceleratorDriver.release() returned it, or 'none'
+    method: str = 'none'
+    #: what the device carried before and after
+    before: str = ''
+    after: str = ''
+    #: one of ENDS, 'ordered', or why it failed
+    result: str = ''
+    #: when the server got it, as time
+    since: str = ''
+
+    @property
+    def failed(self) -> bool:
+        """Whether the release of a server's device is tried again."""
+        return bool(self.server) and self.result not in ENDS
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """A card that is not on this host now."""
+
+    #: '' if it is unknown, or other cards of the host had it
+    serial: str
+    #: Device.ids
+    ids: str
+    #: Device.record
+    record: tuple[tuple[str, str], ...]
+    #: region index -> Region.origin, of regions that were programmed
+    origins: Mapping[int, str | None]
+
+
+#: with which the reason begins if nova-compute disabled a device, because of
+#: its health
+OF_HEALTH = 'nova-compute: '
+#: characters of the reason of a disabled device
+LONGEST_REASON = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Disabled:
+    """A hold of the operator, or of nova-compute because of a health finding,
+    until nova-accel enable.
+
+    inventory.identity.disabled() finds the device.
+    """
+
+    #: address of the device when it was disabled
+    device_address: str
+    #: '' if it was unknown, or other devices of the host had it
+    serial: str
+    #: the reason of the operator, then OF_HEALTH and that of nova-compute; ''
+    #: if neither gave one
+    reason: str
+    #: when, UTC, as 2026-11-22T02:17:43+00:00
+    since: str
+    #: Device.ids, as the store knows the card that was there then
+    ids: str = ''
+
+    @property
+    def is_operators(self) -> bool:
+        """Whether the operator disabled it, alone or before nova-compute."""
+        return not self.reason.startswith(OF_HEALTH)
+
+    @property
+    def is_of_health(self) -> bool:
+        """Whether nova-compute disabled it, alone or after the operator."""
+        return OF_HEALTH in self.reason
+
+    @property
+    def card(self) -> model.CardKey:
+        return model.CardKey(self.device_address, self.serial, self.ids)
+
+
+class OrderState(enum.Enum):
+    """NEW -> BEGUN -> DONE or REFUSED; each may be withdrawn."""
+
+    NEW = 'new'
+    BEGUN = 'begun'
+    DONE = 'done'
+    REFUSED = 'refused'
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What a command of the operator asks of nova-compute."""
+
+    number: int
+    #: 'release', 'clean', 'program' or 'drill'
+    verb: str
+    #: of the verb: what Reconciler.release(), Maintenance.clean(),
+    #: Maintenance.program() or Drill.drill() takes
+    argument: str
+    #: when it was written, for store.claims
+    since: str
+    state: OrderState = OrderState.NEW
+    #: sentences for the operator, once it is DONE or REFUSED
+    answer: str = ''

@@ -10,6 +10,7 @@ from nova_accel.cmd import orders
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import claim_store
+from nova_accel.store import values
 from tests.functional import base
 from tests.functional import process
 
@@ -192,7 +193,7 @@ class NamedTest(base.AcceleratorTestBase):
 
     def give_name(self, device, name):
         known = claim_store.existing(self.parts('compute1').store.path)
-        known.disable(model.Disabled(device, '', 'to be named', 'now'))
+        known.disable(values.Disabled(device, '', 'to be named', 'now'))
         orders.carry_out(known, 'program', f'{device} {name}', 120)
         known.enable(known.disabled())
         process.until(lambda: self.assertEqual(

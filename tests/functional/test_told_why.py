@@ -25,11 +25,11 @@ import yaml
 from nova_accel.cmd import check
 from nova_accel.cmd import why
 from nova_accel import conf
-from nova_accel import model
 from nova_accel import naming
 from nova_accel import privsep
 from nova_accel import sim
 from nova_accel.store import claim_store
+from nova_accel.store import values
 from tests.functional import base
 from tests.functional.base import (
     card, CRYPTO, fpga_flavor, NLB0, NLB3, SHELL_11, SHELL_12)
@@ -182,7 +182,7 @@ class ToldTest(base.AcceleratorTestBase):
         self.boot(fpga_flavor(), host='compute1')
         known = claim_store.existing(
             self.parts('compute1').store.path)
-        known.disable(model.Disabled(A, '', 'it is hot', 'now'))
+        known.disable(values.Disabled(A, '', 'it is hot', 'now'))
         process.until(lambda: self.assertIn(
             naming.FENCED, self.provider_tree()[REGION][1]))
         self.undo.callback(

@@ -24,6 +24,7 @@ from nova_accel import service
 from nova_accel import sim
 from nova_accel.store import claim_store
 from nova_accel.store import sole
+from nova_accel.store import values
 from tests.host import cloud as clouds
 from tests import limits
 from tests import lock_order
@@ -236,7 +237,7 @@ class Host:
     def write_disabled(self, address, reason='it is hot'):
         """As nova-accel disable; nova-compute has not heard of it."""
         known = self.command()
-        known.disable(model.Disabled(
+        known.disable(values.Disabled(
             address, identity.serial_for_claim(address, known.devices()),
             reason, '2026-11-22T02:17:43+00:00'))
 

@@ -11,6 +11,7 @@ import uuid
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import values
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.unit.host import A, FIRST, FUNCTION, INTERFACE, OTHER, plain, vf
@@ -694,7 +695,7 @@ class WholeCardTest(base.HostTestCase):
         self.host.delete(server)
         self.assertEqual([], self.host.holdings.all())
         record = self.host.store.handovers()[-1]
-        self.assertEqual((clouds.PROJECT, model.MEMORY_KEPT),
+        self.assertEqual((clouds.PROJECT, values.MEMORY_KEPT),
                          (record.origin, record.result))
         self.assertIn('programmed again', record.method)
         self.boot(FUNCTION)

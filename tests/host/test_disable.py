@@ -10,6 +10,7 @@ import ddt
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import values
 from tests.host import base
 from tests.host import killed
 from tests.unit.host import A, B, FUNCTION, OTHER, plain, vf
@@ -157,7 +158,7 @@ class RegionTest(DisableTestCase):
         self.host.disable(A)
         self.host.delete(server)
         self.assertEqual([], self.host.holdings.all())
-        self.assertIn((model.MEMORY_KEPT, vf(A)), [
+        self.assertIn((values.MEMORY_KEPT, vf(A)), [
             (h.result, h.handle)
             for h in self.host.store.handovers()])
         for _ in range(2):

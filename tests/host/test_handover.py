@@ -14,6 +14,7 @@ from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import sim
+from nova_accel.store import values
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, SHELL, plain, vf
@@ -826,7 +827,7 @@ class ClosedMailboxTest(MailboxTestCase):
         self.host.delete(server)
         self.assertEqual([], self.host.holdings.all())
         record = self.host.store.handovers()[-1]
-        self.assertEqual((EVE, model.MEMORY_KEPT),
+        self.assertEqual((EVE, values.MEMORY_KEPT),
                          (record.origin, record.result))
         self.assertEqual((self.image, model.OPERATOR), (
             self.region().bitstream_id, self.region().origin))

@@ -13,6 +13,7 @@ import fixtures
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import values
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.host import test_killed
@@ -22,7 +23,7 @@ from tests.unit.host import (
 DISK, SECOND = '0000:02:00.0', '0000:03:00.0'
 SSD = 'CUSTOM_ACCELERATOR_SSD'
 SECRET = 'the key of the tenant'
-State = model.OrderState
+State = values.OrderState
 
 
 class OrderTestCase(base.HostTestCase):

@@ -24,8 +24,8 @@ import yaml
 from nova_accel import files
 from nova_accel.health import signals
 from nova_accel.inventory import conditions
-from nova_accel import model
 from nova_accel.notify import metrics
+from nova_accel.store import values
 from tests.host import base
 from tests.host import test_health
 from tests.host.test_health import HALF, ONE, TWO, WORN
@@ -244,7 +244,7 @@ class TextTest(testtools.TestCase):
 
     def test_results(self):
         """Each result of a hand-over is a word of its own."""
-        for result in (*model.ENDS, 'failed'):
+        for result in (*values.ENDS, 'failed'):
             self.assertIn(f'result="{result}"', self.text())
 
 

@@ -11,11 +11,12 @@ import ddt
 
 from nova_accel import exception
 from nova_accel import model
+from nova_accel.store import values
 from tests.host import base
 
 DISK = '0000:02:00.0'
 SSD = 'CUSTOM_ACCELERATOR_SSD'
-State = model.OrderState
+State = values.OrderState
 
 
 @ddt.ddt

@@ -12,6 +12,7 @@ import os_traits
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
+from nova_accel.store import values
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.unit.host import A, B, FUNCTION, plain, vf
@@ -180,8 +181,8 @@ class RecordTest(HandoverTestCase):
         image = self.host.upload(FUNCTION)
         for policy, method, result in (
                 ('clear', f'programmed again with image {image}',
-                 model.MEMORY_KEPT),
-                ('reset', 'port reset', model.MEMORY_KEPT),
+                 values.MEMORY_KEPT),
+                ('reset', 'port reset', values.MEMORY_KEPT),
                 ('none', 'none', 'not cleaned')):
             self.config.config(handover=[policy], group='accel')
             self.host.delete(self.host.boot(

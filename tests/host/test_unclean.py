@@ -5,7 +5,7 @@ another policy is cleaned before the next server, once the policy says so."""
 import ddt
 
 from nova_accel import exception
-from nova_accel import model
+from nova_accel.store import values
 from tests.host import base
 from tests.unit.host import A, FUNCTION, vf
 
@@ -60,7 +60,7 @@ class DiskTest(UncleanTestCase):
         self.assertRaises(exception.DeviceUnavailable, self.boot)
         self.host.reconcile()
         self.host.settle()
-        self.assertEqual([result, model.CLEAN], self.results())
+        self.assertEqual([result, values.CLEAN], self.results())
         server = self.boot()
         self.assertEqual('', self.kernel.data_of_disk(DISK))
         self.host.delete(server)

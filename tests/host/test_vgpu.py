@@ -13,6 +13,7 @@ from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
+from nova_accel.store import values
 from tests.host import base
 from tests.unit import test_vgpu
 from tests.unit.host import A
@@ -431,6 +432,6 @@ class ReadyVfsTest(base.HostTestCase):
         self.assertEqual([vf], [function for function, _ in
                                 self.simulated.kernel.resets(test_vgpu.GPU)])
         record, = self.host.store.handovers()
-        self.assertEqual(('reset flr', model.CLEAN),
+        self.assertEqual(('reset flr', values.CLEAN),
                          (record.method, record.result))
         self.assertEqual([], self.host.holdings.all())

@@ -4,6 +4,7 @@ each step can fail."""
 
 from nova_accel import exception
 from nova_accel import model
+from nova_accel.store import values
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.host import test_handover
@@ -89,7 +90,7 @@ class HandOverTest(test_handover.MailboxTestCase):
 
     def test_function_without_an_image_is_reset(self):
         self.host.delete(self.has())
-        self.assertDone(model.MEMORY_KEPT, RESET, 'reset')
+        self.assertDone(values.MEMORY_KEPT, RESET, 'reset')
 
     def test_versal_is_not_reset(self):
         """The attribute of XRT does nothing there, and is not counted."""
@@ -145,7 +146,7 @@ class HandOverTest(test_handover.MailboxTestCase):
         self.clearing('registers', visibility='private', owner=clouds.PROJECT)
         clearing = self.clearing('registers')
         self.host.delete(self.tenants())
-        self.assertDone(model.MEMORY_KEPT, f'cleared with image {clearing}',
+        self.assertDone(values.MEMORY_KEPT, f'cleared with image {clearing}',
                         plain(BLANK))
         self.assertEqual(model.OPERATOR, self.region().origin)
 
@@ -156,7 +157,7 @@ class HandOverTest(test_handover.MailboxTestCase):
         self.assertFenced('had to be reset', 'does not answer')
         self.assertEqual(['reset'], self.done)
         self.heal(reset_kills=True, dead=True)
-        self.assertDone(model.MEMORY_KEPT, RESET, 'reset', 'reset')
+        self.assertDone(values.MEMORY_KEPT, RESET, 'reset', 'reset')
 
     def test_driver_that_is_offline_after_the_reset(self):
         server = self.has()
@@ -171,7 +172,7 @@ class HandOverTest(test_handover.MailboxTestCase):
         self.assertFenced('had to be reset', 'offline')
         self.host.kernel.write_attribute = write
         self.heal(attributes={})
-        self.assertDone(model.MEMORY_KEPT, RESET, 'reset', 'reset')
+        self.assertDone(values.MEMORY_KEPT, RESET, 'reset', 'reset')
 
     def test_clearing_that_fails(self):
         server = self.tenants()
@@ -180,7 +181,7 @@ class HandOverTest(test_handover.MailboxTestCase):
         self.host.delete(server)
         self.assertFenced('had to be programmed', 'the card failed (EIO)')
         self.heal(program_error='EIO')
-        self.assertDone(model.MEMORY_KEPT, f'cleared with image {clearing}',
+        self.assertDone(values.MEMORY_KEPT, f'cleared with image {clearing}',
                         plain(BLANK))
 
     def test_memory_that_cannot_be_cleared(self):

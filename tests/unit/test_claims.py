@@ -27,6 +27,7 @@ from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import journal
 from nova_accel.store import schema
+from nova_accel.store import values
 
 HANDLE = model.AttachHandle(model.HandleType.PCI, '0000:5e:00.0')
 BOUND = model.ClaimState.BOUND
@@ -41,8 +42,8 @@ DEVICE = model.Device(
         index=0, region_type_uuid='a' * 32, function_uuid=None,
         handles=(HANDLE,), health=model.Health.GONE, reason='so'),))
 
-DISABLED = model.Disabled('0000:5e:00.0', 'S1', 'it is hot',
-                          '2026-11-22T02:17:43+00:00')
+DISABLED = values.Disabled('0000:5e:00.0', 'S1', 'it is hot',
+                           '2026-11-22T02:17:43+00:00')
 
 
 def unknown(origin):
@@ -151,7 +152,7 @@ class ClaimStoreTest(StoreTestCase):
         self.store.place(other, True, {0: unknown_})
         self.store.set_devices({address: other})
         for store in self.store, claim_store.ClaimStore(self.path):
-            self.assertEqual((model.Card(
+            self.assertEqual((values.Card(
                 serial, one.ids, one.record, {0: PROJECT}),), store.away())
             self.assertEqual({(address, 0): unknown_}, store.loaded())
             self.assertEqual({address: other}, store.devices())
@@ -536,7 +537,7 @@ class HandoversTest(StoreTestCase):
 
     @staticmethod
     def handover(number, **more):
-        return model.Handover(**{
+        return values.Handover(**{
             'time': '2025-11-22T02:17:43+00:00',
             'device': '0000:5e:00.0', 'serial': '',
             'handle': '0000:5e:00.0', 'server': str(number), **more})

@@ -4,14 +4,14 @@
 import json
 import os
 
-from nova_accel import model
+from nova_accel.store import values
 from tests.unit import commands
 
 A, B = '0000:5e:00.0', '0000:81:00.0'
 
 
 def handover(number, **more):
-    return model.Handover(**{
+    return values.Handover(**{
         'time': f'2026-11-22T02:17:{number:02}+00:00', 'device': A,
         'serial': '02:00:00:00:00:01', 'handle': A, 'server': f's{number}',
         'method': 'reset flr', 'result': 'clean', **more})

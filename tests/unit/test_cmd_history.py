@@ -7,6 +7,7 @@ import uuid
 
 from nova_accel.cmd import history
 from nova_accel import model
+from nova_accel.store import values
 from tests.unit import commands
 from tests.unit.test_claims import claim, handle
 from tests.unit.test_cmd_handovers import A, B, handover
@@ -127,7 +128,7 @@ class HistoryTest(commands.StoreCommandTestCase):
     def test_files_that_are_not_a_record(self):
         path = os.path.join(self.directory, 'x.json')
         for content in (None, 'no json', '[1]', '{}x', '[{"Time": "x"}]', '7',
-                        json.dumps([dict.fromkeys(model.Handover.
+                        json.dumps([dict.fromkeys(values.Handover.
                                                   __dataclass_fields__, 1)])):
             if content is not None:
                 with open(path, 'w') as file:

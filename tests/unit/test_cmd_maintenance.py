@@ -8,11 +8,11 @@ import time
 import fixtures
 
 from nova_accel.cmd import maintenance
-from nova_accel import model
+from nova_accel.store import values
 from tests.unit import commands
 from tests.unit.test_claims import DEVICE, handle
 
-State = model.OrderState
+State = values.OrderState
 A, VF = DEVICE.address, f'{DEVICE.address[:-1]}1'
 
 

@@ -11,8 +11,8 @@ import yaml
 from nova_accel.cmd import prove
 from nova_accel import conf
 from nova_accel import drivers
-from nova_accel import model
 from nova_accel import sim
+from nova_accel.store import values
 from tests.unit import commands
 from tests.unit.host import A, B, FUNCTION, OTHER, SHELL
 from tests.unit.test_claims import claim
@@ -43,7 +43,7 @@ class ProveTest(commands.StoreCommandTestCase):
         store = self.open_store()
         store.set_devices(self.found(driver, options or {}))
         if disabled:
-            store.disable(model.Disabled(A, '', 'to be tried', NEW), ())
+            store.disable(values.Disabled(A, '', 'to be tried', NEW), ())
         return store
 
     def found(self, name, options):
@@ -177,7 +177,7 @@ class ProveTest(commands.StoreCommandTestCase):
         store = self.host('gpu', disabled=False, gpus=[{'address': A}])
         self.assertIn(f'nova-accel disable {A} first', self.call(A).stderr)
         store.add([claim(device_address=A)])
-        store.disable(model.Disabled(A, '', 'to be tried', NEW), ())
+        store.disable(values.Disabled(A, '', 'to be tried', NEW), ())
         self.assertIn(f'nova-accel drain {A}', self.call(A).stderr)
         self.assertEqual([], self.kernel.resets(A))
         self.assertIn('give --erase', self.call(

@@ -7,11 +7,11 @@ import time
 import fixtures
 
 from nova_accel.cmd import release
-from nova_accel import model
+from nova_accel.store import values
 from tests.unit import commands
 from tests.unit.test_claims import claim, HANDLE
 
-State = model.OrderState
+State = values.OrderState
 
 
 class ReleaseTest(commands.StoreCommandTestCase):

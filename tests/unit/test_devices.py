@@ -9,6 +9,7 @@ from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel.store import claim_store
+from nova_accel.store import values
 from tests.unit import test_identity
 from tests.unit.host import A, B
 
@@ -41,7 +42,7 @@ class TableTestCase(testtools.TestCase):
 class HoldTest(TableTestCase):
 
     def disable(self, reason='hot'):
-        self.store.disable(model.Disabled(A, '', reason, 'now'))
+        self.store.disable(values.Disabled(A, '', reason, 'now'))
 
     def unsettle(self):
         self.store.settle(todo=[model.Unsettled(A)])

@@ -10,6 +10,7 @@ import testtools
 from nova_accel.host import pci
 from nova_accel.inventory import identity
 from nova_accel import model
+from nova_accel.store import values
 from tests.unit.host import A, B
 
 C = '0000:c1:00.0'
@@ -158,7 +159,7 @@ class DisabledTest(testtools.TestCase):
         # which of the two it is cannot be known
         ('a', {A: 'b', B: 'a', C: 'a'}, [B, C]))
     def test_table(self, serial, there, addresses):
-        word = model.Disabled(A, serial, '', '')
+        word = values.Disabled(A, serial, '', '')
         self.assertEqual(dict.fromkeys(addresses, word), identity.disabled(
             {a: device(a, s) for a, s in there.items()}, [word]))
 

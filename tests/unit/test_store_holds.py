@@ -9,6 +9,7 @@ from nova_accel.inventory import holds
 from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import holds as rows
+from nova_accel.store import values
 from tests.unit import test_identity
 from tests.unit.host import A, B
 
@@ -35,7 +36,7 @@ class HoldsTest(testtools.TestCase):
         return rows
 
     def disable(self, address, reason, serial=''):
-        self.store.disable(model.Disabled(address, serial, reason, 'now'))
+        self.store.disable(values.Disabled(address, serial, reason, 'now'))
 
     def test_kinds_are_those_of_the_table(self):
         for kind in (rows.DISABLED, rows.OWNER_UNKNOWN, rows.RETURNED,
