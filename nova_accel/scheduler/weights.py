@@ -33,6 +33,8 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
 
     def weight_multiplier(self, host_state):
         """Return the aggregate's multiplier or [accel] weight_multiplier."""
+        if not host_state.aggregates:
+            return self._multiplier
         return utils.get_weight_multiplier(
             host_state, 'accel_weight_multiplier', self._multiplier)
 

@@ -39,7 +39,6 @@ from nova.scheduler import host_manager  # noqa: E402
 from nova.scheduler import weights as nova_weights  # noqa: E402
 
 from nova_accel import naming  # noqa: E402
-from nova_accel.scheduler import copies  # noqa: E402
 from nova_accel.scheduler import filters  # noqa: E402
 from nova_accel.scheduler import scheduling  # noqa: E402
 from nova_accel.scheduler import weights  # noqa: E402
@@ -201,7 +200,7 @@ class Bench:
         self.handler.get_weighed_objects(self.stock, state, wanted)
 
     def with_ours(self, wanted, state, requests, summaries):
-        by_host(state, requests, copies.Listed)
+        by_host(state, requests, filters.Listed)
         # as nova_accel.scheduler.seam
         filters.SCHEDULINGS.begin(wanted, summaries)
         state = self.filter_handler.get_filtered_objects(

@@ -27,7 +27,6 @@ from nova_accel import naming
 from nova_accel import request
 from nova_accel.api import expansion
 from nova_accel.scheduler import candidates
-from nova_accel.scheduler import copies
 from nova_accel.scheduler import cost
 from nova_accel.scheduler import facts
 from nova_accel.scheduler import fault
@@ -85,8 +84,8 @@ def failing(owner, name):
 class SchedulerTest(testtools.TestCase):
     """Whole schedulings, as Nova's scheduler runs them."""
 
-    MODULES = (scheduling, facts, cost, copies, filters, weights, candidates,
-               fault, missing, unseen, request)
+    MODULES = (scheduling, facts, cost, filters, weights, candidates, fault,
+               missing, unseen, request)
 
     def setUp(self):
         super().setUp()
@@ -226,7 +225,7 @@ class SchedulerTest(testtools.TestCase):
         for name in ('_requests', '_of_several', '_of_kind', '_sort',
                      '_weigh_object', 'cost', 'kinds', 'of', 'begin',
                      'refusal', 'reason', 'add', '_carrying', '_of_host',
-                     'order_forced', '_copied'):
+                     'order_forced'):
             self.assertIn(name, {n.rpartition('.')[2] for n in reached})
 
 
