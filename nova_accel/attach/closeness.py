@@ -59,7 +59,8 @@ class _Choice(typing.NamedTuple):
 
 #: How many amounts of all wants, by the beginnings that the limit allows, are
 #: compared at most. Of more, wants are chosen one after the other: a build does
-#: not wait for seconds (tests.bench.closeness)
+#: not wait for seconds (tests.bench.closeness). For devices of two kinds
+#: that would be less close on one of six random hosts
 _EXACT = 200
 #: of these, how many sets of beginnings are compared, and how many of those
 #: that have enough places are tried
