@@ -20,7 +20,7 @@ settled or cleaned, as above. Every other transition raises IllegalTransition.
 """
 
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 from typing import Any, NamedTuple
 
@@ -220,12 +220,13 @@ class Holdings:
         """See ClaimStore.settle(); claims are BOUND or DELETING."""
         self._store.settle(done, todo, claims)
 
-    def remember_card(self, claim: model.Claim, **identity: str) -> None:
-        """Complete a claim that was made without that.
+    def remember_cards(self, identities: Iterable[
+            tuple[model.Claim, Mapping[str, str]]]) -> None:
+        """Complete claims that were made without that, in one transaction.
 
-        :param identity: serial, ids or both.
+        :param identities: each claim with its serial, ids or both.
         """
-        self._store.update([claim], **identity)
+        self._store.change(([claim], new) for claim, new in identities)
 
     def reshaped(self, claim: model.Claim, provider_uuid: str) -> None:
         """Write down the provider that has its allocation now."""

@@ -210,6 +210,7 @@ class Reconciler:
         could not be read then. While a guest has it, the card in the slot is
         the one."""
         inventory = self._inventory
+        found = []
         for claim in snapshot.claims():
             device = inventory.devices.get(claim.device_address)
             if (device and device.health is not model.Health.GONE
@@ -219,7 +220,8 @@ class Reconciler:
                        inventory.identity_for_claim(device.address).items()
                        if value and not getattr(claim, name)}
                 if new:
-                    self._holdings.remember_card(claim, **new)
+                    found.append((claim, new))
+        self._holdings.remember_cards(found)
 
     # Servers without an allocation
 

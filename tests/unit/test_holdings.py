@@ -2,14 +2,17 @@
 """Claims go through their states by name, and by no other way."""
 
 import itertools
+import os
 import pathlib
 
+import fixtures
 import testtools
 
 from nova_accel.attach import holdings
 from nova_accel import exception
 from nova_accel import model
 from nova_accel.store import claim_store
+from nova_accel.store import file as store_file
 from tests.unit import tables
 from tests.unit.test_claims import claim
 
@@ -65,6 +68,37 @@ class HoldingsTest(testtools.TestCase):
                 [transition, name(leaves), to.name if to else 'the claim ends']
                 for transition, (leaves, to) in holdings.TRANSITIONS.items())],
             tables.rows(PAGE.read_text(), 'Transition'))
+
+    def test_cards_are_remembered_at_once(self):
+        """By a commit of the file, which waits for the disk, for all claims
+        of a host that starts."""
+        statements = []
+        connect = store_file.sqlite3.connect
+
+        def watched(*args, **kwargs):
+            connection = connect(*args, **kwargs)
+            connection.set_trace_callback(statements.append)
+            return connection
+        self.useFixture(fixtures.MonkeyPatch(
+            f'{store_file.__name__}.sqlite3.connect', watched))
+        store = claim_store.ClaimStore(os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'claims.db'))
+        claims = [claim(handle=model.AttachHandle(
+            model.HandleType.PCI, f'0000:{number:02x}:00.1'))
+            for number in range(8)]
+        store.add(claims)
+        found = holdings.Holdings(store)
+        del statements[:]
+        found.remember_cards([(one, {'serial': f'S{number}'})
+                              for number, one in enumerate(claims)])
+        self.assertEqual(1, sum(text.startswith('COMMIT')
+                                for text in statements), statements)
+        self.assertEqual({one.uuid: f'S{number}' for number, one in
+                          enumerate(claims)},
+                         {one.uuid: one.serial for one in store.claims()})
+        del statements[:]
+        found.remember_cards([])
+        self.assertEqual([], statements)
 
     def test_what_waits(self):
         """It is of no server, and nothing happens to it by its claim."""
