@@ -15,12 +15,14 @@ resource_provider_association_refresh. Of a boot it is measured from
 ResourceTracker.instance_claim() to the driver's spawn(), of a pass all. "reads"
 and "writes" are requests of nova-compute to Placement; "ms" are of the clock,
 "processor" of the whole process, in which Placement answers as well: compare
-them with each other. "start" are seconds of the processor of the start of
-nova-compute where Placement has the providers already, and "requests" those of
-it.
+them with each other. "start" is the start of nova-compute where Placement has
+the providers already; beside it is by how much the resident memory and the
+threads of the process have grown at the first start.
 """
 
 import argparse
+import gc
+import resource
 import statistics
 import threading
 import time
@@ -118,11 +120,14 @@ class Providers(boot.Metered, base.AcceleratorTestBase):
 
     def rows(self, name, host, description, **flavors):
         self.describe_host(host, {'cards': [], **description})
+        before = _resident(), threading.active_count()
         self.start_compute(host)
+        grown = [now - then for now, then in zip(
+            (_resident(), threading.active_count()), before)]
         aggregate = self._create_aggregate(host, availability_zone=host)
         self.admin_api.add_host_to_aggregate(aggregate, host)
         tracker = self.computes[host].manager.rt
-        self.show_start(name, host)
+        self.show_start(name, host, *grown)
         of = len(tracker.provider_tree.get_provider_uuids(host))
         for kind, flavor in flavors.items():
             self.show(name, of, kind, lambda: self.boot_once(flavor, host))
@@ -130,15 +135,16 @@ class Providers(boot.Metered, base.AcceleratorTestBase):
             self.show(name, of, kind, lambda: self.report_once(
                 self.computes[host].manager, kind == 'old'))
 
-    def show_start(self, name, host):
+    def show_start(self, name, host, megabytes, threads):
         self.meter.clear()
         began = time.process_time()
         self.restart_compute_service(host)
         counts = self.meter.counts
         print(f'{name:14}{"":10} start   {counts[boot.NOVAS_OWN, READS]:7}'
               f'{counts[boot.NOVAS_OWN, WRITES]:7}{"":9}'
-              f'{1000 * (time.process_time() - began):11.0f}',
-              file=boot.OUT, flush=True)
+              f'{1000 * (time.process_time() - began):11.0f}'
+              f'{megabytes:6.0f} MB{threads:4} threads', file=boot.OUT,
+              flush=True)
 
     def show(self, name, providers, kind, measure):
         # the first ones also warm up Python, and note what has changed
@@ -177,6 +183,13 @@ class Providers(boot.Metered, base.AcceleratorTestBase):
             context.get_admin_context(), of.host)
         self._mark()
         return self.taken()
+
+
+def _resident():
+    """MB, of /proc (proc(5))."""
+    gc.collect()
+    with open('/proc/self/statm') as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 2 ** 20
 
 
 def main():
