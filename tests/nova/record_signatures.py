@@ -24,7 +24,8 @@ DATA = (pathlib.Path(__file__).parents[1] / 'unit' / 'data' /
 #: with those after the colon
 RECORDED = {
     'nova.virt.driver': ['ComputeDriver'],
-    'nova.virt.hardware': ['numa_fit_instance_to_host'],
+    'nova.virt.hardware': [
+        'get_mem_encryption_constraint', 'numa_fit_instance_to_host'],
     'nova.virt.libvirt.driver': ['LibvirtDriver', 'libvirt'],
     'nova.virt.libvirt.host': ['Host'],
     'nova.virt.libvirt.guest': ['Guest'],
