@@ -29,11 +29,11 @@ ORDER = (
     'settling',    # attach.settling: one round at a time
     'choice',      # inventory: handles are chosen and claimed
     'orders',      # admin.orders: what the operator says is read and shown
-    'opening',     # attach.programming: the bitstream cache is opened
+    'opening',     # attach.loading: the bitstream cache is opened
     'download',    # bitstream.cache: one for each content
     'room',        # bitstream.cache: downloads under way
     'cache',       # bitstream.cache: leases and removal
-    'begin',       # attach.programming: a programming begins or is given up
+    'begin',       # attach.loading: a programming begins or is given up
     'ordered',     # attach.programming: regions that the operator programs
     'reporting',   # Nova's resource tracker: COMPUTE_RESOURCE_SEMAPHORE
     'background',  # host.limited: one piece of work at a time

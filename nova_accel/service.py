@@ -24,6 +24,7 @@ from nova_accel.attach import descriptions as device_descriptions
 from nova_accel.attach import guests as server_guests
 from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import loading
 from nova_accel.attach import moves as server_moves
 from nova_accel.attach import plugs as server_plugs
 from nova_accel.attach import programming as region_programming
@@ -116,8 +117,9 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     settling = device_settling.Settling(
         inventory, holdings, publisher, cloud)
     reshape = allocation_moves.Reshape(inventory, holdings, cloud)
+    loader = loading.Loader(inventory, holdings, cloud)
     programming = region_programming.Programming(
-        inventory, holdings, cloud, publisher)
+        inventory, holdings, cloud, publisher, loader)
     regions = cleaning.Regions(inventory, programming)
     handles = attach_handles.Handles(inventory, holdings, cloud, regions)
     readiness = device_readiness.Readiness(
@@ -139,7 +141,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
     notices = device_notices.Notices(cloud, inventory, holdings)
     metrics = metrics_file.MetricsFile(
-        store, inventory, holdings, programming)
+        store, inventory, holdings, loader)
     drill = health_drill.Drill(inventory)
     maintenance = device_maintenance.Maintenance(
         cloud, kernel, store, inventory, holdings, publisher, programming,

@@ -14,6 +14,7 @@ import json
 from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import loading
 from nova_accel.attach import programming
 from nova_accel import conf
 from nova_accel.drivers import base
@@ -359,7 +360,7 @@ class Handles:
             if handle.type is model.HandleType.MDEV or any(
                     pci.is_open(driver.kernel, function)
                     for function in handle.addresses):
-                programming.check_not_in_a_guest(
+                loading.check_not_in_a_guest(
                     self._cloud, [handle], f'{handle.address} cannot be '
                                            f'released')
             done = driver.release(device, *args)

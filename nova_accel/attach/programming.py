@@ -1,30 +1,23 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Regions carry what servers ask for.
+"""Decide what the regions of servers carry, and program them.
 
-From Glance or the cache to the card: one region of a card at a time, never one
-that a guest has, each call of a driver with a time limit. What a region
-carries is recorded as unknown before its programming begins, and as known,
-with its origin, after it was read back. A region into which a project's image
-may have come has that project's content, however the programming ended. Content
-of a project is for the server that had it loaded, and for no other.
+Content of a project is for the server that had it loaded, and for no other.
+attach.loading brings images to the cards.
 """
 
 import collections
 from collections.abc import (
     Callable, Iterable, Iterator, Mapping, Sequence)
 import contextlib
-import dataclasses
 import time
-import typing
 
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import loading
 from nova_accel.attach import publishing
-from nova_accel.bitstream import cache as bitstream_cache
 from nova_accel.bitstream import glance
 from nova_accel import conf
 from nova_accel import exception
-from nova_accel.health import signals
 from nova_accel import inventory as host_inventory
 from nova_accel import locks
 from nova_accel import log as logging
@@ -40,33 +33,18 @@ Claims = Sequence[model.Claim]
 #: how many bitstreams of the owners of servers may fail on cards, for one
 #: project and in so many seconds, before the next one is refused
 _MOST_FAILURES, _FAILURE_SECONDS = 3, 600
-#: kept where [accel] metrics_file is not set
-_MOST_ENDED = 1000
-
-
-class Ended(typing.NamedTuple):
-    """A programming, for notify.metrics."""
-
-    #: 'programmed' or 'failed'
-    result: str
-    #: seconds in which it waited for other work on its card
-    waited: float
-    #: seconds in which the card was being programmed
-    took: float
 
 
 class Programming:
 
     def __init__(self, inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings, cloud: novas.Cloud,
-                 publisher: publishing.Publisher):
+                 publisher: publishing.Publisher, loader: loading.Loader):
         self._inventory = inventory
         self._holdings = holdings
         self._cloud = cloud
         self._publisher = publisher
-        # functools.cached_property would open it twice (Python 3.12)
-        self._opening = locks.Lock('opening')
-        self._opened: bitstream_cache.BitstreamCache | None = None
+        self._loader = loader
         #: regions that no new server begins with now: they are programmed for
         #: no server, or the memory is cleared that they share
         self._ordered: collections.Counter[
@@ -75,34 +53,6 @@ class Programming:
         self._ordered_changed = locks.condition('ordered')
         #: project -> time.monotonic() of failures of its owners' bitstreams
         self._failures: dict[str, list[float]] = {}
-        #: taken out by who counts them; its methods are atomic
-        self.ended: collections.deque[Ended] = collections.deque(
-            maxlen=_MOST_ENDED)
-
-    def _cache(self) -> bitstream_cache.BitstreamCache:
-        # when it is first needed: a host without FPGAs needs none
-        with self._opening:
-            if self._opened is None:
-                self._opened = bitstream_cache.BitstreamCache(
-                    CONF.accel.bitstream_cache, self._needed)
-            return self._opened
-
-    def cached(self) -> int | None:
-        """Return the bytes in the cache; None while no image was asked for."""
-        return self._opened.bytes() if self._opened else None
-
-    def _needed(self) -> set[str]:
-        """Images whose contents servers need where the host boots; also of
-        those whose region has just been programmed."""
-        claims = self._holdings.all()
-        held = {c.part for c in claims}
-        return {image for image in (
-            *(image for c in claims
-              for image in (c.restore_bitstream, c.operators_bitstream)),
-            *(region.bitstream_id
-              for device in self._inventory.devices.values()
-              for region in device.regions
-              if (device.address, region.index) in held)) if image}
 
     def provision(self, context, project_id: str,
                   wanted: request.AcceleratorRequest, claims: Claims,
@@ -146,23 +96,24 @@ class Programming:
         if (region.origin == glance.origin(image.entry) == model.OPERATOR
                 and region.bitstream_id == image.id):
             return
-        self._program_for(
-            context, claims, device, region,
-            lambda: self._for_owner(
-                project_id, wanted, image, lambda **hooks: self._from_glance(
-                    client, image, choice, device, region, **hooks)))
+        with self._programming_for(context, claims, device, region), (
+                self._limited(project_id, wanted, image)) as step:
+            self._loader.load(client, image, choice, device, region, step)
 
-    def _for_owner(self, project_id, wanted, image, load):
-        """Call load(), which programs an image; one that the owner of the
-        server chose costs one card at most, and its project has to wait where
-        many have failed.
+    @contextlib.contextmanager
+    def _limited(self, project_id, wanted, image):
+        """Limit what bitstreams that owners of servers chose cost.
 
-        :raises AcceleratorError: not to be tried on another host, where the
-            owner chose it and the card was touched.
+        One costs one card at most, and a project waits after several failures.
+
+        :yields: the loading.Step in which to program the image.
+        :raises AcceleratorError: the image was the owner's choice, and the
+            programming has begun or is refused: no other host may try it.
         """
+        step = loading.Step()
         if not (wanted.chosen_by_owner
                 or glance.origin(image.entry) != model.OPERATOR):
-            load()
+            yield step
             return
         since = time.monotonic() - _FAILURE_SECONDS
         # replaced as a whole, without a lock: one more or less does not matter
@@ -176,11 +127,10 @@ class Programming:
                 f'{_FAILURE_SECONDS // 60} minutes later.')
             error.elsewhere = False
             raise error
-        touched: list[bool] = []
         try:
-            load(touched=lambda: touched.append(True))
+            yield step
         except exception.AcceleratorError as error:
-            if touched:
+            if step.has_begun:
                 self._failures[project_id] = [*failed, time.monotonic()]
                 error.elsewhere = False
             raise
@@ -310,10 +260,8 @@ class Programming:
         LOG.info('%s %s does not carry function %s of server %s any more; it '
                  'is programmed again', device.address, region.name, function,
                  claims[0].instance_uuid)
-        self._program_for(
-            context, claims, device, region,
-            lambda: self._as_before(
-                context, project_id, loaded, device, region))
+        with self._programming_for(context, claims, device, region):
+            self._as_before(context, project_id, loaded, device, region)
 
     # Between two servers
 
@@ -334,7 +282,7 @@ class Programming:
             region.function_uuid, image_id, region.function_name, '',
             model.OPERATOR)
         if not (region.origin == model.OPERATOR
-                and self._programs_cached(loaded, device, region)):
+                and self._loader.load_cached(loaded, device, region)):
             client = self._cloud.service_images()
             self._load(client, glance.find_operators(client, image_id),
                        device, region)
@@ -364,11 +312,8 @@ class Programming:
         with self._kept_from_builds(
                 (device.address, other.index) for other in device.regions
                 if other.index != region.index) as keep:
-            def begin():
-                # as ordered()
-                keep()
-                alone()
-            self._load(client, image, device, region, begin=begin)
+            self._load(client, image, device, region,
+                       loading.Step(alone, keep))
         return f'memory cleared with image {image.id}'
 
     def _check_alone(self, device, region, image):
@@ -388,11 +333,11 @@ class Programming:
                 found=f'{device.address} {region.name} had to be cleaned, and '
                       f'that has to wait')
 
-    def _load(self, client, image, device, region, **callbacks):
-        """As _from_glance(), for no request."""
+    def _load(self, client, image, device, region, step=None):
+        """Load an image that no request asks for."""
         wanted = request.AcceleratorRequest(
             group='', resource_class='', amount=1, bitstream_id=image.id)
-        self._from_glance(client, image, wanted, device, region, **callbacks)
+        self._loader.load(client, image, wanted, device, region, step)
 
     @contextlib.contextmanager
     def _kept_from_builds(self, regions: Iterable[tuple[str, int]],
@@ -445,13 +390,8 @@ class Programming:
                     f'remove it there, and restart nova-compute.')
             return image.id
         with self._kept_from_builds([(device.address, region.index)]) as keep:
-            def begin():
-                # before claims are read: a build reads this after it has
-                # claimed
-                keep()
-                see_that_it_is_idle()
             self._load(client, image, device, region,
-                       fetched=see_that_it_is_idle, begin=begin)
+                       loading.Step(see_that_it_is_idle, keep))
         return image.id
 
     def note_handover(self, device: model.Device, region: model.Region,
@@ -490,14 +430,13 @@ class Programming:
         _, region = self._inventory.find_held(claims[0])
         return region
 
-    def _program_for(self, context, claims, device, region, load):
-        """Program a region for its only user, and show it.
-
-        :param load: does it.
-        """
+    @contextlib.contextmanager
+    def _programming_for(self, context, claims, device, region):
+        """Check that claims are the only ones of a region that is programmed
+        inside, and show it then."""
         self._check_may_program(claims, device, region)
         self._holdings.provisioning(claims)
-        load()
+        yield
         self._publisher.show(context, {c.provider_uuid for c in claims})
 
     def _check_may_program(self, claims, device, region):
@@ -519,140 +458,15 @@ class Programming:
                 f'{instance_uuid}, and another server uses it: the build is '
                 f'retried on another host.')
 
-    def _from_glance(self, client, image, wanted, device, region,
-                     fetched=lambda: None, begin=lambda: None,
-                     touched=lambda: None):
-        """
-        :param fetched: called when the file is there; raises where the region
-            is not to be programmed any more.
-        :param begin: as fetched, in the worker of the card, at last.
-        :param touched: called there where the driver begins.
-        """
-        driver = self._inventory.driver_of(device)
-        with self._cache().fetch(client, image) as file:
-            bitstream = driver.read_bitstream(file.path, str(image))
-            glance.verify(bitstream, wanted, image, region)
-            loaded = model.Loaded(
-                function_uuid=bitstream.function_uuid or wanted.function_id,
-                bitstream_id=image.id,
-                function_name=glance.function_name(image),
-                content=file.content, origin=glance.origin(image.entry))
-            fetched()
-            self._program(driver, device, region, bitstream, loaded, begin,
-                          touched)
-
     def _as_before(self, context, project_id, loaded, device, region):
-        if self._programs_cached(loaded, device, region):
+        if self._loader.load_cached(loaded, device, region):
             return
         wanted = request.AcceleratorRequest(
             group='', resource_class='', amount=1,
             bitstream_id=loaded.bitstream_id,
             chosen_by_owner=loaded.origin != model.OPERATOR)
         client, image = self._find(context, project_id, wanted, region)
-        self._from_glance(client, image, wanted, device, region)
-
-    def _programs_cached(self, loaded, device, region):
-        """Program what was loaded before, without asking Glance; False where
-        the cache has not got it."""
-        driver = self._inventory.driver_of(device)
-        try:
-            with self._cache().by_image(
-                    loaded.bitstream_id, self._inventory.contents.content_of(
-                        device.address, region.index, loaded.bitstream_id),
-                    loaded.origin == model.OPERATOR) as file:
-                bitstream = driver.read_bitstream(
-                    file.path, f'image {loaded.bitstream_id}')
-                self._program(
-                    driver, device, region, bitstream,
-                    dataclasses.replace(loaded, content=file.content))
-        except exception.BitstreamError as error:
-            LOG.info('%s', error)
-            return False
-        return True
-
-    def _program(self, driver, device, region, bitstream, loaded,
-                 begin=lambda: None, touched=lambda: None):
-        """Program with a time limit, and note what came of it."""
-        address, index = device.address, region.index
-        what = (f'Programming {address} {region.name} by the driver '
-                f'{device.driver}')
-        lock = locks.Lock('begin')
-        begun: list[bool] = []
-        gone: list[bool] = []
-
-        moments = [time.monotonic()]
-
-        def ended(result):
-            asked, began, *_ = moments
-            self.ended.append(
-                Ended(result, began - asked, time.monotonic() - began))
-
-        def program():
-            # the last moment: a guest may have got it while this call waited
-            check_not_in_a_guest(
-                self._cloud, region.handles,
-                f'{device.address} {region.name} cannot be programmed')
-            begin()
-            with lock:
-                if gone:
-                    return None
-                self._inventory.contents.begin(
-                    address, index, loaded.origin)
-                begun.append(True)
-                moments.append(time.monotonic())
-                touched()
-            return driver.program(device, region, bitstream)
-
-        try:
-            function = self._inventory.cards.call(
-                address, what, program,
-                seconds=CONF.accel.programming_timeout, patient=True)
-        except Exception as error:
-            with lock:
-                gone.append(True)
-            if begun:
-                ended('failed')
-                # after a time-out the call goes on, and the card is fenced
-                # until it ends
-                self._inventory.programming_failed(
-                    address, index,
-                    report=not isinstance(error, exception.DeviceTimeout))
-                if loaded.origin == model.OPERATOR:
-                    self._inventory.health.mark(
-                        address, signals.PROGRAMMING)
-            if isinstance(error, exception.AcceleratorError):
-                raise
-            raise exception.ProgrammingFailed(
-                f'{what} failed ({type(error).__name__}: {error}): check '
-                f'the card, and read the kernel log.',
-                found=f'{what} failed') from error
-        self._inventory.contents.programmed(address, index, dataclasses.replace(
-            loaded, function_uuid=function))
-        self._inventory.health.mark(address, signals.PROGRAMMING, False)
-        ended('programmed')
-        LOG.info('%s %s carries function %s of image %s; its origin: %s',
-                 address, region.name, function, loaded.bitstream_id,
-                 loaded.origin or 'unknown')
-
-
-def check_not_in_a_guest(cloud: novas.Cloud,
-                         handles: Iterable[model.AttachHandle],
-                         refused: str) -> None:
-    """Check that no guest that runs has one of these, whatever claims say.
-
-    :param refused: what cannot be done then, as a clause.
-    :raises DeviceUnavailable: one has.
-    """
-    addresses = {a for handle in handles for a in handle.addresses}
-    for server_uuid, there in cloud.running().items():
-        if addresses & there:
-            LOG.error('%s, because the guest of server %s, which runs, has '
-                      '%s: stop that server first', refused, server_uuid,
-                      min(addresses & there))
-            found = (f'{refused} while a running guest has '
-                     f'{min(addresses & there)}')
-            raise exception.DeviceUnavailable(
-                f'{found}: see the log of nova-compute.', found=found)
+        self._loader.load(client, image, wanted, device, region)
 
 
 def seconds_at_most() -> int:

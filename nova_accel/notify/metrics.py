@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 import typing
 
 from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import programming as region_programming
+from nova_accel.attach import loading
 from nova_accel import conf
 from nova_accel import files
 from nova_accel.health import signals
@@ -150,11 +150,11 @@ class MetricsFile:
     def __init__(self, store: claim_store.ClaimStore,
                  inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings,
-                 programming: region_programming.Programming):
+                 loader: loading.Loader):
         self._store = store
         self._inventory = inventory
         self._holdings = holdings
-        self._programming = programming
+        self._loader = loader
         self._handovers: collections.Counter[str] = collections.Counter()
         self._programmings: collections.Counter[str] = collections.Counter()
         self._waited = self._took = 0.0
@@ -198,10 +198,10 @@ class MetricsFile:
                 in inventory.table.disabled().items()
                 if disabled.is_operators},
             self._programmings, self._waited, self._took,
-            self._programming.cached())
+            self._loader.cached())
 
     def _count_programmings(self) -> None:
-        ended = self._programming.ended
+        ended = self._loader.ended
         while ended:
             one = ended.popleft()
             self._programmings[one.result] += 1

@@ -1,0 +1,272 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Bring bitstreams from Glance or the cache to the regions of cards.
+
+One region of a card at a time, never one that a guest has, each call of a
+driver with a time limit. What a region carries is recorded as unknown before
+its programming begins, and as known, with its origin, after it was read back. A
+region into which a project's image may have come has that project's content,
+however the programming ended.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Iterator
+import contextlib
+import dataclasses
+import time
+import typing
+
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.bitstream import cache as bitstream_cache
+from nova_accel.bitstream import glance
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel.health import signals
+from nova_accel import inventory as host_inventory
+from nova_accel import locks
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel import request
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+#: kept if [accel] metrics_file is not set
+_MOST_ENDED = 1000
+
+
+class Ended(typing.NamedTuple):
+    """A programming, for notify.metrics."""
+
+    #: 'programmed' or 'failed'
+    result: str
+    #: seconds in which it waited for other work on its card
+    waited: float
+    #: seconds in which the card was being programmed
+    took: float
+
+
+class Step:
+    """One programming of a region, from the call for it to its end.
+
+    The caller may give up after a time limit while the worker of the card has
+    not begun: then the worker does not begin.
+    """
+
+    def __init__(self, check: Callable[[], None] = lambda: None,
+                 keep: Callable[[], None] = lambda: None):
+        """
+        :param check: raises AcceleratorError if the region must not be
+            programmed now; it reads memory only.
+        :param keep: keeps builds from the region, or from other regions of
+            its card, while it is programmed.
+        """
+        self._check = check
+        self._keep = keep
+        self._lock = locks.Lock('begin')
+        self._given_up = False
+        self._called_at = self._began_at = float('inf')
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the driver was called."""
+        return self._began_at != float('inf')
+
+    def call(self) -> None:
+        """Begin to wait for the worker of the card.
+
+        :raises AcceleratorError: the region must not be programmed now.
+        """
+        self._check()
+        self._called_at = time.monotonic()
+
+    def admit(self) -> None:
+        """Check for the last time, in the worker of the card.
+
+        :raises AcceleratorError: the region must not be programmed now.
+        """
+        # before claims are read: a build reads this after it has claimed
+        self._keep()
+        self._check()
+
+    @contextlib.contextmanager
+    def beginning(self) -> Iterator[bool]:
+        """Begin in the worker of the card, right before the driver is called.
+
+        :yields: False if the caller has given up.
+        """
+        with self._lock:
+            yield not self._given_up
+            if not self._given_up:
+                self._began_at = time.monotonic()
+
+    def give_up(self) -> bool:
+        """Stop to wait for the worker; return whether it has begun."""
+        with self._lock:
+            self._given_up = True
+            return self.has_begun
+
+    def ended(self, result: str) -> Ended:
+        """Return what notify.metrics counts.
+
+        :param result: 'programmed' or 'failed'.
+        """
+        return Ended(result, self._began_at - self._called_at,
+                     time.monotonic() - self._began_at)
+
+
+class Loader:
+
+    def __init__(self, inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings, cloud: novas.Cloud):
+        self._inventory = inventory
+        self._holdings = holdings
+        self._cloud = cloud
+        # functools.cached_property would open it twice (Python 3.12)
+        self._opening = locks.Lock('opening')
+        self._opened: bitstream_cache.BitstreamCache | None = None
+        #: programmings that notify.metrics has not counted yet; it removes
+        #: them, and the methods of a deque are atomic
+        self.ended: collections.deque[Ended] = collections.deque(
+            maxlen=_MOST_ENDED)
+
+    def _cache(self) -> bitstream_cache.BitstreamCache:
+        # when it is first needed: a host without FPGAs needs none
+        with self._opening:
+            if self._opened is None:
+                self._opened = bitstream_cache.BitstreamCache(
+                    CONF.accel.bitstream_cache, self._needed)
+            return self._opened
+
+    def cached(self) -> int | None:
+        """Return the bytes in the cache; None while no image was asked for."""
+        return self._opened.bytes() if self._opened else None
+
+    def _needed(self) -> set[str]:
+        """Return the ids of images that servers need if the host boots: of
+        their claims, and of their regions as just programmed."""
+        claims = self._holdings.all()
+        held = {c.part for c in claims}
+        return {image for image in (
+            *(image for c in claims
+              for image in (c.restore_bitstream, c.operators_bitstream)),
+            *(region.bitstream_id
+              for device in self._inventory.devices.values()
+              for region in device.regions
+              if (device.address, region.index) in held)) if image}
+
+    def load(self, client, image: glance.Image,
+             wanted: request.AcceleratorRequest, device: model.Device,
+             region: model.Region, step: Step | None = None) -> None:
+        """Program an image of Glance.
+
+        :param client: of Glance, which may read the image.
+        :param wanted: what asks for the image, to verify it against.
+        :param step: of a caller that checks more.
+        :raises AcceleratorError: of many kinds: the region does not carry it.
+        """
+        driver = self._inventory.driver_of(device)
+        with self._cache().fetch(client, image) as file:
+            bitstream = driver.read_bitstream(file.path, str(image))
+            glance.verify(bitstream, wanted, image, region)
+            self._program(driver, device, region, bitstream, model.Loaded(
+                function_uuid=bitstream.function_uuid or wanted.function_id,
+                bitstream_id=image.id,
+                function_name=glance.function_name(image),
+                content=file.content, origin=glance.origin(image.entry)),
+                step or Step())
+
+    def load_cached(self, loaded: model.Loaded, device: model.Device,
+                    region: model.Region) -> bool:
+        """Program what was loaded before, and do not ask Glance.
+
+        :returns: False if the cache does not have the image.
+        :raises AcceleratorError: the region does not carry it.
+        """
+        driver, image_id = self._inventory.driver_of(device), (
+            loaded.bitstream_id or '')
+        try:
+            with self._cache().by_image(
+                    image_id, self._inventory.contents.content_of(
+                        device.address, region.index, image_id),
+                    loaded.origin == model.OPERATOR) as file:
+                bitstream = driver.read_bitstream(
+                    file.path, f'image {image_id}')
+                self._program(
+                    driver, device, region, bitstream,
+                    dataclasses.replace(loaded, content=file.content), Step())
+        except exception.BitstreamError as error:
+            LOG.info('%s', error)
+            return False
+        return True
+
+    def _program(self, driver, device, region, bitstream, loaded, step):
+        """Program with a time limit, and write down the result."""
+        address, index = device.address, region.index
+        what = (f'Programming {address} {region.name} by the driver '
+                f'{device.driver}')
+        step.call()
+
+        def program():
+            # the last moment: a guest may have got it while this call waited
+            check_not_in_a_guest(
+                self._cloud, region.handles,
+                f'{device.address} {region.name} cannot be programmed')
+            step.admit()
+            with step.beginning() as goes_on:
+                if not goes_on:
+                    return None
+                self._inventory.contents.begin(address, index, loaded.origin)
+            return driver.program(device, region, bitstream)
+
+        try:
+            function = self._inventory.cards.call(
+                address, what, program,
+                seconds=CONF.accel.programming_timeout, patient=True)
+        except Exception as error:
+            if step.give_up():
+                self._failed(device, region, loaded, step, error)
+            if isinstance(error, exception.AcceleratorError):
+                raise
+            raise exception.ProgrammingFailed(
+                f'{what} failed ({type(error).__name__}: {error}): check '
+                f'the card, and read the kernel log.',
+                found=f'{what} failed') from error
+        self._inventory.contents.programmed(address, index, dataclasses.replace(
+            loaded, function_uuid=function))
+        self._inventory.health.mark(address, signals.PROGRAMMING, False)
+        self.ended.append(step.ended('programmed'))
+        LOG.info('%s %s carries function %s of image %s; its origin: %s',
+                 address, region.name, function, loaded.bitstream_id,
+                 loaded.origin or 'unknown')
+
+    def _failed(self, device, region, loaded, step, error):
+        """Write down that a programming failed after it had begun."""
+        self.ended.append(step.ended('failed'))
+        # after a time-out the call goes on, and the card is withheld until
+        # it ends
+        self._inventory.programming_failed(
+            device.address, region.index,
+            report=not isinstance(error, exception.DeviceTimeout))
+        if loaded.origin == model.OPERATOR:
+            self._inventory.health.mark(device.address, signals.PROGRAMMING)
+
+
+def check_not_in_a_guest(cloud: novas.Cloud,
+                         handles: Iterable[model.AttachHandle],
+                         refused: str) -> None:
+    """Check that no guest that runs has one of these, whatever claims say.
+
+    :param refused: what cannot be done then, as a clause.
+    :raises DeviceUnavailable: one has.
+    """
+    addresses = {a for handle in handles for a in handle.addresses}
+    for server_uuid, there in cloud.running().items():
+        if addresses & there:
+            LOG.error('%s, because the guest of server %s, which runs, has '
+                      '%s: stop that server first', refused, server_uuid,
+                      min(addresses & there))
+            found = (f'{refused} while a running guest has '
+                     f'{min(addresses & there)}')
+            raise exception.DeviceUnavailable(
+                f'{found}: see the log of nova-compute.', found=found)
