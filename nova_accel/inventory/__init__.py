@@ -17,7 +17,7 @@ tree          resource providers -> Nova's provider tree
 Nothing here imports Nova. The store of claims is handed in.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from nova_accel import conf
@@ -29,6 +29,7 @@ from nova_accel.inventory import conditions
 from nova_accel.inventory import devices
 from nova_accel.inventory import holds
 from nova_accel.inventory import identity
+from nova_accel.inventory import offers
 from nova_accel.inventory import providers
 from nova_accel.inventory import recovery
 from nova_accel.inventory import scanner
@@ -96,6 +97,9 @@ class Inventory:
         self._lost: frozenset[str] = frozenset()
         #: name and uuid of the node that Nova told last
         self._root: tuple[str, str] | None = None
+        #: what offered() was made of, and the result
+        self._offered: tuple[tuple | None, offers.Offers] = (
+            None, offers.Offers({}, (), ()))
         #: what providers were made of -> those providers
         self._made: tuple[tuple | None, dict[str, Provider]] = None, {}
         #: of the same: device address and region index -> provider uuid
@@ -394,35 +398,58 @@ class Inventory:
         """
         moving = {claim.uuid: claim for claim in moved}
         if moving:
-            return self._make([moving.get(claim.uuid, claim)
-                               for claim in self._store.claims()],
-                              node, root_uuid, self.lost)
-        claims_are = self._store.generation
+            return self._make(self._offers([
+                moving.get(claim.uuid, claim)
+                for claim in self._store.claims()]), node, root_uuid)
+        offered = self.offered()
         with self._lock:
-            lost = self._lost
-            generation = (self.table.generation, claims_are, lost, node,
-                          root_uuid)
-            if self._made[0] == generation:
+            if self._made[0] == (offered, node, root_uuid):
                 return self._made[1]
             before = self._made[1]
-        made = self._make(self._store.claims(), node, root_uuid, lost)
+        made = self._make(offered, node, root_uuid)
         # what did not change is the same object, which costs nothing when
         # the tree is compared
         made = {uuid: before[uuid] if before.get(uuid) == new else new
                 for uuid, new in made.items()}
         with self._lock:
-            self._made = generation, made
+            self._made = (offered, node, root_uuid), made
             self._parts = providers.by_part(made)
         return made
 
-    def _make(self, claims, node, root_uuid, lost):
+    def _make(self, offered, node, root_uuid):
         return providers.providers(
-            self.devices.values(), (*claims, *self._store.waiting()), node,
-            root_uuid, lost, self._unnamable,
+            self.devices.values(), offered, node, root_uuid, self._unnamable,
             lambda device: self._pool_of(node, device),
             {naming.set_provider_name(node, found): len(found)
              for found in sets.wanted()}, self.contents.all_returning(),
-            self.table.suspects(), self.table.earlier_traits())
+            self.table.earlier_traits())
+
+    def offered(self, ends: Collection[str] = ()) -> offers.Offers:
+        """Return which handles servers can get, and why not the others.
+
+        :param ends: UUIDs of claims that end soon: without them.
+        """
+        if ends:
+            return self._offers([claim for claim in self._store.claims()
+                                 if claim.uuid not in ends])
+        # first: what changes meanwhile makes it anew
+        made_of = (self._store.generation, self.table.generation, self.lost)
+        with self._lock:
+            if self._offered[0] == made_of:
+                return self._offered[1]
+        offered = self._offers(self._store.claims())
+        with self._lock:
+            self._offered = made_of, offered
+        return offered
+
+    def _offers(self, claims: Iterable[model.Claim]) -> offers.Offers:
+        devices = self.devices
+        claims = (*claims, *self._store.waiting())
+        return offers.offers(devices, claims, (
+            *self.table.all_holds(),
+            *offers.of_claims(devices, claims, self.lost),
+            *offers.of_unclean(devices.values(), self._store.unclean())),
+            sets.wanted())
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
         """Return the name of the provider that a device shares, None for one

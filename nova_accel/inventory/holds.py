@@ -41,8 +41,9 @@ unclean *         handle  it was released under a        nova-compute cleans it
                           the present one
 waiting *         handle  the policy "operator" applies  nova-accel release
                           to it
-not-cleaned *     handle  it could not be cleaned after  a cleaning that
-                          its last server                succeeds
+not-cleaned *     handle  it is not clean yet after its  a cleaning that
+                          last server, or could not be   succeeds
+                          cleaned
 unallocated       handle  a server has it, and its       nova-compute allocates
                           allocation is missing in       it, or the server is
                           Placement                      deleted
@@ -59,9 +60,9 @@ suspect           card    a health finding says that it  a health reading
 ================  ======  =============================  ======================
 
 A kind with * survives a restart of nova-compute. A hold of scope part or handle
-may also apply to the whole card. Two kinds do not remove a handle from
-Placement: a server can be allocated a region that is *cleaning* and waits for
-it, and a *suspect* device is the last choice.
+may also apply to the whole card. Three kinds do not remove a handle from
+Placement: a server can be allocated a region that is *cleaning* or
+*programming* and waits for it, and a *suspect* device is the last choice.
 """
 
 import dataclasses
@@ -127,9 +128,8 @@ class Kind(enum.Enum):
 
     @property
     def withholds(self) -> bool:
-        """Whether no server gets the handle; otherwise it is the last choice.
-        """
-        return self is not Kind.SUSPECT
+        """Whether Placement counts the handle out."""
+        return self not in (Kind.CLEANING, Kind.PROGRAMMING, Kind.SUSPECT)
 
 
 @dataclasses.dataclass(frozen=True)

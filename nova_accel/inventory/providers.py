@@ -5,10 +5,12 @@ import collections
 from collections.abc import Callable, Collection, Iterable, Mapping
 import dataclasses
 import functools
-import operator
+import typing
 
 from nova_accel import exception
+from nova_accel.inventory import holds
 from nova_accel.inventory import ledger
+from nova_accel.inventory import offers
 from nova_accel import model
 from nova_accel import naming
 
@@ -158,36 +160,30 @@ def _fence(there, names, rows, used, inventory, found) -> None:
         inventory[name] = {**there.inventory[name], 'reserved': value}
 
 
-def providers(devices: Iterable[model.Device],
-              claims: Iterable[model.Claim], node: str, root_uuid: str,
-              lost: Collection[str] = (),
+def providers(devices: Iterable[model.Device], offered: offers.Offers,
+              node: str, root_uuid: str,
               report: Callable[[str, str], None] | None = None,
               pool_of: Callable[[model.Device], str | None]
               = lambda device: None,
               sets: Mapping[str, int] | None = None,
               returning: Mapping[tuple[str, int], model.Region] | None = None,
-              suspects: Collection[str] = (),
               earlier: Mapping[str, Collection[str]] | None = None,
               ) -> dict[str, Provider]:
     """Return the providers of a node by uuid, parents before children.
 
-    :param devices: with their computed health.
-    :param claims: all of the host; those that wait for the operator the
-        oldest first.
+    :param offered: the handles of these devices.
     :param root_uuid: of the node's own provider.
-    :param lost: UUIDs of the claims of servers to which Placement has
-        allocated nothing of theirs.
-    :param report: told the address of a device that cannot be shown, and why.
+    :param report: called with the address of a device that cannot be shown,
+        and why.
     :param pool_of: the name of the pool that a device shares with others; None
         for one with providers of its own.
     :param sets: of pools that are given as a whole, how many devices they
         have.
     :param returning: regions that are being cleaned, by device address and
         region index, as they are going to be.
-    :param suspects: addresses of devices that servers get last.
     :param earlier: device address -> traits that it had earlier.
     """
-    use = _Use(claims, lost, returning or {}, suspects, earlier or {})
+    use = _Use(offered, returning or {}, earlier or {})
     result = {}
     pools: dict[str, list[model.Device]] = {}
     for device in devices:
@@ -255,94 +251,65 @@ def by_part(shown: Mapping[str, Provider],
 
 
 class _Use:
-    """What claims say of what is used."""
+    """What all providers are made of."""
 
-    def __init__(self, claims: Iterable[model.Claim],
-                 lost: Collection[str],
+    def __init__(self, offered: offers.Offers,
                  returning: Mapping[tuple[str, int], model.Region],
-                 suspects: Collection[str],
                  earlier: Mapping[str, Collection[str]]):
-        self.suspects = suspects
+        self.offered = offered
         self.earlier = earlier
-        self._returning = returning
-        #: (device address, region index) -> handles that wait for the operator
-        self._waits: dict[tuple[str, int | None], set] = (
-            collections.defaultdict(set))
-        #: handle -> its number, the oldest has the least; its claim
-        self._waiting: dict[
-            model.AttachHandle, tuple[int, model.Claim]] = {}
+        self.returning = returning
         # reading an option takes as long as all else about a device
         self.resource_class = functools.cache(naming.resource_class)
-        #: the same keys -> handles that servers have, or that could not be
-        #: cleaned after one
-        self.held: dict[tuple[str, int | None], set] = (
-            collections.defaultdict(set))
-        #: the same keys, of regions that servers have just lost
-        self._cleaned: set[tuple[str, int | None]] = set()
-        #: device address -> handles that were made on demand; a driver tells
-        #: only what could be made now
-        self.made: dict[str, set] = collections.defaultdict(set)
-        #: handles that are free in Placement and not yet in truth
-        self.reserved: set[model.AttachHandle] = set()
         #: provider uuid -> handles that servers have from it
-        self.given: dict[str, set] = collections.defaultdict(set)
-        #: the same by handle
-        self.giver: dict[model.AttachHandle, str] = {}
-        for number, claim in enumerate(claims):
-            key = claim.part
-            if claim.state is model.ClaimState.WAITING:
-                self._waits[key].add(claim.handle)
-                self._waiting[claim.handle] = number, claim
-                self.reserved.add(claim.handle)
-                continue
-            ends = claim.state is model.ClaimState.DELETING
-            # who gets a region waits until it is clean
-            waits = (ends and claim.region_index is not None
-                     and not claim.error)
-            if waits:
-                self._cleaned.add(key)
-            else:
-                self.held[key].add(claim.handle)
-            if claim.uuid in lost or ends and not waits:
-                self.reserved.add(claim.handle)
-                continue
-            self.given[claim.provider_uuid].add(claim.handle)
-            self.giver[claim.handle] = claim.provider_uuid
-            if claim.created_type:
-                self.made[claim.device_address].add(claim.handle)
+        self.given: dict[str, list[offers.Offer]] = (
+            collections.defaultdict(list))
+        for offer in offered.all():
+            if offer.claim and offer.counts:
+                self.given[offer.claim.provider_uuid].append(offer)
 
-    def is_held_otherwise(self, part: model.Region | model.Device,
-                          address: str, index: int | None) -> bool:
-        """See model.is_held_otherwise()."""
-        key = address, index
-        return model.is_held_otherwise(part, address, (
-            *self.held.get(key, ()), *self._waits.get(key, ())))
+    def is_suspect(self, address: str) -> bool:
+        return any(hold.kind is holds.Kind.SUSPECT
+                   for hold in self.offered.holds_of((address, None)))
 
-    def region(self, address: str, region: model.Region) -> model.Region:
-        """Return a region as it is shown: one that is being cleaned as what it
-        is going to be."""
-        if self.is_cleaned(address, region.index):
-            return self._returning.get((address, region.index), region)
-        return region
 
-    def is_cleaned(self, address: str, index: int) -> bool:
-        """Return whether a region is being cleaned after its last server."""
-        key = (address, index)
-        return key in self._cleaned and key not in self.held
+class _Amount(typing.NamedTuple):
+    """How much of a provider counts."""
 
-    def waiting(self, handles: Collection[model.AttachHandle],
-                ) -> tuple[model.Claim, ...]:
-        """Return the claims that wait for the operator, the oldest first, if
-        all handles of a provider do."""
-        found = [self._waiting[h] for h in handles if h in self._waiting]
-        if len(found) < len(handles):
-            return ()
-        return tuple(w for _, w in sorted(found, key=operator.itemgetter(0)))
+    total: int
+    #: all of it is reserved
+    fenced: bool
+    #: of its handles, if all wait for the operator
+    waiting: tuple[model.Claim, ...]
+    #: whether it has the trait FENCED
+    marked: bool
+
+
+def _amount(use: _Use, counting: Collection[offers.Offer],
+            found: Collection[offers.Offer], is_withheld: bool,
+            may_have: bool = False, whole: int = 0) -> _Amount:
+    """Return how much of a provider counts.
+
+    If nothing is fit, all of it counts and is reserved: an inventory that is
+    dropped while it is allocated could not come back.
+
+    :param counting: handles that count, if one of them is fit.
+    :param found: all of its handles.
+    :param is_withheld: whether all of its devices, or its region, are.
+    :param may_have: whether it may have handles though it has none now.
+    :param whole: of a set, how many handles it has.
+    """
+    fenced = is_withheld or bool(found or may_have) and not any(
+        offer.is_fit for offer in counting) or len(counting) < whole
+    waiting = use.offered.waiting(found)
+    everything = {offer.handle for offer in (*found, *counting)}
+    return _Amount(
+        max(len(everything), whole) if fenced else len(counting), fenced,
+        waiting, fenced and (is_withheld or not waiting))
 
 
 def _member(name, device, node, use) -> Provider:
     """Return what of a device its pool shows, to be checked alone."""
-    use.is_held_otherwise(device, device.address, None)
     return Provider(
         uuid='', name=name, parent=node, addresses=(device.address,),
         region_index=None, inventory={use.resource_class(device.type): max(
@@ -355,39 +322,24 @@ def _member(name, device, node, use) -> Provider:
 def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
     """Return the provider of devices that are alike.
 
-    ``total`` counts the handles that are free and fit, and those that servers
-    have from here, also where the device is in another pool by now. Not
-    counted: a handle of a device that is not OK, that waits for the operator,
-    is being cleaned, is held without an allocation or from another provider
-    (attach.reshape), or is of a PF whose VF a server has, and the other way
-    round. If nothing is fit, ``total`` counts all, and all is reserved.
+    ``total`` counts the handles that are free, and those that servers have
+    from here, also where the device is in another pool by now. What a server
+    has from another provider does not count (attach.reshape).
 
-    A set is allocated as a whole: nothing of it is fit while a device of it is
-    missing.
-
-    :param of_set: number of its devices; None for what is not a set.
+    :param of_set: number of its devices; None for what is not a set. It is
+        allocated as a whole.
     """
     uuid = naming.provider_uuid(root_uuid, node, name)
-    owners = {handle: device for device in members
-              for handle in device.handles}
+    found = [offer for device in members
+             for offer in use.offered.of((device.address, None))
+             if offer.is_shown]
+    free = [offer for offer in found if offer.state is offers.State.FREE]
+    here = {device.address for device in members}
     given = use.given[uuid]
-    held_otherwise = {d.address for d in members
-                      if use.is_held_otherwise(d, d.address, None)}
-    free = [handle for handle, device in owners.items()
-            if handle not in given and device.health is model.Health.OK
-            and device.address not in held_otherwise
-            and handle not in use.reserved
-            and use.giver.get(handle, uuid) == uuid]
-    waiting = use.waiting(owners)
-    all_sick = all(d.health is not model.Health.OK for d in members)
-    fenced = all_sick or (
-        bool(owners) and not free and not any(
-            owners[handle].health is model.Health.OK
-            for handle in given & owners.keys()))
-    whole = max(len(owners.keys() | given), of_set or 0)
-    total = len(given) + len(free)
-    if fenced or of_set and total < whole:
-        fenced, total = True, whole
+    amount = _amount(
+        use, [*free, *given], found, all(
+            use.offered.withheld_by((address, None)) for address in here),
+        whole=of_set or 0)
     device = members[0]
     traits = naming.device_traits(device) | set.intersection(
         *map(naming.place_traits, members))
@@ -396,42 +348,45 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
             *(naming.device_traits(d) | naming.place_traits(d)
               for d in members)))
     # the host gives the others first
-    suspects = [bool(owners[handle].address in use.suspects) for handle in free]
+    suspects = [offer.has(holds.Kind.SUSPECT) for offer in free]
     if suspects and (any(suspects) if of_set else all(suspects)):
         traits.add(naming.SUSPECT)
     return Provider(
         uuid=uuid, name=name, parent=node,
         addresses=tuple(sorted(d.address for d in members)),
         region_index=None,
-        inventory={use.resource_class(device.type): total} if total else {},
-        traits=frozenset(traits | ({naming.FENCED} if fenced and (
-            all_sick or not waiting) else set())),
-        fenced=fenced, retired_traits=frozenset(
+        inventory={use.resource_class(device.type): amount.total}
+        if amount.total else {},
+        traits=frozenset(traits | _mark(amount)),
+        fenced=amount.fenced, retired_traits=frozenset(
             t for d in members for t in d.state_traits) - traits,
-        waiting=waiting, pool=True, step=of_set or 1)
+        waiting=amount.waiting, pool=True, step=of_set or 1)
+
+
+def _mark(amount: _Amount) -> set[str]:
+    return {naming.FENCED} if amount.marked else set()
 
 
 def _providers_of(device, node, root_uuid, use):
     name = naming.device_provider_name(node, device.address)
     uuid = naming.provider_uuid(root_uuid, node, name)
     resource_class = naming.resource_class(device.type)
-    device_ok = device.health is model.Health.OK
+    part = device.address, None
+    device_ok = not use.offered.withheld_by(part)
     inventory = {}
     memory = {naming.memory_class(kind): mib // max(len(device.regions), 1)
               for kind, mib in device.memory}
     if not device.regions:
         inventory.update(memory)
-    handles = {*device.handles, *use.made.get(device.address, ())}
-    left = (set() if use.is_held_otherwise(device, device.address, None)
-            else handles - use.reserved)
-    waiting = use.waiting(handles)
-    # With no handle left, keep the inventory and reserve all of it: an
-    # inventory that is dropped while it is allocated could not come back
-    fenced = not device_ok or not left and bool(handles or device.creatable)
-    if handles:
-        inventory[resource_class] = len(left or handles)
+    # of vGPUs a driver reports only what could be made now
+    found = [offer for offer in use.offered.of(part)
+             if offer.is_shown or offer.counts and offer.claim.created_type]
+    amount = _amount(use, [offer for offer in found if offer.counts], found,
+                     not device_ok, bool(device.creatable))
+    if found:
+        inventory[resource_class] = amount.total
     place = naming.place_traits(device)
-    if device.address in use.suspects:
+    if use.is_suspect(device.address):
         place.add(naming.SUSPECT)
     traits = naming.device_traits(device) | place
     # of one that is not well, it may be unknown what it is
@@ -440,31 +395,32 @@ def _providers_of(device, node, root_uuid, use):
     yield Provider(
         uuid=uuid, name=name, parent=node, addresses=(device.address,),
         region_index=None, inventory=inventory,
-        traits=frozenset(traits | ({naming.FENCED} if fenced and not (
-            device_ok and waiting) else set())),
-        fenced=fenced, waiting=waiting,
+        traits=frozenset(traits | _mark(amount)),
+        fenced=amount.fenced, waiting=amount.waiting,
         retired_traits=earlier | frozenset(device.state_traits) - traits)
     for region in device.regions:
-        traits = naming.region_traits(
-            device, use.region(device.address, region)) | place
         key = (device.address, region.index)
-        if region.programmable and key not in use.held:
+        found = use.offered.of(key)
+        is_used = any(offer.is_used for offer in found)
+        is_cleaned = not is_used and any(
+            hold.kind is holds.Kind.CLEANING
+            for hold in use.offered.holds_of(key))
+        traits = place | naming.region_traits(
+            # as what it is going to be
+            device, use.returning.get(key, region) if is_cleaned else region)
+        if region.programmable and not is_used:
             traits.add(naming.PROGRAMMABLE)
-        if use.is_cleaned(*key):
+        if is_cleaned:
             traits.add(naming.CLEANING)
         name = naming.region_provider_name(node, device.address, region.index)
         region_uuid = naming.provider_uuid(root_uuid, node, name)
-        left = (set() if use.is_held_otherwise(region, *key) else
-                {*region.handles} - use.reserved)
-        waiting = use.waiting(region.handles)
-        is_sick = not device_ok or region.health is not model.Health.OK
-        fenced = is_sick or not left and bool(region.handles)
-        if fenced and (is_sick or not waiting):
-            traits.add(naming.FENCED)
+        shown = [offer for offer in found if offer.is_shown]
+        amount = _amount(use, [offer for offer in shown if offer.counts],
+                         shown, bool(use.offered.withheld_by(key)))
         yield Provider(
             uuid=region_uuid, name=name, parent=uuid,
             addresses=(device.address,), region_index=region.index,
-            inventory={resource_class: len(left or region.handles), **memory}
+            inventory={resource_class: amount.total, **memory}
             if region.handles else {},
-            traits=frozenset(traits), fenced=fenced, waiting=waiting,
-            retired_traits=earlier)
+            traits=frozenset(traits | _mark(amount)), fenced=amount.fenced,
+            waiting=amount.waiting, retired_traits=earlier)

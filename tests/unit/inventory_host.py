@@ -15,6 +15,9 @@ from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel import exception
 from nova_accel import inventory
+from nova_accel.inventory import holds
+from nova_accel.inventory import offers
+from nova_accel.inventory import providers
 from nova_accel.inventory import tree as inventory_tree
 from nova_accel import model
 from nova_accel import naming
@@ -195,3 +198,28 @@ class InventoryTestBase(limits.Waits, testtools.TestCase):
 
     def health(self, address):
         return self.inventory.devices[address].health
+
+
+def providers_of(devices, node, root, claims=(), lost=(), suspects=(),
+                 more=(), sets=None, **options):
+    """The providers of devices, each with the holds of its health.
+
+    :param sets: name -> number of devices, of all that pool_of() calls so.
+    """
+    claims = tuple(claims)
+    by_address = {device.address: device for device in devices}
+    held = [hold for device in devices if device.regions != (None,)
+            for hold in health_holds(device)]
+    members = [tuple(by_address) + ('missing',) * (count - len(by_address))
+               for count in (sets or {}).values()]
+    return providers.providers(devices, offers.offers(by_address, claims, (
+        *held, *more, *(holds.Hold(holds.Kind.SUSPECT, address, 'it may fail')
+                        for address in suspects),
+        *offers.of_claims(by_address, claims, lost)), members),
+        node, root, sets=sets, **options)
+
+
+def health_holds(device):
+    return [holds.Hold(holds.Kind.UNUSABLE, device.address, part.reason, index)
+            for (_, index), part in offers.parts(device)
+            if part and part.health is not model.Health.OK]

@@ -50,8 +50,8 @@ def pool_name(device):
 
 
 def made(*devices, **more):
-    return providers.providers(devices, node=NODE, root_uuid=ROOT, **{
-        'claims': (), 'pool_of': pool_name, **more})
+    return inventory_host.providers_of(
+        devices, NODE, ROOT, **{'pool_of': pool_name, **more})
 
 
 UUID, = made(gpu(A))

@@ -11,6 +11,7 @@ import testtools
 from nova_accel.inventory import providers
 from nova_accel import model
 from nova_accel import naming
+from tests.unit import inventory_host
 from tests.unit.inventory_host import A, B, CLASS, fpga, handle
 
 ROOT = str(uuid.uuid4())
@@ -42,10 +43,10 @@ def waiting(handle_, **more):
     return dataclasses.replace(claim(), handle=handle_, **more).that_waits()
 
 
-def made(*devices, claims=(), lost=(), returning=None):
+def made(*devices, **more):
     return {p.name.removeprefix('host_accel_'): p for p in
-            providers.providers(devices, claims, 'host', ROOT,
-                                lost, returning=returning).values()}
+            inventory_host.providers_of(
+                devices, 'host', ROOT, **more).values()}
 
 
 @ddt.ddt
@@ -65,8 +66,8 @@ class ProvidersTest(testtools.TestCase):
         # what was made counts beside what could be made
         (card(1, creatable=TYPES), [claim(7, created='a')], {CLASS: 2}, False),
         (card(0, creatable=TYPES), [claim(7, created='a')], {CLASS: 1}, False),
-        (card(0, creatable=TYPES), [claim(7, DELETING, created='a')],
-         {CLASS: 1}, False),
+        (card(0, creatable=TYPES), [claim(7, state=DELETING, created='a')],
+         {}, True),
         (card(0, creatable=TYPES), [], {}, True),
         (card(1, creatable=TYPES), [claim(1, state=DELETING, created='a')],
          {CLASS: 1}, True),
@@ -203,15 +204,15 @@ class ProvidersTest(testtools.TestCase):
     def test_uuids(self):
         """The same each time; others below another root."""
         def uuids(root):
-            return set(providers.providers([fpga(A)], (), 'host', root))
+            return set(inventory_host.providers_of([fpga(A)], 'host', root))
         self.assertEqual(uuids(ROOT), uuids(ROOT))
         self.assertFalse(uuids(ROOT) & uuids(str(uuid.uuid4())))
 
     def test_name_that_cannot_be(self):
         told = []
-        found = providers.providers(
-            [dataclasses.replace(
-                fpga(A), vendor='A/B'), fpga(B)], (), 'host', ROOT,
+        found = inventory_host.providers_of(
+            [dataclasses.replace(fpga(A), vendor='A/B'), fpga(B)],
+            'host', ROOT,
             report=lambda *args: told.append(args))
         self.assertEqual({B}, {p.addresses[0] for p in found.values()})
         self.assertEqual(A, told[0][0])
@@ -232,9 +233,9 @@ class ProvidersTest(testtools.TestCase):
 
     def check_costs_itself(self, device, wrong, pool=None):
         told = []
-        found = providers.providers(
+        found = inventory_host.providers_of(
             [dataclasses.replace(device, **wrong),
-             dataclasses.replace(device, address=B)], [], 'host', ROOT,
+             dataclasses.replace(device, address=B)], 'host', ROOT,
             report=lambda *args: told.append(args),
             pool_of=lambda device: pool)
         self.assertEqual({(B,)}, {p.addresses for p in found.values()})

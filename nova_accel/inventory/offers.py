@@ -1,0 +1,284 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Decide which handles servers can get, and why not. Pure.
+
+From devices (what drivers report), claims (who has which handle) and holds
+(why a handle is withheld: inventory.holds), offers() reports each handle:
+
+=========  ===================================================================
+FREE       a server can get it
+HELD       a server has it
+RELEASING  its last server has released it, and it is not clean yet
+WITHHELD   no server has it, and a hold keeps it from all
+=========  ===================================================================
+
+Nothing else decides that. Placement's inventories, the choice at a build, the
+commands of the operator and what they print read the result.
+
+of_claims(), of_unclean() and of_sets() compute the holds that follow from
+claims, from policies and from other devices; the device table has the rest.
+"""
+
+import collections
+from collections.abc import Collection, Iterable, Iterator, Mapping
+import contextlib
+import dataclasses
+import enum
+
+from nova_accel.drivers import handover
+from nova_accel.host import pci
+from nova_accel.inventory import holds
+from nova_accel import model
+
+Kind = holds.Kind
+Part = tuple[str, int | None]
+_State = model.ClaimState
+
+
+class State(enum.Enum):
+    FREE = 'free'
+    HELD = 'held'
+    RELEASING = 'releasing'
+    WITHHELD = 'withheld'
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """One handle, and whether a server can get it."""
+
+    #: as Claim.part
+    part: Part
+    handle: model.AttachHandle
+    state: State
+    #: of its card, its part and itself, also those that withhold nothing
+    all_holds: tuple[holds.Hold, ...] = ()
+    #: of the server that has it, or that had it last
+    claim: model.Claim | None = None
+    #: whether the driver reports it now
+    is_shown: bool = True
+
+    @property
+    def counts(self) -> bool:
+        """Whether Placement counts it: a server can get it, has it allocated,
+        or gets it when its region is clean."""
+        return self.state is not State.WITHHELD and not any(
+            hold.handle and hold.kind.withholds for hold in self.all_holds)
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it counts, and no hold applies to its card or part."""
+        return self.counts and not any(
+            hold.kind.withholds for hold in self.all_holds)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a server has it, or it could not be cleaned after one."""
+        return self.state is State.HELD or self.has(Kind.NOT_CLEANED)
+
+    def has(self, kind: holds.Kind) -> bool:
+        """Return whether a hold is of a kind."""
+        return any(hold.kind is kind for hold in self.all_holds)
+
+
+class Offers:
+    """The handles of a host by part, and the holds of each part."""
+
+    def __init__(self, devices: Mapping[str, model.Device],
+                 claims: Iterable[model.Claim],
+                 found: Iterable[holds.Hold]):
+        self._devices = devices
+        self._of_card: dict[str, list[holds.Hold]] = (
+            collections.defaultdict(list))
+        self._of_handle: dict[model.AttachHandle, list[holds.Hold]] = (
+            collections.defaultdict(list))
+        for hold in dict.fromkeys(found):
+            if hold.handle:
+                self._of_handle[hold.handle].append(hold)
+            else:
+                self._of_card[hold.device].append(hold)
+        claimed = {claim.handle: claim for claim in claims}
+        self._age = {claim.uuid: n for n, claim in enumerate(claimed.values())}
+        self._of_part: dict[Part, list[Offer]] = {}
+        for device in devices.values():
+            # inventory.providers names a device that cannot be
+            with contextlib.suppress(TypeError, AttributeError):
+                for key, part in parts(device):
+                    self._of_part[key] = [
+                        self._offer(key, handle, self.holds_of(key),
+                                    claimed.pop(handle, None))
+                        for handle in part.handles]
+        for handle, claim in claimed.items():
+            part = claim.part
+            self._of_part.setdefault(part, []).append(self._offer(
+                part, handle, self.holds_of(part), claim, is_shown=False))
+
+    def _offer(self, part: Part, handle: model.AttachHandle,
+               common: tuple[holds.Hold, ...], claim: model.Claim | None,
+               is_shown: bool = True) -> Offer:
+        found = (*common, *self._of_handle.get(handle, ()))
+        if claim and claim.state is _State.DELETING:
+            state = State.RELEASING
+        elif claim and claim.state is not _State.WAITING:
+            state = State.HELD
+        elif any(hold.kind.withholds for hold in found):
+            state = State.WITHHELD
+        else:
+            state = State.FREE
+        return Offer(part, handle, state, found, claim, is_shown)
+
+    def of(self, part: Part) -> list[Offer]:
+        """Return the handles of a part, and of claims for it whose handle the
+        driver does not report now."""
+        return self._of_part.get(part, [])
+
+    def all(self) -> Iterator[Offer]:
+        for found in self._of_part.values():
+            yield from found
+
+    def free(self, part: Part) -> list[model.AttachHandle]:
+        """Return the handles of a part that servers can get."""
+        return [offer.handle for offer in self.of(part)
+                if offer.state is State.FREE]
+
+    def waiting(self, found: Iterable[Offer]) -> tuple[model.Claim, ...]:
+        """Return the claims of handles, the oldest first, if all of them wait
+        for the operator to release them."""
+        claims = [offer.claim if offer.has(Kind.WAITING) else None
+                  for offer in found]
+        if None in claims:
+            return ()
+        return tuple(sorted(filter(None, claims),
+                            key=lambda claim: self._age[claim.uuid]))
+
+    def holds_of(self, part: Part) -> tuple[holds.Hold, ...]:
+        """Return the holds that apply to all handles of a part."""
+        return tuple([hold for hold in self._of_card.get(part[0], ())
+                      if hold.region in (None, part[1])])
+
+    def withheld_by(self, part: Part) -> tuple[holds.Hold, ...]:
+        """Return those of holds_of() that withhold the part."""
+        return tuple([hold for hold in self.holds_of(part)
+                      if hold.kind.withholds])
+
+    def withhold(self, found: Iterable[holds.Hold]) -> None:
+        """Add holds of whole cards, of of_sets()."""
+        for hold in found:
+            self._of_card[hold.device].append(hold)
+            for part, _ in parts(self._devices[hold.device]):
+                self._of_part[part] = [
+                    self._offer(part, offer.handle, (
+                        *offer.all_holds, hold), offer.claim, offer.is_shown)
+                    for offer in self._of_part[part]]
+
+
+def offers(devices: Mapping[str, model.Device],
+           claims: Iterable[model.Claim], found: Iterable[holds.Hold],
+           sets: Iterable[Collection[str]] = ()) -> Offers:
+    """Report each handle of a host as FREE, HELD, RELEASING or WITHHELD.
+
+    :param devices: by address.
+    :param claims: of servers, and of handles that wait for the operator.
+    :param found: all holds but those of of_sets().
+    :param sets: addresses of devices that are only given together.
+    """
+    result = Offers(devices, claims, found)
+    result.withhold(of_sets(result, devices, sets))
+    return result
+
+
+def parts(device: model.Device,
+          ) -> Iterator[tuple[Part, model.Device | model.Region]]:
+    """Yield what of a device has handles: the device, and its regions."""
+    yield (device.address, None), device
+    for region in device.regions:
+        yield (device.address, region.index), region
+
+
+def of_claims(devices: Mapping[str, model.Device],
+              claims: Iterable[model.Claim], lost: Collection[str] = (),
+              ) -> Iterator[holds.Hold]:
+    """Yield the holds that follow from claims.
+
+    :param lost: UUIDs of claims without an allocation in Placement.
+    """
+    taken: dict[Part, set[model.AttachHandle]] = collections.defaultdict(set)
+    for claim in claims:
+        taken[claim.part].add(claim.handle)
+        if claim.state is _State.WAITING:
+            yield _of_claim(Kind.WAITING, claim, (
+                'it waits for you: clean it, then run nova-accel release with '
+                'this handle'))
+        elif claim.state is _State.DELETING:
+            yield _of_release(claim)
+        if claim.uuid in lost:
+            yield _of_claim(Kind.UNALLOCATED, claim, (
+                f'server {claim.holder} has it, and its allocation is missing '
+                f'in Placement'))
+    for part, found in taken.items():
+        device = devices.get(part[0])
+        for key, shown in parts(device) if device else ():
+            if key == part and model.is_held_otherwise(
+                    shown, part[0], found):
+                yield holds.Hold(
+                    Kind.OVERLAP, part[0],
+                    'a server has or had the card as a whole and these are '
+                    'its VFs, or the other way round', part[1])
+
+
+def _of_claim(kind: Kind, claim: model.Claim, reason: str) -> holds.Hold:
+    return holds.Hold(kind, claim.device_address, reason, claim.region_index,
+                      claim.handle, claim.since)
+
+
+def _of_release(claim: model.Claim) -> holds.Hold:
+    reason = f'it is being cleaned after server {claim.holder}'
+    if claim.region_index is None or claim.error:
+        return _of_claim(Kind.NOT_CLEANED, claim, claim.error or reason)
+    return holds.Hold(Kind.CLEANING, claim.device_address, reason,
+                      claim.region_index)
+
+
+def of_unclean(devices: Iterable[model.Device],
+               rows: Collection[model.Unclean]) -> Iterator[holds.Hold]:
+    """Yield the holds of handles that their present policy would have
+    cleaned."""
+    for device in devices if rows else ():
+        of_card = [row for row in rows if row.card.means(device.card)]
+        for part, shown in parts(device) if of_card else ():
+            for handle in shown.handles:
+                had = {row.policy for row in of_card
+                       if handle_at(row, device.address) == handle.address}
+                policy = handover.policy(device, handle.address)
+                if had and (policy is handover.Policy.CLEAR
+                            or policy is handover.Policy.RESET
+                            and handover.Policy.NONE.value in had):
+                    yield holds.Hold(
+                        Kind.UNCLEAN, device.address,
+                        f'its last server released it under the policy '
+                        f'{min(had)}, and it is {policy.value} now', part[1],
+                        handle)
+
+
+def handle_at(row: model.Unclean, address: str) -> str:
+    """Return the address of the handle of a row where its card is now."""
+    if address == row.device_address:
+        return row.handle_address
+    return pci.moved(row.handle_address, row.device_address, address)
+
+
+def of_sets(found: Offers, devices: Mapping[str, model.Device],
+            sets: Iterable[Collection[str]]) -> Iterator[holds.Hold]:
+    """Yield the holds of devices whose set is not free as a whole."""
+    for members in sets:
+        here = {address: [offer for part, _ in parts(devices[address])
+                          for offer in found.of(part) if offer.is_shown]
+                for address in members if address in devices}
+        others = [address for address in members if not here.get(address)
+                  or any(offer.state is not State.FREE
+                         for offer in here[address])]
+        for address in here if others else ():
+            if address not in others:
+                yield holds.Hold(
+                    Kind.INCOMPLETE_SET, address,
+                    f'{", ".join(others)} of its set '
+                    f'{"is" if len(others) == 1 else "are"} missing or not '
+                    f'free')
