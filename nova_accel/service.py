@@ -130,7 +130,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     accelerators = server_accelerators.Accelerators(
         cloud, store, inventory, holdings, publisher, programming, handles,
         readiness, settling, reshape, device_choice.Choice(
-            inventory, holdings, settling, kernel),
+            inventory, kernel),
         servers, releases, moves)
     plugs = server_plugs.Plugs(
         cloud, inventory, holdings, servers, accelerators, releases)

@@ -18,6 +18,8 @@ from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
+from nova_accel.inventory import holds
+from nova_accel.inventory import offers
 from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import values
@@ -228,16 +230,20 @@ class Maintenance:
         :raises DeviceUnavailable: a build may take it, or a server left it.
         """
         device, region = self._region(name)
-        if device.address not in self._inventory.table.disabled():
+        part, offered = (device.address, region.index), (
+            self._inventory.offered())
+        if not any(hold.kind is holds.Kind.DISABLED
+                   for hold in offered.holds_of(part)):
             raise exception.DeviceUnavailable(
                 f'{name} cannot be programmed while a server may get '
                 f'it: nova-accel disable {device.address} first.')
-        for claim in self._holdings.being_released():
-            if claim.part == (device.address, region.index):
+        for offer in offered.of(part):
+            if offer.claim and offer.state is offers.State.RELEASING:
                 raise exception.DeviceUnavailable(
-                    f'{name} cannot be programmed while it is cleaned '
-                    f'after server {claim.holder} ({claim.error or "no error"}'
-                    f'): wait for that, see nova-accel claims.')
+                    f'{name} cannot be programmed while it is cleaned after '
+                    f'server {offer.claim.holder} '
+                    f'({offer.claim.error or "no error"}): wait for that, see '
+                    f'nova-accel claims.')
         return device.address, region
 
 

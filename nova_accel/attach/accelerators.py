@@ -151,15 +151,11 @@ class Accelerators:
         """Providers with free inventory left. The scheduler may pick them for
         reprogramming, or give what is used up; full ones can wait for the
         periodic report."""
-        held = {c.handle for c in (*self._holdings.all(),
-                                   *self._holdings.waiting())}
-        for (_, index), mine in region_programming.by_region(claims).items():
-            if mine[0].created_type:
+        offered = self._inventory.offered()
+        for part, mine in region_programming.by_region(claims).items():
+            if mine[0].created_type or part[1] is not None and (
+                    offered.free(part)):
                 yield mine[0].provider_uuid
-            elif index is not None:
-                region = self._programming.region_of(mine)
-                if region and not held.issuperset(region.handles):
-                    yield mine[0].provider_uuid
 
     def _claim(self, context, server, steps, taken, consumer):
         """Claim free handles of the allocated providers, all or none.

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 import textwrap
 
 from nova_accel.attach import closeness
-from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import settling as device_settling
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
+from nova_accel.inventory import holds
+from nova_accel.inventory import offers
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
@@ -18,13 +18,9 @@ from nova_accel import request
 
 class Choice:
 
-    def __init__(self, inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
-                 settling: device_settling.Settling, kernel):
+    def __init__(self, inventory: host_inventory.Inventory, kernel):
         """:param kernel: nova_accel.host.kernel.Kernel or a simulated one."""
         self._inventory = inventory
-        self._holdings = holdings
-        self._settling = settling
         self._kernel = kernel
 
     def choose(self, server, takes, kept, soon=()):
@@ -35,17 +31,15 @@ class Choice:
         :param soon: claims that end soon; their handles count as free.
         :returns: provider uuid -> [(device, handle)], as many as are taken.
         """
-        ends = {claim.uuid for claim in soon}
-        held = [c for c in self._holdings.all() if c.uuid not in ends]
+        offered = self._inventory.offered({claim.uuid for claim in soon})
         amounts: dict = collections.Counter()
         for take in takes:
             amounts[take.provider_uuid] += take.wanted.amount
         free = {}
-        suspects = self._inventory.table.suspects()
         for uuid, amount in amounts.items():
             provider = self._inventory.providers()[uuid]
             free[uuid] = _not_refused(
-                self._free(provider, held), suspects,
+                self._free(provider, offered),
                 [t.wanted for t in takes if t.provider_uuid == uuid])
             if len(free[uuid]) < amount:
                 raise exception.DeviceUnavailable(
@@ -63,21 +57,21 @@ class Choice:
                 [self._place(address)], 1, anywhere=True)
                 for address in server.pci_devices]
         # those that are suspect last, also before what is merely close
-        well = {uuid: _well(found, suspects, amounts[uuid])
+        well = {uuid: _well(found, amounts[uuid])
                 for uuid, found in free.items()}
-        for offered in [well, *[free] * (well != free)]:
+        for candidates in [well, *[free] * (well != free)]:
             wants = [closeness.Want(
-                [device.place for device, _ in offered[uuid]], amount)
+                [one.device.place for one in candidates[uuid]], amount)
                 for uuid, amount in amounts.items()]
             for limit in _limits(server):
                 chosen = closeness.choose(
                     [*wants, *there], limit, server.affinity.close)
                 if chosen is not None:
-                    return {uuid: [offered[uuid][number]
-                                   for number in numbers]
+                    return {uuid: [(found.device, found.handle) for found in
+                                   map(candidates[uuid].__getitem__, numbers)]
                             for uuid, numbers in zip(amounts, chosen)}
         where = textwrap.shorten(_where(
-            (device for found in free.values() for device, _ in found),
+            (one.device for found in free.values() for one in found),
             server.affinity.one_root), 70, placeholder=' ...')
         raise exception.DeviceUnavailable(
             f'Server {server.uuid} wants all accelerators '
@@ -85,59 +79,42 @@ class Choice:
             f'allocated this host '
             f'has free {where}: the build is retried on another host.')
 
-    def _free(self, provider, held):
-        """Return each (device, handle) of a provider that no server has.
+    def _free(self, provider, offered):
+        """Return the free handles of a provider, as offers.
 
-        :param held: claims of servers.
+        :raises DeviceUnavailable: its only device or its region is withheld.
         """
-        taken: dict = collections.defaultdict(set)
-        for holder in (*held, *self._holdings.waiting()):
-            taken[holder.part].add(holder.handle)
-        everywhere = self._settling.uncleaned().union(*taken.values())
-        return [
-            (device, handle) for device, part in self._parts(provider)
-            if not model.is_held_otherwise(
-                part, device.address,
-                taken[device.address, provider.region_index])
-            for handle in part.handles if handle not in everywhere]
+        if not provider.pool:
+            self._inventory.find(
+                provider.addresses[0], provider.region_index)
+        return [one for address in provider.addresses
+                for one in offered.of((address, provider.region_index))
+                if one.state is offers.State.FREE]
 
     def _place(self, address):
         """As model.Device.place, of a PCI function that is Nova's own."""
         return (pci.numa_node(self._kernel, address),
                 *pci.bridges(self._kernel, address), address)
 
-    def _parts(self, provider):
-        """Return the devices behind a provider, each with what has the handles:
-        itself or its region. Of a pool those that are well.
 
-        :raises DeviceUnavailable: the only one is not.
-        """
-        if provider.pool:
-            devices = self._inventory.devices
-            found = [devices.get(address) for address in provider.addresses]
-            return [(device, device) for device in found
-                    if device and device.health is model.Health.OK]
-        device, region = self._inventory.find(
-            provider.addresses[0], provider.region_index)
-        return [(device, region or device)]
+def _is_suspect(offer):
+    return offer.has(holds.Kind.SUSPECT)
 
 
-def _not_refused(free, suspects, wanted):
-    """Return those of the (device, handle) of a provider that its groups take:
-    of a pool with devices that are suspect and others Placement shows no
-    trait."""
+def _not_refused(free, wanted):
+    """Return the offers of a provider that its groups take: of a pool with
+    devices that are suspect and others Placement shows no trait."""
     if any(naming.SUSPECT in one.forbidden for one in wanted):
-        return [found for found in free
-                if found[0].address not in suspects]
+        return [found for found in free if not _is_suspect(found)]
     if any(naming.SUSPECT in one.required for one in wanted):
-        return [found for found in free if found[0].address in suspects]
+        return [found for found in free if _is_suspect(found)]
     return free
 
 
-def _well(free, suspects, amount):
-    """(device, handle) of a provider without those that are suspect, where
+def _well(free, amount):
+    """Return the offers of a provider without those that are suspect, where
     enough are left."""
-    well = [found for found in free if found[0].address not in suspects]
+    well = [found for found in free if not _is_suspect(found)]
     return well if len(well) >= amount else free
 
 

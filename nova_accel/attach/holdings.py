@@ -25,7 +25,7 @@ import contextlib
 from typing import Any, NamedTuple
 
 from nova_accel import exception
-from nova_accel.host import pci
+from nova_accel.inventory import offers
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
@@ -248,7 +248,7 @@ class Holdings:
         address = claim.device_address
         self._store.change_unclean(
             [row for row in self.unclean() if row.card.means(claim.card)
-             and handle_at(row, address) == claim.handle.address],
+             and offers.handle_at(row, address) == claim.handle.address],
             [model.Unclean(claim.handle.address, address, claim.serial,
                            claim.ids, policy)] if policy else ())
 
@@ -377,10 +377,3 @@ def _device(claim: model.Claim) -> str:
     handle = claim.handle.address
     return (handle if handle == claim.device_address
             else f'{handle} of {claim.device_address}')
-
-
-def handle_at(row: model.Unclean, address: str) -> str:
-    """Return the address of the handle of a row where its card is now."""
-    if address == row.device_address:
-        return row.handle_address
-    return pci.moved(row.handle_address, row.device_address, address)

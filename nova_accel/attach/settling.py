@@ -43,7 +43,6 @@ as after any server, tried again, and fenced where that fails.
 """
 
 import collections
-from collections.abc import Iterator
 import dataclasses
 
 from oslo_utils import uuidutils
@@ -56,6 +55,8 @@ from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
+from nova_accel.inventory import holds
+from nova_accel.inventory import offers
 from nova_accel.inventory import tree as provider_tree
 from nova_accel import locks
 from nova_accel import log as logging
@@ -524,40 +525,17 @@ class Settling:
 
     # Handles that are not clean
 
-    def uncleaned(self) -> set[model.AttachHandle]:
-        """Return handles that no server gets before they are cleaned."""
-        return {handle for _, _, handle in self._unclean()}
-
-    def _unclean(self) -> Iterator[tuple[
-            model.Device, int | None, model.AttachHandle]]:
-        """(device, region index, handle) of what its policy has cleaned now.
-        """
-        rows = self._holdings.unclean()
-        if not rows:
-            return
-        for device in self._inventory.devices.values():
-            mine = [row for row in rows if row.card.means(device.card)]
-            if not mine or device.health is model.Health.GONE:
-                continue
-            for index, handle in _parts(device):
-                policy = handover.policy(device, handle.address)
-                had = {row.policy for row in mine if server_holdings.handle_at(
-                    row, device.address) == handle.address}
-                if had and (policy is _Policy.CLEAR
-                            or policy is _Policy.RESET
-                            and _Policy.NONE.value in had):
-                    yield device, index, handle
-
     def clean(self) -> None:
         """Have cleaned what has to be; a handle that a server has is cleaned
         after that server."""
-        held = {claim.handle for claim in self._holdings.all()}
         shown = self._inventory.shown_by()
         claims = [
-            claim_of_none(self._inventory, device, index, handle,
-                          shown[device.address, index])
-            for device, index, handle in self._unclean()
-            if handle not in held and (device.address, index) in shown]
+            claim_of_none(self._inventory, offer.device, offer.part[1],
+                          offer.handle, shown[offer.part])
+            for offer in self._inventory.offered().all()
+            if offer.device and offer.has(holds.Kind.UNCLEAN)
+            and not offer.has(holds.Kind.GONE)
+            and offer.state is offers.State.WITHHELD and offer.part in shown]
         if not claims:
             return
         with self._inventory.claiming:

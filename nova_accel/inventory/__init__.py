@@ -137,18 +137,16 @@ class Inventory:
         None.
 
         :raises DeviceUnavailable: it is not there, or it or its region is
-            quarantined or gone.
+            withheld.
         """
-        device, region = self._part(address, index)
-        for part in filter(None, (device, region)):
-            if part.health is not model.Health.OK:
-                raise exception.DeviceUnavailable(
-                    f'{_name(address, index)} was allocated, and it is '
-                    f'{part.health.value} ({part.reason}): build the server '
-                    f'on another host.',
-                    found=f'{_name(address, index)} was allocated, and it is '
-                          f'not well')
-        return device, region
+        found = self._part(address, index)
+        withheld = self.offered().withheld_by((address, index))
+        if withheld:
+            what = f'{_name(address, index)} was allocated, and it is'
+            raise exception.DeviceUnavailable(
+                f'{what} withheld ({holds.reasons(withheld)}): build the '
+                f'server on another host.', found=f'{what} not well')
+        return found
 
     def find_free(self, name: str,
                   ) -> tuple[model.Device, model.Region | None]:
@@ -163,22 +161,23 @@ class Inventory:
             server has it.
         """
         device, region = identity.part(name, self.devices)
-        is_disabled = self.table.kinds(device.address) == {
-            holds.Kind.DISABLED}
-        for one in (device, region or device):
-            if one.health is not model.Health.OK and not (
-                    one is device and is_disabled):
-                raise exception.DeviceUnavailable(
-                    f'{name} cannot be worked on, because it is '
-                    f'{one.health.value} ({one.reason}): see to that first.')
-        for claim in self._store.claims():
-            if (claim.device_address == device.address
-                    and (region is None or claim.region_index == region.index)
-                    and claim.state is not model.ClaimState.DELETING):
-                raise exception.DeviceUnavailable(
-                    f'{name} cannot be worked on while server {claim.holder} '
-                    f'has {claim.handle.address}: move, shelve or delete the '
-                    f'server.')
+        offered = self.offered()
+        chosen = [part for part, found in offers.parts(device)
+                  if region in (None, found)]
+        others = [hold for hold in offered.withheld_by(
+            (device.address, region.index if region else None))
+            if hold.kind is not holds.Kind.DISABLED]
+        if others:
+            raise exception.DeviceUnavailable(
+                f'{name} cannot be worked on, because it is withheld '
+                f'({holds.reasons(others)}): see to that first.')
+        for part in chosen:
+            for offer in offered.of(part):
+                if offer.claim and offer.state is offers.State.HELD:
+                    raise exception.DeviceUnavailable(
+                        f'{name} cannot be worked on while server '
+                        f'{offer.claim.holder} has {offer.handle.address}: '
+                        f'move, shelve or delete the server.')
         return device, region
 
     def _part(self, address, index):
@@ -221,13 +220,14 @@ class Inventory:
             why = why or self.cards.hanging(address)
         if why:
             raise cannot('does not respond', f'does not respond: {why}')
-        if device.health is model.Health.GONE:
-            raise cannot('is gone', f'is gone ({device.reason}): put the card '
-                                    f'back, or delete the server')
-        if device.health is not model.Health.OK and not self._answers(device):
-            raise cannot(
-                'does not answer', f'does not answer ({device.reason}): '
-                f'power-cycle the card, or delete the server')
+        withheld = self.offered().withheld_by((address, None))
+        why = holds.reasons(withheld)
+        if any(hold.kind is holds.Kind.GONE for hold in withheld):
+            raise cannot('is gone', f'is gone ({why}): put the card back, or '
+                                    f'delete the server')
+        if withheld and not self._answers(device):
+            raise cannot('does not answer', f'does not answer ({why}): '
+                         f'power-cycle the card, or delete the server')
         return device, region
 
     def identity_for_claim(self, address: str) -> dict[str, Any]:
@@ -432,7 +432,7 @@ class Inventory:
         if ends:
             return self._offers([claim for claim in self._store.claims()
                                  if claim.uuid not in ends])
-        # first: what changes meanwhile makes it anew
+        # read first: a later change computes it again
         made_of = (self._store.generation, self.table.generation, self.lost)
         with self._lock:
             if self._offered[0] == made_of:

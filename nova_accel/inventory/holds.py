@@ -65,6 +65,7 @@ Placement: a server can be allocated a region that is *cleaning* or
 *programming* and waits for it, and a *suspect* device is the last choice.
 """
 
+from collections.abc import Iterable
 import dataclasses
 import enum
 
@@ -166,3 +167,8 @@ class Hold:
         device, region = part
         return (self.device == device and self.region in (None, region)
                 and self.handle in (None, handle))
+
+
+def reasons(found: Iterable[Hold]) -> str:
+    """Return the reasons of holds as one clause."""
+    return '; '.join(dict.fromkeys(hold.reason for hold in found))

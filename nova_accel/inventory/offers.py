@@ -21,8 +21,8 @@ claims, from policies and from other devices; the device table has the rest.
 import collections
 from collections.abc import Collection, Iterable, Iterator, Mapping
 import contextlib
-import dataclasses
 import enum
+import typing
 
 from nova_accel.drivers import handover
 from nova_accel.host import pci
@@ -41,12 +41,13 @@ class State(enum.Enum):
     WITHHELD = 'withheld'
 
 
-@dataclasses.dataclass(frozen=True)
-class Offer:
+class Offer(typing.NamedTuple):
     """One handle, and whether a server can get it."""
 
     #: as Claim.part
     part: Part
+    #: None if it is not on this host any more
+    device: model.Device | None
     handle: model.AttachHandle
     state: State
     #: of its card, its part and itself, also those that withhold nothing
@@ -107,9 +108,9 @@ class Offers:
                                     claimed.pop(handle, None))
                         for handle in part.handles]
         for handle, claim in claimed.items():
-            part = claim.part
-            self._of_part.setdefault(part, []).append(self._offer(
-                part, handle, self.holds_of(part), claim, is_shown=False))
+            key = claim.part
+            self._of_part.setdefault(key, []).append(self._offer(
+                key, handle, self.holds_of(key), claim, is_shown=False))
 
     def _offer(self, part: Part, handle: model.AttachHandle,
                common: tuple[holds.Hold, ...], claim: model.Claim | None,
@@ -123,7 +124,8 @@ class Offers:
             state = State.WITHHELD
         else:
             state = State.FREE
-        return Offer(part, handle, state, found, claim, is_shown)
+        return Offer(part, self._devices.get(part[0]), handle, state, found,
+                     claim, is_shown)
 
     def of(self, part: Part) -> list[Offer]:
         """Return the handles of a part, and of claims for it whose handle the
@@ -173,7 +175,7 @@ class Offers:
 def offers(devices: Mapping[str, model.Device],
            claims: Iterable[model.Claim], found: Iterable[holds.Hold],
            sets: Iterable[Collection[str]] = ()) -> Offers:
-    """Report each handle of a host as FREE, HELD, RELEASING or WITHHELD.
+    """Return each handle of a host as FREE, HELD, RELEASING or WITHHELD.
 
     :param devices: by address.
     :param claims: of servers, and of handles that wait for the operator.

@@ -150,7 +150,8 @@ class RegionTest(DisableTestCase):
         self.host.run_runtime()
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
         self.assertHas(server, vf(A))
-        self.assertIn('quarantined', self.log.output)
+        self.assertIn('it is withheld (the operator has disabled it)',
+                      self.log.output)
 
     def test_its_server_is_deleted(self):
         """It is cleaned, and not offered."""

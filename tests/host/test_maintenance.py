@@ -142,7 +142,7 @@ class CleanDiskTest(OrderTestCase):
         """Since the last scan."""
         self.kernel.sign_disk(DISK, 'LVM2_member')
         self.config.config(include_devices=[], group='accel')
-        self.assertIn('cannot be worked on, because it is quarantined (',
+        self.assertIn('cannot be worked on, because it is withheld (',
                       self.refused('clean', DISK))
         self.assertKept()
 

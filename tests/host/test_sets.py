@@ -71,7 +71,7 @@ class SetsTest(SetsTestCase):
         self.host.report()
         self.assertEqual([(2, 0, 2), (2, 2, 2)], self.amounts())
         error = self.assertRaises(exception.DeviceUnavailable, self.boot, B)
-        self.assertIn('and 1 of it are free', str(error))
+        self.assertIn('and 0 of it are free', str(error))
         server = self.boot(C)
         self.host.kernel.set_fault(D, dead=True)
         self.host.inventory.scanner.scan()

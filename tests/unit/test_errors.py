@@ -76,7 +76,7 @@ class RefusedTest(configured.TestCase):
     def test_our_own_errors(self):
         for error in (
                 exception.DeviceUnavailable(
-                    '0000:5e:00.0 was allocated, and it is quarantined '
+                    '0000:5e:00.0 was allocated, and it is withheld '
                     '(nvme0n1p1 is mounted at /srv/secret): go on.',
                     found='0000:5e:00.0 was allocated, and it is '
                           'quarantined'),
