@@ -431,6 +431,16 @@ class OperatorTest(HandoverTestCase):
             for provider in self.providers(state, address):
                 provider['inventory'][self.CLASS]['reserved'] = reserved
 
+    def test_another_policy_while_the_device_is_not_well(self):
+        """It has the traits from before, without that of the policy."""
+        self.start(gpus=[{'address': A}], drivers=('gpu',))
+        self.simulated.kernel.set_fault(A, dead=True)
+        self.restart()
+        self.assertOneTimeUse(self.provider())
+        self.config.config(handover=[], group='accel')
+        self.restart()
+        self.assertNotIn(ONE_TIME_USE, self.provider()['traits'])
+
     def test_whole_device(self):
         self.start(gpus=[{'address': A}], drivers=('gpu',))
         self.assertOneTimeUse(self.provider())

@@ -3,6 +3,7 @@
 each step can fail."""
 
 from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel import model
 from nova_accel.store import values
 from tests.host import base
@@ -91,6 +92,14 @@ class HandOverTest(test_handover.MailboxTestCase):
     def test_function_without_an_image_is_reset(self):
         self.host.delete(self.has())
         self.assertDone(values.MEMORY_KEPT, RESET, 'reset')
+
+    def test_user_function_that_does_not_come_back(self):
+        exists = self.host.kernel.exists
+        self.host.kernel.exists = lambda path: exists(path) and not (
+            self.done and path == pci.path(self.USER))
+        self.host.delete(self.has())
+        self.assertEqual(['reset'], self.done)
+        self.assertFenced(f'its user function {self.USER} is missing')
 
     def test_versal_is_not_reset(self):
         """The attribute of XRT does nothing there, and is not counted."""

@@ -266,6 +266,22 @@ class ClaimStoreTest(StoreTestCase):
             row, but_for=frozenset(('0000:5e:00.2',)))},
             self.store.unsettled())
 
+    def test_lost_card_without_a_serial_number_leaves_its_slot(self):
+        """The card in that slot now is not taken for it."""
+        address, ids = DEVICE.address, DEVICE.ids
+        self.store.settle(self.store.unsettled())
+        self.store.set_devices({address: DEVICE})
+        self.store.settle(todo=[model.Unsettled(address)])
+        self.assertEqual({model.Unsettled(address)}, self.store.unsettled())
+        for there in {}, {address: dataclasses.replace(
+                DEVICE, product_id='ffff')}:
+            self.store.set_devices(there)
+            row, = self.store.unsettled()
+            self.assertEqual((address, ids, True),
+                             (row.address, row.ids, row.moved))
+            for device in there.values():
+                self.assertFalse(row.means(device))
+
     def test_update_of_a_claim_that_was_read_long_ago(self):
         one, gone = claim(), claim(handle=handle(1))
         self.store.add([one, gone])

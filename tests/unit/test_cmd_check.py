@@ -845,7 +845,7 @@ class DeviceTest(CheckTestCase):
             model.HandleType.PCI, A), device_address=A, region_index=0,
             state=model.ClaimState.BOUND)])
         self.assertEqual([], self.check(0))
-        # as release 0.1 gave it
+        # it was named when the server got it
         self.set('accel', whole_cards=None)
         line, = self.check(1)
         self.assertEqual(A, line['Check'])

@@ -89,7 +89,14 @@ class ProveTest(commands.StoreCommandTestCase):
         self.host('gpu', gpus=[{'address': A, 'faults': {
             'reset': 'EIO'}}])
         rows = self.prove(failed=('reset of handle 0',))
-        self.assertIn('see the kernel log', rows['reset of handle 0']['Found'])
+        found = rows['reset of handle 0']['Found']
+        self.assertIn('see the kernel log', found)
+        # the report is for others
+        self.assertIn(A, found)
+        with open(self.report) as file:
+            text = file.read()
+        self.assertNotIn(A, text)
+        self.assertIn('<device> must be reset', text)
 
     def test_dead(self):
         self.host('gpu', gpus=[{'address': A}])

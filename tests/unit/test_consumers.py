@@ -92,6 +92,13 @@ class ConsumersTest(testtools.TestCase):
         providers = self.providers(3)
         self.assertEqual([3, 3], [self.look(providers) for _ in range(2)])
 
+    def test_without_novas_copy(self):
+        """Nothing says in which tree they are: each is asked."""
+        providers = self.providers(5)
+        self.consumers = consumers.Consumers(
+            self.listed, self.allocations, lambda uuid: None)
+        self.assertEqual([5, 5], [self.look(providers) for _ in range(2)])
+
     def test_allocation_that_is_deleted(self):
         """Of which the generation tells nothing."""
         providers = self.providers(5)

@@ -565,6 +565,12 @@ class RefreshTest(Base):
         self.assertBestFirst(scheduling, candidate('x'), candidate('o'),
                              candidate('w'))
 
+    def test_costs_from_before_do_not_count(self):
+        scheduling = self.look(self.REGIONS, Placement({}), **ONE)
+        before = scheduling.cost(candidate('w'))
+        scheduling.refresh('one')
+        self.assertGreater(scheduling.cost(candidate('w')), before)
+
     def test_all(self):
         scheduling = self.look(self.REGIONS, Placement({}), **ONE)
         scheduling.refresh('one')

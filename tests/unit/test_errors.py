@@ -30,8 +30,8 @@ class RefusedTest(configured.TestCase):
             types.SimpleNamespace(libvirtError=Refused)))
         self.log = self.useFixture(fixtures.FakeLogger())
 
-    def fault(self):
-        """Of a server whose last host this is."""
+    def fault(self, hosts=(), raises=errors.BuildRefused):
+        """Of a server whose last host this is, or that may go to others."""
         builds = errors.Builds()
         server = types.SimpleNamespace(uuid='one')
 
@@ -45,10 +45,13 @@ class RefusedTest(configured.TestCase):
         ended = []
         builds.watch(manager, ended.append)
         error = self.assertRaises(
-            errors.BuildRefused, manager._do_build_and_run_instance,
-            server, [])
+            raises, manager._do_build_and_run_instance, server, [*hosts])
         self.assertEqual(['one'], ended)
         return str(error)
+
+    def test_another_host_may_be_tried(self):
+        """Nova does so where libvirt refuses, and not where we abort."""
+        self.fault(['another'], Refused)
 
     def test_fault(self):
         fault = self.fault()

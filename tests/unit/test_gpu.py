@@ -450,6 +450,12 @@ class Companions(TestCase):
         self.refused(self.start({**COMPANY[0], 'class': '0x108000',
                                  'driver': 'ccp'}), SOUND, 'ccp')
 
+    def test_company_that_has_vfs(self):
+        """A guest with the whole function could reach those of others."""
+        self.refused(self.start({**COMPANY[0], 'driver': 'vfio-pci',
+                                 'total_vfs': 2, 'vfs': 2}),
+                     SOUND, 'it has virtual functions')
+
     @ddt.data('vfio-pci', None, 'pcieport')
     def test_harmless_company(self, bound):
         device = self.start({**COMPANY[0], 'address': '0000:5e:01.0',

@@ -439,6 +439,72 @@ class Placement:
                 self.tree.update_traits(uuid_, data.traits)
 
 
+class ConfiguredClassTest(InventoryTestBase):
+    """Nova's provider.yaml adds a class to a provider of a region, by a name
+    as nova_accel gives: nothing changes it, and Nova adds it to its tree."""
+
+    EXTRA = 'CUSTOM_ACCELERATOR_LICENSE'
+    ITEM = {'total': 5, 'reserved': 1, 'min_unit': 1, 'max_unit': 5,
+            'step_size': 1, 'allocation_ratio': 1.0}
+
+    def setUp(self):
+        super().setUp()
+        self.update()
+        inventory = self.tree.data(REGION).inventory
+        inventory[self.EXTRA] = dict(self.ITEM)
+        self.tree.update_inventory(REGION, inventory)
+        #: what Placement has
+        self.there = copy.deepcopy(self.tree)
+
+    def write(self, uuid_, change, refused):
+        data = self.there.data(uuid_)
+        inventory, traits = change(data.inventory, data.traits)
+        if inventory is not None:
+            self.there.update_inventory(uuid_, inventory)
+        self.there.update_traits(uuid_, traits)
+
+    def report(self):
+        self.inventory.scanner.scan()
+        self.inventory.update_tree(
+            self.tree, NODE, inventory_tree.Placement(
+                self.in_use, write=self.write, configured=lambda uuid_, name: (
+                    {self.EXTRA} if name == REGION else set())))
+        self.assertEqual([CLASS], [*self.tree.data(REGION).inventory])
+        self.assertEqual(
+            self.ITEM, self.there.data(REGION).inventory[self.EXTRA])
+
+    def test_nothing_changed(self):
+        self.report()
+
+    def test_device_changed(self):
+        self.driver.devices = (fpga(A).with_region(
+            0, function_uuid='e' * 32),)
+        before = self.there.data(REGION).traits
+        self.report()
+        self.assertNotEqual(before, self.there.data(REGION).traits)
+
+    def test_inventory_changed(self):
+        inventory = self.there.data(REGION).inventory
+        inventory[CLASS]['total'] = 7
+        for tree in self.there, self.tree:
+            tree.update_inventory(REGION, inventory)
+        self.report()
+        self.assertEqual(1, self.there.data(REGION).inventory[CLASS]['total'])
+
+    def test_device_is_gone(self):
+        self.consumers.add(REGION)
+        self.driver.devices = ()
+        self.report()
+        self.assertTrue(self.fenced(self.there.data(REGION)))
+
+    def test_provider_of_an_earlier_life(self):
+        self.consumers.add(REGION)
+        self.store = self.open_store()
+        self.inventory = self.make(good=Driver())
+        self.report()
+        self.assertTrue(self.fenced(self.there.data(REGION)))
+
+
 @ddt.ddt
 class ReservedTest(InventoryTestBase):
     """A fence and its mark go together, wherever we are killed."""

@@ -244,6 +244,12 @@ class Devices(TestCase):
             found[B].handles[0], None, True, base.Use())
         self.assertIn('the host uses it', str(error))
         self.assertIn('dm-0', log.output)
+        # nor is it reset after a server, under what the host has on it
+        error = self.assertRaises(
+            exception.DeviceError, self.driver.release, found[B],
+            found[B].handles[0], None, base.Use())
+        self.assertIn('the host uses it (', str(error))
+        self.assertEqual([], self.kernel.resets(B))
 
     def test_network_of_the_host(self):
         found = self.start('class=02* type=NIC', others=[], nics=[

@@ -285,6 +285,19 @@ class MediatedDevices(VgpuTestCase):
             self.device(), handle, 'nvidia-1560', True, base.Use())
         self.assertEqual(0, self.available()['nvidia-558'])
 
+    def test_left_over_of_the_same_type(self):
+        """A server gets a new one; one that starts again keeps its own."""
+        self.start(gpu('mdev'))
+        handle = self.make('nvidia-558')
+        made = []
+        create = self.kernel.create_mdev
+        self.kernel.create_mdev = lambda *args: (
+            made.append(args), create(*args))
+        for fresh in False, True:
+            self.driver.prepare(
+                self.device(), handle, 'nvidia-558', fresh, base.Use())
+            self.assertEqual(fresh, bool(made))
+
     def test_busy(self):
         """Removing waits for who has it open, and is not over before."""
         self.start(gpu('mdev'))
