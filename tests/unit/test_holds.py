@@ -30,9 +30,10 @@ class TableTest(testtools.TestCase):
         self.assertEqual(tables.rows(holds.__doc__, 'Kind'),
                          tables.rows(PAGE.read_text(), 'Kind'))
 
-    def test_only_suspect_devices_are_given(self):
+    def test_kinds_that_placement_counts(self):
         self.assertEqual(
-            [Kind.SUSPECT], [kind for kind in Kind if not kind.withholds])
+            [Kind.CLEANING, Kind.PROGRAMMING, Kind.SUSPECT],
+            [kind for kind in Kind if not kind.withholds])
 
     def test_by_name(self):
         self.assertIs(Kind.DISABLED, Kind('disabled'))
