@@ -13,7 +13,8 @@ import sqlite3
 #: of the tables below
 VERSION = 15
 #: version of a store of an earlier release -> what makes it one of the next
-#: version, inside a transaction. Commits before the first release wrote 0 to 14
+#: version, inside a transaction. A lower version is of a commit before the
+#: first release
 MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {}
 
 _CLAIMS = """
