@@ -19,6 +19,7 @@ from nova_accel.store import claims as claim_rows
 from nova_accel.store import file as store_file
 from nova_accel.store import holds
 from nova_accel.store import journal
+from nova_accel.store import lineage
 from nova_accel.store import reserved
 from nova_accel.store import schema
 
@@ -43,6 +44,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
         with self._reading('in its table claims'):
             claims = claim_rows.read(db)
         return store_file.Memory(claims, orders=journal.read_orders(db),
+                                 lineage=lineage.read(db),
                                  **self._facts_of_cards(db))
 
     def add(self, claims: Iterable[model.Claim]) -> None:
@@ -62,6 +64,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
                         f'Server {claim.instance_uuid} cannot get '
                         f'{claim.handle.address}, which the operator has '
                         f'disabled: the build is retried on another host.')
+            self._begin_claims(db, claims)
             self._exchange_claims(db, (), claims)
 
     def settle(self, done: Iterable[model.Unsettled] = (),
@@ -83,6 +86,24 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
             handles = {claim.handle for claim in claims}
             self._exchange_claims(db, [
                 c for c in self.waiting() if c.handle in handles], claims)
+
+    def restore(self, claims: Iterable[model.Claim],
+                gone: Iterable[model.Claim],
+                todo: Iterable[model.Unsettled],
+                seen: Iterable[tuple[str, int]]) -> None:
+        """Write what guests carry into a store that is new, or older.
+
+        :param claims: that take the place of others.
+        :param gone: these others, and those that have ended since.
+        :param todo: unsettled from now on.
+        :param seen: runs and counts of the guests: the store is as new then.
+        """
+        with self._transaction() as db, self._facts(db):
+            for row in todo:
+                holds.unsettle(db, row)
+            for run, count in seen:
+                self._learn(db, run, count)
+            self._exchange_claims(db, gone, claims)
 
     def set_reserved(
             self, rows: Mapping[tuple[str, str], model.Reserved | None],

@@ -13,6 +13,7 @@ from nova_accel import exception
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import file
+from nova_accel.store import lineage
 from nova_accel import text
 
 LOG = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ _INSERT = (f'INSERT INTO claims ({", ".join(_CLAIM_COLUMNS)}) '
            f'VALUES ({", ".join(f":{name}" for name in _CLAIM_COLUMNS)})')
 
 
-class Claims(file.File):
+class Claims(lineage.History):
 
     def _exchange_claims(self, db, old, new):
         """Remove claims and write others, inside a transaction."""
@@ -57,6 +58,7 @@ class Claims(file.File):
                     f'{claim.handle.address}, which another server '
                     f'holds: the build is retried on another host.') from None
         if uuids or new:
+            self._count(db)
             self._change(claims=_in_order((*(
                 c for c in self._known.claims if c.uuid not in uuids), *new)))
 
@@ -84,6 +86,7 @@ class Claims(file.File):
         :raises ClaimConflict: a server holds the handle.
         """
         with self._transaction() as db:
+            self._end(db, [claim])
             self._exchange_claims(db, [claim], [claim.that_waits()] if not any(
                 c.handle == claim.handle for c in self.waiting()) else ())
 
@@ -128,6 +131,7 @@ class Claims(file.File):
                         f'UPDATE claims SET '
                         f'{", ".join(f"{name} = :{name}" for name in names)} '
                         f'WHERE uuid = :uuid', row)
+            self._count(db)
             self._change(claims=_in_order(now.values()))
         return [now[uuid] for uuid in uuids if uuid in now]
 
@@ -136,7 +140,37 @@ class Claims(file.File):
         claims = tuple(claims)
         if claims:
             with self._transaction() as db:
+                self._end(db, claims)
                 self._exchange_claims(db, claims, ())
+
+    def _end(self, db, claims):
+        db.executemany('INSERT OR IGNORE INTO ended VALUES (?, ?)', [
+            (claim.instance_uuid, claim.resource_class)
+            for claim in claims if claim.instance_uuid])
+
+    def _begin_claims(self, db, claims):
+        db.executemany(
+            'DELETE FROM ended WHERE server = ? AND resource_class = ?',
+            [(claim.instance_uuid, claim.resource_class) for claim in claims])
+
+    def ended(self) -> set[tuple[str, str]]:
+        """Return whose claims of which class have ended since forget_ended()
+        and were not followed by others.
+
+        Placement may have it allocated for a while, or for as long as a server
+        is in ERROR, although no claim is missing.
+        """
+        with self._transaction(write=False) as db:
+            return set(map(tuple, db.execute(
+                'SELECT server, resource_class FROM ended').fetchall()))
+
+    def forget_ended(self, left: Collection[tuple[str, str]]) -> None:
+        """Drop what ended() has but for these, which Placement has still."""
+        gone = self.ended() - set(left)
+        if gone:
+            with self._transaction() as db:
+                db.executemany('DELETE FROM ended WHERE server = ? AND '
+                               'resource_class = ?', list(gone))
 
 
 def read(db: sqlite3.Connection) -> tuple[model.Claim, ...]:

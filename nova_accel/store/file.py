@@ -62,6 +62,7 @@ class Memory:
     disabled: tuple[values.Disabled, ...] = ()
     #: the oldest first
     orders: tuple[values.Order, ...] = ()
+    lineage: values.Lineage = values.Lineage()
 
 
 class File:

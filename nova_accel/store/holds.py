@@ -124,7 +124,8 @@ def settle(db: sqlite3.Connection, row: model.Unsettled) -> None:
     if row.serial:
         which = 'serial = :serial'
     elif row.by_address and not row.moved:
-        which = 'cards.address = :address'
+        # not of another card that was there, and is away
+        which = "cards.address = :address AND (placed OR serial || ids = '')"
     else:
         which = "cards.address = :address AND serial = '' AND ids = :ids"
     if row.by_address:

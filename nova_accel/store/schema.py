@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import sqlite3
 
 #: of the tables below
-VERSION = 15
+VERSION = 16
 #: version of a store of an earlier release -> what makes it one of the next
 #: version, inside a transaction. A lower version is of a commit before the
 #: first release
@@ -127,7 +127,23 @@ CREATE TABLE orders (
     answer TEXT NOT NULL
 )"""
 
-SCHEMA = (_CLAIMS, *_CARDS, _LEDGER, *_HANDOVERS, _ORDERS)
+#: store.lineage
+_LINEAGE = ('CREATE TABLE node (uuid TEXT NOT NULL)', """
+CREATE TABLE runs (
+    number INTEGER PRIMARY KEY,
+    run TEXT NOT NULL UNIQUE,
+    changes INTEGER NOT NULL
+)""")
+
+#: whose claims of a class have ended: Claims.ended()
+_ENDED = """
+CREATE TABLE ended (
+    server TEXT NOT NULL,
+    resource_class TEXT NOT NULL,
+    PRIMARY KEY (server, resource_class)
+)"""
+
+SCHEMA = (_CLAIMS, _ENDED, *_CARDS, _LEDGER, *_HANDOVERS, _ORDERS, *_LINEAGE)
 
 
 def is_new(db: sqlite3.Connection) -> bool:

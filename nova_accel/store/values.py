@@ -156,3 +156,17 @@ class Order:
     state: OrderState = OrderState.NEW
     #: sentences for the operator, once it is DONE or REFUSED
     answer: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Lineage:
+    """Whose a claim store is, and how new (store.lineage)."""
+
+    #: provider uuid of the compute node; '' before Nova's first report
+    node: str = ''
+    #: run -> how often it has changed claims, the oldest run first
+    runs: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def knows(self, run: str, count: int) -> bool:
+        """Return whether the store is at least that new."""
+        return count <= self.runs.get(run, -1)

@@ -1,0 +1,62 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The history of a store, by which an older copy of it is recognized.
+
+Each process that changes claims is a run, and counts the changes. A guest
+carries run and count with its claims. A store that does not know the run, or
+has a lower count for it, is older than the guest's claims, or another store.
+"""
+
+import sqlite3
+import uuid
+
+from nova_accel.store import file
+from nova_accel.store import values
+
+
+class History(file.File):
+
+    def __init__(self, *args, **kwargs):
+        #: of this process
+        self._run = str(uuid.uuid4())
+        super().__init__(*args, **kwargs)
+
+    def lineage(self) -> values.Lineage:
+        """Return the history; from memory."""
+        return self._known.lineage
+
+    def latest(self) -> tuple[str, int]:
+        """Return the run that changed claims last, and its count; ('', 0) if
+        none ever did."""
+        runs = self.lineage().runs
+        run = self._run if self._run in runs else next(reversed(list(runs)), '')
+        return run, runs.get(run, 0)
+
+    def set_node(self, node: str) -> None:
+        """Write to which compute node the store belongs.
+
+        :param node: its provider uuid.
+        """
+        if node != self.lineage().node:
+            with self._transaction() as db:
+                db.execute('DELETE FROM node')
+                db.execute('INSERT INTO node (uuid) VALUES (?)', (node,))
+                self._change(lineage=read(db))
+
+    def _count(self, db):
+        """Count a change of claims, inside its transaction."""
+        self._learn(db, self._run, self.lineage().runs.get(self._run, 0) + 1)
+
+    def _learn(self, db, run, count):
+        """Write that the store is as new as that."""
+        db.execute('INSERT INTO runs (run, changes) VALUES (?, ?) ON CONFLICT '
+                   '(run) DO UPDATE SET changes = max(changes, '
+                   'excluded.changes)', (run, count))
+        self._change(lineage=read(db))
+
+
+def read(db: sqlite3.Connection) -> values.Lineage:
+    """Return the history of a store."""
+    node = db.execute('SELECT uuid FROM node').fetchone()
+    return values.Lineage(node['uuid'] if node else '', {
+        row['run']: row['changes'] for row in db.execute(
+            'SELECT run, changes FROM runs ORDER BY number')})
