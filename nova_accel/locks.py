@@ -27,6 +27,7 @@ ORDER = (
     'server',      # attach.servers: exclusive(), one for each server
     'region',      # attach.handles: a region is cleaned, one for each
     'settling',    # attach.settling: one round at a time
+    'guests',      # attach.carrying: claims are written into guests
     'choice',      # inventory: handles are chosen and claimed
     'orders',      # admin.orders: what the operator says is read and shown
     'opening',     # attach.loading: the bitstream cache is opened

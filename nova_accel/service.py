@@ -17,6 +17,7 @@ from nova_accel.admin import maintenance as device_maintenance
 from nova_accel.admin import orders as operator_orders
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import along as migratable
+from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import choice as device_choice
 from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
@@ -37,6 +38,7 @@ from nova_accel.attach import reshape as allocation_moves
 from nova_accel.attach import runtime as runtime_programming
 from nova_accel.attach import servers as server_locks
 from nova_accel.attach import settling as device_settling
+from nova_accel.attach import store_age as age
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel.drivers import options
@@ -70,6 +72,7 @@ class Host:
     # what servers have
     accelerators: server_accelerators.Accelerators
     along: migratable.Along
+    carrying: guest_claims.Carrying
     descriptions: device_descriptions.Descriptions
     guests: server_guests.Guests
     handles: attach_handles.Handles
@@ -86,6 +89,7 @@ class Host:
     reporting: periodic_report.Reporting
     reshape: allocation_moves.Reshape
     settling: device_settling.Settling
+    store_age: age.StoreAge
     # what is reported to others
     metrics: metrics_file.MetricsFile
     notices: device_notices.Notices
@@ -114,8 +118,10 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     holdings = server_holdings.Holdings(store)
     servers = server_locks.Servers()
     publisher = publishing.Publisher(inventory, cloud)
+    carrying = guest_claims.Carrying(store, holdings, cloud)
+    store_age = age.StoreAge(inventory, holdings, carrying, cloud)
     settling = device_settling.Settling(
-        inventory, holdings, publisher, cloud)
+        inventory, holdings, publisher, store_age, cloud)
     reshape = allocation_moves.Reshape(inventory, holdings, cloud)
     loader = loading.Loader(inventory, holdings, cloud)
     programming = region_programming.Programming(
@@ -126,7 +132,8 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         inventory, holdings, handles, programming, regions)
     releases = server_releases.Releases(
         cloud, holdings, handles, readiness, publisher, servers)
-    moves = server_moves.Moves(cloud, holdings, reshape, servers, releases)
+    moves = server_moves.Moves(
+        cloud, holdings, reshape, servers, releases, carrying)
     accelerators = server_accelerators.Accelerators(
         cloud, store, inventory, holdings, publisher, programming, handles,
         readiness, settling, reshape, device_choice.Choice(
@@ -136,7 +143,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         cloud, inventory, holdings, servers, accelerators, releases)
     reconciler = reconcile.Reconciler(
         cloud, inventory, holdings, publisher, readiness, settling, servers,
-        releases, moves, plugs)
+        releases, moves, plugs, carrying)
     paused = paused_guests.Paused(cloud, inventory, holdings)
     owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
     notices = device_notices.Notices(cloud, inventory, holdings)
@@ -150,6 +157,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         kernel, store, inventory, holdings,
         accelerators=accelerators,
         along=migratable.Along(inventory, holdings, handles, accelerators),
+        carrying=carrying,
         descriptions=device_descriptions.Descriptions(
             inventory, holdings, programming),
         guests=server_guests.Guests(
@@ -157,13 +165,15 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         handles=handles, moves=moves, plugs=plugs, programming=programming,
         readiness=readiness, releases=releases,
         runtime=runtime_programming.RuntimeProgramming(
-            cloud, inventory, holdings, programming, readiness, servers),
+            cloud, inventory, holdings, programming, readiness, servers,
+            carrying),
         servers=servers, publisher=publisher,
         reconciler=reconciler,
         reporting=periodic_report.Reporting(
-            cloud, inventory, publisher, settling, reshape),
-        reshape=reshape, settling=settling, metrics=metrics, notices=notices,
-        owners=owners, paused=paused, drill=drill, maintenance=maintenance,
+            cloud, inventory, publisher, store_age, reshape),
+        reshape=reshape, settling=settling, store_age=store_age,
+        metrics=metrics, notices=notices, owners=owners, paused=paused,
+        drill=drill, maintenance=maintenance,
         orders=operator_orders.Orders(store, inventory, publisher, cloud, {
             'clean': maintenance.clean,
             'program': maintenance.program,

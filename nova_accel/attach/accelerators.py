@@ -281,6 +281,7 @@ class Accelerators:
         """
         requests = server.requests if requests is None else requests
         self._releases.finish(server.uuid)
+        self._settling.compare_with_guests()
         if not self._holdings.of(server.uuid):
             self._settling.settle_now()
         self._moves.end_earlier(context, server)

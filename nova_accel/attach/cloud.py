@@ -161,6 +161,20 @@ class Cloud(typing.Protocol):
         Raises whatever says that it is not known of all of them.
         """
 
+    def carried(self) -> dict[str, str]:
+        """Return the servers whose guests libvirt knows, running or not, each
+        with what carry() wrote last, or its XML had; '' for nothing.
+
+        Raises whatever says that it is not known of all of them.
+        """
+
+    def carry(self, instance_uuid: str, text: str) -> None:
+        """Write a text into the metadata of a guest, if libvirt knows it:
+        where it runs, and where it starts from.
+
+        :param text: '' removes it.
+        """
+
     def paused(self, uuids: Collection[str]) -> set[str]:
         """Return those of these servers whose guests libvirt shows paused, and
         for no reason that it knows.
@@ -196,5 +210,7 @@ class Instance(typing.Protocol):
     project_id: str
     vm_state: str
     task_state: str | None
+    #: whether it ever ran
+    launched: bool
     metadata: Mapping[str, str]
     accelerators: request.Server

@@ -8,7 +8,8 @@ is undone; after a crash it therefore says what may be half done.
 TRANSITIONS has all ways in which a state changes;
 docs/source/contributor/architecture.rst draws them.
 
-Where attach.settling finds a device without a claim, one begins as BOUND or as
+Where attach.store_age restores a claim that a guest carries, it begins as
+BOUND; where attach.settling finds a device without a claim, one begins as
 DELETING; where admin.maintenance cleans a device that no server has, as
 DELETING.
 
@@ -219,6 +220,23 @@ class Holdings:
                claims: Iterable[model.Claim] = ()) -> None:
         """See ClaimStore.settle(); claims are BOUND or DELETING."""
         self._store.settle(done, todo, claims)
+
+    def ended(self) -> set[tuple[str, str]]:
+        """Return (server, resource class) of claims that have ended; see
+        ClaimStore.ended()."""
+        return self._store.ended()
+
+    def forget_ended(self, left: Iterable[tuple[str, str]]) -> None:
+        """Forget the others."""
+        self._store.forget_ended(set(left))
+
+    def restore(self, claims: Iterable[model.Claim],
+                gone: Iterable[model.Claim],
+                todo: Iterable[model.Unsettled],
+                seen: Iterable[tuple[str, int]]) -> None:
+        """See ClaimStore.restore(); claims are BOUND."""
+        with self._lock:
+            self._store.restore(claims, gone, todo, seen)
 
     def remember_cards(self, identities: Iterable[
             tuple[model.Claim, Mapping[str, str]]]) -> None:

@@ -5,6 +5,7 @@ A resize or a migration sets the claims of its server aside. They return to the
 server if Nova reverts the move, and are released if Nova confirms it.
 """
 
+from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
@@ -20,12 +21,14 @@ class Moves:
     def __init__(self, cloud: novas.Cloud, holdings: server_holdings.Holdings,
                  reshape: allocation_moves.Reshape,
                  servers: server_locks.Servers,
-                 releases: server_releases.Releases):
+                 releases: server_releases.Releases,
+                 carrying: guest_claims.Carrying):
         self._cloud = cloud
         self._holdings = holdings
         self._reshape = reshape
         self._servers = servers
         self._releases = releases
+        self._carrying = carrying
 
     def set_aside(self, context, server_uuid: str,
                   migration_uuid: str) -> None:
@@ -34,6 +37,7 @@ class Moves:
         self._releases.finish(server_uuid)
         self._releases.release_all(context, server_uuid, model.Role.OLD)
         self._holdings.set_aside(server_uuid, migration_uuid)
+        self._carrying.update(server_uuid)
 
     def revert(self, context, server_uuid: str, migration_uuid: str) -> None:
         """Release what the server has, and return what it had before the
@@ -46,6 +50,7 @@ class Moves:
             back = self._holdings.of_migration(server_uuid, migration_uuid)
             # where it has nothing, that has been done
             lost = self._holdings.revert(server_uuid, back) if back else []
+            self._carrying.update(server_uuid)
         self._releases.clean(context, lost, wait=False)
 
     def confirm(self, context, server_uuid: str, migration_uuid: str) -> None:
@@ -53,6 +58,7 @@ class Moves:
         self._releases.clean(context, self._releases.lose(
             server_uuid, lambda: self._holdings.of_migration(
                 server_uuid, migration_uuid)))
+        self._carrying.update(server_uuid)
 
     def end_earlier(self, context, server: request.Server) -> None:
         """Finish a move that failed or was reverted, or a live migration that

@@ -109,7 +109,20 @@ class Readiness:
                 again.add(address)
         if again:
             self._inventory.scanner.scan(addresses=again)
+        self._rescan_missing(claims)
         self.rescan_cards(claims)
+
+    def _rescan_missing(self, claims):
+        """Scan cards of which a handle was not there when they were scanned,
+        as while a guest had it and the claim store was new."""
+        devices = self._inventory.devices
+        missing = {
+            claim.device_address for claim in claims
+            if claim.created_type is None
+            and (device := devices.get(claim.device_address))
+            and claim.handle not in device.all_handles}
+        if missing:
+            self._inventory.scanner.scan(addresses=missing)
 
     def rescan_cards(self, claims: Iterable[model.Claim]) -> None:
         """Scan cards that a guest had whole."""

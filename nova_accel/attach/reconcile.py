@@ -26,6 +26,7 @@ import contextlib
 import dataclasses
 import time
 
+from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import judgement
@@ -64,7 +65,8 @@ class Reconciler:
                  settling: device_settling.Settling,
                  servers: server_locks.Servers,
                  releases: server_releases.Releases,
-                 moves: server_moves.Moves, plugs: server_plugs.Plugs):
+                 moves: server_moves.Moves, plugs: server_plugs.Plugs,
+                 carrying: guest_claims.Carrying):
         self._cloud = cloud
         self._inventory = inventory
         self._holdings = holdings
@@ -75,6 +77,7 @@ class Reconciler:
         self._releases = releases
         self._moves = moves
         self._plugs = plugs
+        self._carrying = carrying
         #: server -> (time.monotonic() from which its guest may get back what
         #: it lacks, seconds until the next try), where that has failed, or
         #: where nova-compute may have left it half done when it ended
@@ -103,7 +106,8 @@ class Reconciler:
         self._inventory.recover()
         self._settling.run()
         self._settling.clean()
-        released = self._releases.retry(self._cloud.admin_context())
+        released = self._releases.retry(
+            self._cloud.admin_context(), self._settling.is_settled)
         snapshot, failure = self._snapshot(self._holdings.all())
         self._fence_strangers(snapshot)
         self._remember_cards(snapshot)
@@ -129,6 +133,8 @@ class Reconciler:
                 c for c in self._holdings.all() if c.uuid in before
                 and c.state is not model.ClaimState.DELETING
                 and snapshot.is_lost(c))])
+        # with what was changed above
+        self._carrying.run()
         if failure:
             raise failure
         return released
@@ -194,7 +200,9 @@ class Reconciler:
                 raise failure
             if found[_Verdict.LOST]:
                 lost += self._put_back(server_uuid, found[_Verdict.LOST])
-            gone = found[_Verdict.ABANDONED] + found[_Verdict.NOT_ASKED]
+            gone = [c for c in (
+                *found[_Verdict.ABANDONED], *found[_Verdict.NOT_ASKED])
+                if self._settling.is_settled(c)]
             if not gone:
                 return 0
             LOG.warning(

@@ -154,8 +154,11 @@ class Releases:
         self._holdings.released([claim])
         self._publisher.show_devices(context, [claim])
 
-    def retry(self, context) -> int:
+    def retry(self, context, may_end: Callable[[model.Claim], bool]
+              = lambda claim: True) -> int:
         """Try again what could not be cleaned.
+
+        :param may_end: says which claims may end now.
 
         :returns: how many accelerators are free now.
         """
@@ -163,7 +166,8 @@ class Releases:
             with contextlib.suppress(exception.AcceleratorsUnavailable,
                                      exception.LockTimeout):
                 self.finish(server_uuid)
-        left = self._holdings.being_released()
+        left = [claim for claim in self._holdings.being_released()
+                if may_end(claim)]
         if left:
             self.clean(context, left, patient=True)
         return len(left) - len(self._holdings.now(left))

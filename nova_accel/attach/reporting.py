@@ -4,7 +4,7 @@
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import publishing
 from nova_accel.attach import reshape as allocation_moves
-from nova_accel.attach import settling as device_settling
+from nova_accel.attach import store_age as age
 from nova_accel import inventory as host_inventory
 
 
@@ -13,12 +13,12 @@ class Reporting:
     def __init__(self, cloud: novas.Cloud,
                  inventory: host_inventory.Inventory,
                  publisher: publishing.Publisher,
-                 settling: device_settling.Settling,
+                 store_age: age.StoreAge,
                  reshape: allocation_moves.Reshape):
         self._cloud = cloud
         self._inventory = inventory
         self._publisher = publisher
-        self._settling = settling
+        self._store_age = store_age
         self._reshape = reshape
 
     def report(self, tree, node: str, allocations: dict | None = None,
@@ -35,7 +35,7 @@ class Reporting:
         :returns: False, with nothing changed, where that is needed: the
             caller then calls again with the allocations.
         """
-        if not self._settling.before_report(tree, node):
+        if not self._store_age.before_report(tree, node):
             return True
         if allocations is not None:
             moved = self._reshape.move(

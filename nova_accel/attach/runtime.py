@@ -14,6 +14,7 @@ import re
 import time
 import uuid
 
+from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import programming as region_programming
@@ -49,13 +50,15 @@ class RuntimeProgramming:
                  holdings: server_holdings.Holdings,
                  programming: region_programming.Programming,
                  readiness: device_readiness.Readiness,
-                 servers: server_locks.Servers):
+                 servers: server_locks.Servers,
+                 carrying: guest_claims.Carrying):
         self._cloud = cloud
         self._inventory = inventory
         self._holdings = holdings
         self._programming = programming
         self._readiness = readiness
         self._servers = servers
+        self._carrying = carrying
         self.background = limited.Background(
             self._start_all, 'The metadata of servers could not be searched '
             'for bitstreams')
@@ -251,6 +254,7 @@ class RuntimeProgramming:
             self._cloud.attach(server.uuid, handles)
             raise
         failure = self._programmed(context, server, wanted, claims)
+        self._carrying.update(server.uuid)
         try:
             self._cloud.attach(server.uuid, handles)
         except Exception as error:

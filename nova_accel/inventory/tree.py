@@ -488,12 +488,14 @@ def _leaves(provider, gone) -> bool:
     return not provider.pool and provider.addresses[0] in gone
 
 
-def accelerators(tree, node: str) -> set[str]:
-    """Return what a provider tree has of nova_accel, by the names: addresses
-    of devices, and names of pools (naming.is_pool())."""
-    names = {shown.name for shown in _walk(tree, node).values()}
-    return set(filter(None, (
-        naming.part_of_provider(node, name) for name in names)))
+def accelerators(tree, node: str) -> dict[str, str]:
+    """Return what a provider tree has of nova_accel, by the names.
+
+    :returns: provider uuid -> address of a device, or name of a pool
+        (naming.is_pool()).
+    """
+    return {uuid: part for uuid, shown in _walk(tree, node).items()
+            if (part := naming.part_of_provider(node, shown.name))}
 
 
 def _walk(tree, node: str | None = None) -> dict[str, _Shown]:

@@ -27,6 +27,7 @@ from nova_accel import log as logging
 from nova_accel import request
 from nova_accel.virt import consumers
 from nova_accel.virt import guest as guest_devices
+from nova_accel.virt import guest_claims
 
 LOG = logging.getLogger(__name__)
 #: how often a write to Placement is tried where others write as well
@@ -396,6 +397,19 @@ class NovaCloud:
                 for guest in self._driver._host.list_guests(
                     only_running=only_running)}
 
+    def carried(self):
+        return {guest.uuid: guest_claims.read(xml)
+                for guest, xml in self._xml_of_guests()}
+
+    def _xml_of_guests(self):
+        for guest in self._driver._host.list_guests(only_running=False):
+            if xml := guest_devices.xml_of(guest):
+                yield guest, xml
+
+    def carry(self, instance_uuid, text):
+        with contextlib.suppress(nova_exception.InstanceNotFound):
+            guest_claims.write(self._guest(instance_uuid), text)
+
     def paused(self, uuids):
         return {guest.uuid for guest in (self._driver._host.list_guests(
                     only_running=True) if uuids else ())
@@ -448,6 +462,7 @@ class NovaServer:
         self.project_id = instance.project_id
         self.vm_state = instance.vm_state
         self.task_state = instance.task_state
+        self.launched = instance.launched_at is not None
         self.metadata = instance.metadata
         self.accelerators = server_of(instance)
 

@@ -31,6 +31,7 @@ from nova_accel.virt import address_space
 from nova_accel.virt import cloud
 from nova_accel.virt import conflicts
 from nova_accel.virt import errors
+from nova_accel.virt import guest_claims
 from nova_accel.virt import guest_devices
 from nova_accel.virt import guest_nodes
 from nova_accel.virt import live_migration
@@ -86,6 +87,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                     kernel, self.pgpu_type_mapping,
                     self.pgpu_type_default).taken_elsewhere))
         super().init_host(host)
+        # libvirt answers from here on; Nova's own start uses the claims next
+        self.parts.store_age.begin()
         manager = getattr(self.virtapi, '_compute', None)
         if manager is not None:
             self.builds.watch(manager, self._abandon)
@@ -269,6 +272,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 guest, handles, self.parts.kernel,
                 self.capabilities['supports_address_space_emulated'],
                 is_new=instance.vm_state == vm_states.BUILDING)
+        if text := self.parts.carrying.text_of(instance.uuid):
+            guest.metadata.append(guest_claims.Claims(text))
         return guest
 
     def _build_device_metadata(self, context, instance):

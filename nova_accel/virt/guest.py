@@ -129,11 +129,8 @@ class Hostdevs:
         """
         # get_all_devices() returns no device where libvirt fails
         now = config.LibvirtConfigGuest()
-        try:
-            now.parse_str(guest.get_xml_desc())
-        except Exception as error:
-            if not _is_gone(error):
-                raise
+        if xml := xml_of(guest):
+            now.parse_str(xml)
         return _addresses(now.devices)
 
     def _hostdevs(self, handle, iommufd=()):
@@ -179,6 +176,19 @@ def without_iommufd(xml: str, addresses: Iterable[str]) -> set[str]:
         for hostdev in etree.fromstring(xml).iterfind('./devices/hostdev')
         if hostdev.find("./driver[@iommufd='yes']") is not None
         and (source := hostdev.find('./source/address')) is not None}
+
+
+def xml_of(guest) -> str:
+    """Return the XML of a guest, '' for one that is not there any more.
+
+    :raises libvirt.libvirtError: libvirt does not say.
+    """
+    try:
+        return guest.get_xml_desc()
+    except Exception as error:
+        if not _is_gone(error):
+            raise
+        return ''
 
 
 def is_paused(guest) -> bool:

@@ -265,6 +265,7 @@ class LiveMigrations:
                     holdings.revert(instance.uuid, waiting)
                 if handles := self._guests.handles(instance.uuid):
                     self._cloud.attach(instance.uuid, handles, lasts=True)
+                    self._parts.carrying.update(instance.uuid)
         except Exception as error:
             LOG.error('Server %s has come here while it ran, and its '
                       'accelerators could not be given to its guest; that is '

@@ -7,6 +7,7 @@ process. What tests see, they see through the REST APIs and the guest XML.
 """
 
 import contextlib
+import copy
 import fcntl
 import json
 import os
@@ -224,6 +225,47 @@ class Hostdevs(fixtures.Fixture):
             error_code=fakelibvirt.VIR_ERR_INTERNAL_ERROR)
 
 
+class Metadata(fixtures.Fixture):
+    """What libvirt does with <metadata>, which the imitation drops."""
+
+    def _setUp(self):
+        parse = fakelibvirt.Domain._parse_definition
+        describe = fakelibvirt.Domain.XMLDesc
+
+        def parsed(domain, xml):
+            domain.metadata = etree.fromstring(xml).find('./metadata')
+            if domain.metadata is None:
+                domain.metadata = etree.Element('metadata')
+            return parse(domain, xml)
+
+        def described(domain, flags):
+            found = etree.fromstring(describe(domain, flags))
+            found.append(copy.deepcopy(domain.metadata))
+            return etree.tostring(found, encoding='unicode')
+        for name, method in (('_parse_definition', parsed),
+                             ('XMLDesc', described),
+                             ('setMetadata', self._set)):
+            self.useFixture(fixtures.MonkeyPatch(
+                f'nova.tests.fixtures.libvirt.Domain.{name}', method))
+
+    @staticmethod
+    def _set(domain, metadata_type, metadata, key, uri, flags=0):
+        """virDomainDefSetMetadata() of libvirt 9: by namespace."""
+        if (flags & fakelibvirt.VIR_DOMAIN_AFFECT_LIVE
+                and not domain.isActive()):
+            raise Hostdevs._error('Requested operation is not valid: domain '
+                                  'is not running')
+        for element in domain.metadata.findall(f'{{{uri}}}*'):
+            domain.metadata.remove(element)
+        if metadata is not None:
+            found = etree.fromstring(metadata)
+            into = etree.SubElement(
+                domain.metadata,
+                f'{{{uri}}}{etree.QName(found).localname}', nsmap={key: uri})
+            into.text = found.text
+            into.extend(found)
+
+
 def with_places(xml):
     """Give each PCI function the place in the guest that libvirt gives it;
     the imitation of Nova 31 leaves it out."""
@@ -338,6 +380,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         self.flags(api_servers=[self.glance.service.url], group='glance')
         self.give_credentials()
         self.useFixture(Hostdevs(self.simulated))
+        self.useFixture(Metadata())
         for host in self.HOSTS:
             self.start_compute(host)
 

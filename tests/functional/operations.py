@@ -9,7 +9,9 @@ import nova.conf
 from nova.limit import local as local_limit
 from nova.virt.libvirt import driver as libvirt_driver
 
+from nova_accel.attach import carried
 from nova_accel import model
+from nova_accel.virt import guest_claims
 from tests.functional import base
 
 
@@ -124,7 +126,20 @@ class OperationsTestBase(base.AcceleratorTestBase):
                    if c.instance_uuid == server['id']
                    and c.role is model.Role.CURRENT),
             self.allocated(server['id']))
+        self.assertEqual(*self.carried(host, server))
         return held
+
+    def carried(self, host, server):
+        """What the store and the guest say of the claims of a server."""
+        def said(claims):
+            return sorted((c.uuid, c.handle.address, c.consumer_uuid,
+                           c.restore_bitstream or '', c.driver_memory)
+                          for c in claims)
+        text = guest_claims.read(self.domain_on(host, server).XMLDesc(0))
+        return said(
+            c for c in self.claims(host) if c.instance_uuid == server['id']
+            and c.state is not model.ClaimState.DELETING), said(
+                carried.parse(text, server['id']).claims if text else ())
 
     def allocated(self, consumer):
         return sorted(

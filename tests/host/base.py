@@ -57,6 +57,7 @@ class Host:
             self._taken_elsewhere)
         for field in dataclasses.fields(self.parts):
             setattr(self, field.name, getattr(self.parts, field.name))
+        self.store_age.begin()
         self.report(starting=True)
         return self
 
@@ -105,7 +106,8 @@ class Host:
 
     def start_guest(self, uuid_):
         self.cloud.start_guest(uuid_, self.guests.handles_to_start(
-            self.cloud.admin_context(), self.cloud.server(uuid_)))
+            self.cloud.admin_context(), self.cloud.server(uuid_)),
+            self.carrying.text_of(uuid_))
 
     def boot_that_fails(self, *args):
         """:raises AssertionError: it does not."""

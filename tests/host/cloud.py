@@ -48,6 +48,7 @@ class Server:
     task_state: str | None
     metadata: dict
     accelerators: request.Server
+    launched: bool
 
 
 class Cloud:
@@ -199,7 +200,8 @@ class Cloud:
         servers = self.read()['servers']
         return [Server(
             uuid_, s['project_id'], s['vm_state'], s['task_state'],
-            s['metadata'], self.server(uuid_)) for uuid_, s in servers.items()
+            s['metadata'], self.server(uuid_), s['launched'])
+            for uuid_, s in servers.items()
             if uuid_ in uuids and matches(s)]
 
     def moves(self, uuids):
@@ -237,6 +239,19 @@ class Cloud:
             raise self.libvirt_error
         return {uuid_: frozenset(guest['devices'])
                 for uuid_, guest in self.read()['guests'].items()}
+
+    def carried(self):
+        if self.libvirt_error:
+            raise self.libvirt_error
+        return {uuid_: guest.get('carried', '')
+                for uuid_, guest in self.read()['guests'].items()}
+
+    def carry(self, instance_uuid, text):
+        if self.libvirt_error:
+            raise self.libvirt_error
+        with self.state() as state:
+            if instance_uuid in state['guests']:
+                state['guests'][instance_uuid]['carried'] = text
 
     def paused(self, uuids):
         return {uuid_ for uuid_, guest in self.read()['guests'].items()
@@ -294,7 +309,7 @@ class Cloud:
         with self.state() as state:
             state['servers'][uuid_] = {
                 'project_id': project, 'vm_state': 'active',
-                'task_state': None, 'metadata': {},
+                'task_state': None, 'metadata': {}, 'launched': False,
                 'extra_specs': extra_specs,
                 'image_properties': image_properties or {}}
         return uuid_
@@ -347,13 +362,19 @@ class Cloud:
                 state.setdefault('moves', {})[other] = consumer
                 self._becomes(state, consumer, 'resized')
 
-    def start_guest(self, uuid_, handles):
-        """libvirt starts a guest with these devices."""
+    def start_guest(self, uuid_, handles, carried=''):
+        """libvirt starts a guest with these devices.
+
+        :param carried: in its metadata.
+        """
         for handle in handles:
             self._takes(handle)
         with self.state() as state:
             state['guests'][uuid_] = {
-                'running': True, 'devices': _addresses(handles)}
+                'running': True, 'devices': _addresses(handles),
+                'carried': carried}
+            if uuid_ in state['servers']:
+                state['servers'][uuid_]['launched'] = True
 
     def stop_guest(self, uuid_, undefine=False):
         with self.state() as state:

@@ -43,7 +43,8 @@ from tests import limits
 CALLS = {
     claim_store.ClaimStore: (
         'add', 'change', 'remove', 'set_loaded', 'place', 'set_reserved',
-        'await_operator', 'add_handover', 'settle', 'disable', 'enable'),
+        'await_operator', 'add_handover', 'settle', 'disable', 'enable',
+        'restore', 'set_node', 'forget_ended'),
     sim.SimulatedKernel: (
         'program_dfl_port', 'reset_dfl_port', 'create_mdev', 'remove_mdev',
         'reset_nvme', 'start_nvme_sanitize', 'format_nvme',
@@ -51,7 +52,8 @@ CALLS = {
         'unbind', 'reset_function', 'probe',
         'write_attribute', 'write_timecard', 'program_xclbin',
         'close_mailbox', 'offer_xclbin', 'withdraw_xclbin', 'call'),
-    clouds.Cloud: ('show', 'attach', 'detach', 'start_guest', 'reshape'),
+    clouds.Cloud: (
+        'show', 'attach', 'detach', 'start_guest', 'reshape', 'carry'),
 }
 
 

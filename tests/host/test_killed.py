@@ -5,7 +5,9 @@ After its next start nothing is lost, nothing is shared, no guest runs without
 its device, and nothing of one server reaches the next one.
 """
 
+import contextlib
 import os
+import sqlite3
 import uuid
 
 import ddt
@@ -440,6 +442,26 @@ class LostStoreTest(DiskTest):
 
     def test_settling(self):
         self.at_each_point(self.begin, lambda: [['reconcile']], self.after)
+
+    def test_start(self):
+        self.at_each_point(self.begin, lambda: [['reconcile']], self.after,
+                           of_the_start=True)
+
+
+class OlderCopyTest(LostStoreTest):
+    """An older copy of the store is put back while nova-compute is stopped.
+    """
+
+    test_settling = None
+
+    def begin(self):
+        self.compute.run([['seen']])
+        path = os.path.join(self.directory, claim_store.file_name(clouds.NODE))
+        copy = f'{self.directory}/copy'
+        with contextlib.closing(sqlite3.connect(path)) as store:
+            store.execute('VACUUM INTO ?', (copy,))
+        super().begin()
+        os.rename(copy, path)
 
 
 class ExchangedTest(DiskTest):

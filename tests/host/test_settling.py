@@ -157,17 +157,16 @@ class DiskTest(SettlingTestCase):
         self.host.cloud.allocate(new, self.host.allocation(THREE, SSD))
         self.assertRaises(exception.DeviceUnavailable, self.host.spawn, new)
         self.host.cloud.allocate(new, None)
+        # its guest says what it has: nothing is asked of Placement
         self.host.cloud.placement_error = NO_ANSWER
-        self.assertRaises(exception.PlacementUnavailable,
-                          self.host.start_guest, off)
+        self.host.start_guest(off)
+        self.assertHas(off, TWO)
         self.host.cloud.placement_error = None
         self.assertKept(ONE, TWO, THREE)
         self.host.reconciler.run()
         self.settled()
         self.assertEqual([], self.fenced())
         self.assertHas(runs, ONE)
-        self.host.start_guest(off)
-        self.assertHas(off, TWO)
         self.assertEqual(self.before, {
             c.handle: (c.group, c.provider_uuid, c.project_id, c.serial)
             for c in self.host.holdings.all() if c.device_address == TWO})
@@ -198,15 +197,29 @@ class DiskTest(SettlingTestCase):
         self.assertEqual([], self.fenced())
 
     def test_without_guests(self):
-        """libvirt's files are lost as well; Placement says who has it."""
+        """libvirt's files are lost as well: which disk the server has is not
+        guessed."""
         server = self.boot(ONE)
         self.host.cloud.stop_guest(server, undefine=True)
         self.lost()
+        self.assertStaysWithheld(server)
+        self.assertKept(ONE, TWO, THREE)
+        self.end(server)
         self.host.reconciler.run()
-        self.assertKept(ONE)
-        self.host.start_guest(server)
-        self.assertHas(server, ONE)
-        self.assertEqual('', self.data(TWO))
+        self.assertEqual([], self.fenced())
+        self.assertEqual('', self.data(ONE))
+
+    def assertStaysWithheld(self, server):
+        """No server gets anything, for this reason; it does not start."""
+        for _ in range(2):
+            self.host.reconciler.run()
+            self.assertEqual([ONE, TWO, THREE], self.fenced())
+        self.assertIn(f'Placement has allocated {SSD} to {server}, and '
+                      f'neither a claim nor a guest says which device',
+                      self.log.output)
+        error = self.assertRaises(exception.DeviceUnavailable,
+                                  self.host.start_guest, server)
+        self.assertIn('being found out', str(error))
 
     def test_without_allocation(self):
         """As after a rebuild that failed: the guest has it, and the server is
@@ -244,6 +257,17 @@ class DiskTest(SettlingTestCase):
         self.host.reconciler.run()
         self.assertEqual('', self.data(ONE))
 
+    def test_guest_that_is_not_of_nova_and_its_disk_moves(self):
+        """It is not cleaned where it is then."""
+        self.lose()
+        self.host.cloud.start_guest('a-guest', [model.AttachHandle(
+            model.HandleType.PCI, ONE)])
+        self.host.cloud.stop_guest('a-guest')
+        self.host.start()
+        self.exchange(ONE, THREE)
+        self.host.reconciler.run()
+        self.assertEqual(f'secret on {ONE}', self.data(THREE))
+
     @ddt.data('placement_error', 'libvirt_error')
     def test_no_answer(self, fault):
         runs, off = self.servers()
@@ -254,7 +278,10 @@ class DiskTest(SettlingTestCase):
             self.assertRaisesOrNot(self.host.reconciler.run)
             self.assertEqual([ONE, TWO, THREE], self.fenced())
         self.assertKept(ONE, TWO, THREE)
-        self.assertEqual([], self.host.holdings.all())
+        # what guests say is known without Placement
+        self.assertEqual(
+            2 if fault == 'placement_error' else 0,
+            len(self.host.holdings.all()))
         self.assertIn('Placement answered 500.', self.log.output)
         setattr(self.host.cloud, fault, None)
         self.host.reconciler.run()
@@ -270,13 +297,13 @@ class DiskTest(SettlingTestCase):
             pass
 
     def test_deleted_meanwhile(self):
-        """Nothing is released by the delete, and it is cleaned then."""
+        """Its guest has said what it has, and the delete releases it."""
         runs, off = self.servers()
         self.lost()
         self.host.delete(off)
-        self.assertKept(TWO)
-        self.host.reconciler.run()
+        self.assertKept(ONE, THREE)
         self.assertEqual('', self.data(TWO))
+        self.host.reconciler.run()
         self.assertHas(runs, ONE)
 
     def test_was_being_released(self):
@@ -303,21 +330,25 @@ class DiskTest(SettlingTestCase):
         claim, = self.host.holdings.all()
         self.assertEqual((model.Role.OLD, migration, server), (
             claim.role, claim.consumer_uuid, claim.instance_uuid))
+        self.assertEqual([], self.fenced())
         self.host.revert(server, migration)
         self.assertHas(server, ONE)
         self.assertKept(ONE)
 
     def test_moved_away_without_a_guest(self):
-        """What no guest says, the allocation of the move does."""
+        """The allocation of the move is its server's."""
         server = self.boot(ONE)
         migration = self.host.migrate_away(server)
         self.host.cloud.stop_guest(server, undefine=True)
         self.lost()
+        for _ in range(2):
+            self.host.reconciler.run()
+            self.assertEqual([ONE, TWO, THREE], self.fenced())
+        self.assertKept(ONE, TWO, THREE)
+        self.host.cloud.allocate(migration, None)
         self.host.reconciler.run()
-        self.assertEqual([(migration, server)], [
-            (claim.consumer_uuid, claim.instance_uuid)
-            for claim in self.host.holdings.all()])
-        self.assertKept(ONE)
+        self.assertEqual([], self.fenced())
+        self.assertEqual('', self.data(ONE))
 
     def test_second_disk_of_a_server_comes_later(self):
         """That the server has the first one says nothing of it."""
@@ -326,7 +357,7 @@ class DiskTest(SettlingTestCase):
              'group_policy': 'isolate'},
             {**self.host.allocation(ONE, SSD),
              **self.host.allocation(TWO, SSD)})
-        self.host.cloud.stop_guest(server, undefine=True)
+        self.host.cloud.stop_guest(server)
         for vanish in (True, None):
             self.simulated.kernel.set_fault(TWO, vanish=vanish)
             if vanish:
@@ -353,12 +384,9 @@ class DiskTest(SettlingTestCase):
         self.host.cloud.stop_guest(server, undefine=True)
         self.simulated.kernel.set_fault(ONE, vanish=True)
         self.lost()
-        self.host.reconciler.run()
-        self.assertEqual([ONE], self.fenced())
-        error = self.assertRaises(exception.DeviceUnavailable,
-                                  self.host.start_guest, server)
-        self.assertIn('being found out', str(error))
+        self.assertStaysWithheld(server)
         self.host.cloud.allocate(server, None)
+        self.host.reconciler.run()
         self.host.report()
         self.host.report()
         self.restart()
@@ -434,11 +462,10 @@ class DiskTest(SettlingTestCase):
         for _ in range(2):
             self.host.reconciler.run()
             self.assertEqual(f'secret on {ONE}', self.data(THREE))
-        self.assertIn(f'it was at {ONE}', self.log.output)
+        self.assertIn('servers have claims on another card', self.log.output)
         self.assertIn(THREE, self.fenced())
-        error = self.assertRaises(exception.DeviceUnavailable,
-                                  self.host.start_guest, server)
-        self.assertIn('being found out', str(error))
+        self.assertRaises(exception.DeviceUnavailable,
+                          self.host.start_guest, server)
         if left == 'guest':
             self.host.cloud.allocate(server, None)
         else:
@@ -447,38 +474,41 @@ class DiskTest(SettlingTestCase):
         self.assertEqual(f'secret on {ONE}', self.data(THREE))
         self.host.cloud.stop_guest(server, undefine=True)
         self.end(server)
-        self.host.reconciler.run()
+        for _ in range(2):
+            self.host.reconciler.run()
         self.assertEqual('', self.data(THREE))
         self.assertEqual([], self.fenced())
         self.assertEqual(frozenset(), self.host.holdings.unsettled())
 
-    def test_moved_and_another_server_has_what_is_in_its_slot(self):
+    def test_moved_and_another_server_wants_what_is_in_its_slot(self):
         server = self.server_beside_an_empty_slot()
         self.host.cloud.stop_guest(server, undefine=True)
         self.lost_and_exchanged(ONE, THREE)
         self.simulated.kernel.write_disk(ONE, '')
         self.restart()
-        other = self.boot(ONE)
-        self.host.reconciler.run()
-        self.assertEqual([THREE], self.fenced())
+        self.assertStaysWithheld(server)
+        self.assertRaises(exception.DeviceUnavailable, self.boot, ONE)
+        self.assertEqual(f'secret on {ONE}', self.data(THREE))
         self.end(server)
         self.host.reconciler.run()
         self.assertEqual('', self.data(THREE))
         self.assertEqual([], self.fenced())
-        self.assertHas(other, ONE)
+        self.assertHas(self.boot(ONE), ONE)
 
     def test_moved_to_where_another_server_had_one(self):
-        """It is cleaned after its server, and not that one's."""
+        """It is cleaned once neither can have it."""
         servers = [self.boot(address) for address in (ONE, TWO)]
         for server in servers:
             self.host.cloud.stop_guest(server, undefine=True)
         self.lost_and_exchanged(ONE, TWO, ONE)
         self.end(servers[0])
         self.host.reconciler.run()
-        self.assertEqual([], self.host.holdings.all())
-        self.assertEqual('', self.data(TWO))
+        self.assertEqual(f'secret on {ONE}', self.data(TWO))
         self.assertRaises(exception.DeviceUnavailable,
                           self.host.start_guest, servers[1])
+        self.end(servers[1])
+        self.host.reconciler.run()
+        self.assertEqual('', self.data(TWO))
 
     def test_swapped_while_their_servers_are_sought(self):
         """Neither server gets the disk of the other."""
@@ -487,7 +517,6 @@ class DiskTest(SettlingTestCase):
             self.host.cloud.stop_guest(server)
         self.lost_and_exchanged(ONE, TWO)
         self.host.reconciler.run()
-        self.assertEqual([], self.host.holdings.all())
         for server in servers:
             self.assertRaises(exception.DeviceUnavailable,
                               self.host.start_guest, server)
@@ -579,7 +608,7 @@ class NvmeVfTest(SettlingTestCase):
         self.host.reconciler.run()
         self.assertEqual([ONE], self.fenced())
         self.assertEqual(before, self.data())
-        self.assertIn('no guest says which', self.log.output)
+        self.assertIn('a guest says which device', self.log.output)
         self.assertRaises(exception.DeviceUnavailable,
                           self.host.start_guest, self.servers[0])
         # the operator decides
@@ -618,7 +647,7 @@ class NvmeVfTest(SettlingTestCase):
         self.host.reconciler.run()
         self.host.settle()
         self.assertEqual(before, self.data())
-        self.assertIn('no guest says which', self.log.output)
+        self.assertIn('a guest says which device', self.log.output)
 
     def test_guest_has_one_that_is_not_offered_now(self):
         """What is free is not taken for what the server lacks."""
@@ -628,8 +657,9 @@ class NvmeVfTest(SettlingTestCase):
         self.lost()
         self.host.reconciler.run()
         self.settled()
-        self.assertEqual([], self.host.holdings.of(kept))
-        # nor, later, for what it may have
+        self.assertEqual([self.handles[1]], [
+            claim.handle.address for claim in self.host.holdings.of(kept)])
+        # which is known without its guest from then on
         self.host.cloud.stop_guest(kept, undefine=True)
         self.offer(self.handles[1], True)
         self.host.inventory.scanner.scan()
@@ -764,7 +794,7 @@ class PortsTest(SettlingTestCase):
             {**base.ONE, f'resources2:{self.CLASS}': '1',
              'group_policy': 'isolate'},
             {**self.allocation_of(0), **self.allocation_of(1)})
-        self.host.cloud.stop_guest(server, undefine=True)
+        self.host.cloud.stop_guest(server)
         self.host.kernel.rebind(vf(A, 1), 'vfio-pci')
         self.lost()
         self.host.reconciler.run()
@@ -850,10 +880,10 @@ class PoolTest(SettlingTestCase):
         for server, address in ((runs, ONE), (off, TWO)):
             self.host.kernel.write_disk(address, 'a secret')
         self.lost()
-        self.assertEqual(3, self.reserved())
+        self.assertEqual((3, 3), (self.reserved(), self.total))
         self.host.reconciler.run()
         self.settled()
-        self.assertEqual(0, self.reserved())
+        self.assertEqual((0, 3), (self.reserved(), self.total))
         self.assertHas(runs, ONE)
         self.host.start_guest(off)
         self.assertHas(off, TWO)
@@ -862,21 +892,6 @@ class PoolTest(SettlingTestCase):
             self.host.delete(server)
         self.assertEqual([], self.kept())
         self.assertEqual(0, self.reserved())
-
-    def test_all_that_is_left(self):
-        """Without its guest, the amount says it."""
-        runs, lost = self.boot(), self.boot(2)
-        self.host.kernel.write_disk(ONE, 'a secret')
-        self.host.cloud.stop_guest(lost, undefine=True)
-        for address in (TWO, THREE):
-            self.host.kernel.write_disk(address, 'a secret')
-        self.lost()
-        self.host.reconciler.run()
-        self.settled()
-        self.assertHas(runs, ONE)
-        self.host.start_guest(lost)
-        self.assertHas(lost, TWO, THREE)
-        self.assertEqual([ONE, TWO, THREE], self.kept())
 
     def test_one_of_several(self):
         """What may be the server's is cleaned when it is gone."""
@@ -907,7 +922,7 @@ class PoolTest(SettlingTestCase):
         self.restart()
         server = self.host.boot({f'resources1:{SSD}': '1'},
                                 self.host.allocation(TWO, SSD))
-        self.host.cloud.stop_guest(server, undefine=True)
+        self.host.cloud.stop_guest(server)
         self.host.kernel.write_disk(TWO, 'a secret')
         self.lose()
         self.config.config(pools='host', group='accel')
@@ -950,9 +965,8 @@ class StandardClassesTest(SettlingTestCase):
         self.host.reconciler.run()
 
     def assertStartsWithBothOrNot(self, server):
-        error = self.assertRaises(exception.DeviceUnavailable,
-                                  self.host.start_guest, server)
-        self.assertIn('being found out', str(error))
+        self.assertRaises(exception.DeviceUnavailable,
+                          self.host.start_guest, server)
         self.assertIsNone(self.host.devices_of(server))
         self.simulated.kernel.set_fault(self.CARDS[1], vanish=None)
         self.host.inventory.scanner.scan()
@@ -973,7 +987,7 @@ class StandardClassesTest(SettlingTestCase):
             for a in self.CARDS])
         server = self.boot_both('VGPU')
         self.lost_while_one_is_away()
-        self.assertEqual([State.BOUND], self.host.states(server))
+        self.assertEqual(2 * [State.BOUND], self.host.states(server))
         self.assertStartsWithBothOrNot(server)
         self.assertEqual(2, len(self.host.devices_of(server)))
 

@@ -1,0 +1,134 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The claims of a server as its guest carries them: JSON, strictly checked.
+
+A guest carries its claims in its libvirt metadata, which no guest can change.
+After a loss of the claim store they are read back from there; hence a text that
+is damaged, or belongs to another compute host, is refused as a whole.
+"""
+
+from collections.abc import Collection
+import dataclasses
+import json
+from typing import Any, NamedTuple
+import uuid
+
+from nova_accel import model
+
+#: of the format
+VERSION = 1
+#: what follows from other facts: Placement's, or the next start of the server
+_LEFT_OUT = ('state', 'error')
+_FIELDS = {field.name: field for field in dataclasses.fields(model.Claim)
+           if field.name not in _LEFT_OUT}
+_HANDLE_FIELDS = {field.name for field in dataclasses.fields(
+    model.AttachHandle)}
+_UUIDS = ('uuid', 'instance_uuid', 'consumer_uuid', 'provider_uuid')
+_OPTIONAL = {'restore_function', 'restore_bitstream', 'restore_origin',
+             'project_id', 'created_type', 'operators_bitstream'}
+
+
+class Refused(Exception):
+    """Why the text of a guest is not used; one clause."""
+
+
+class Carried(NamedTuple):
+    """The claims of a server, and of which store they are."""
+
+    #: provider uuid of the compute node
+    node: str
+    #: store.values.Lineage: the run that changed claims last, and how often
+    run: str
+    changes: int
+    claims: tuple[model.Claim, ...]
+
+    @property
+    def content(self) -> tuple:
+        """Return what is equal as long as no claim changes."""
+        return self.node, [_fields(claim) for claim in self.claims]
+
+
+def as_text(carried: Carried) -> str:
+    """Return the text for the guest of a server."""
+    return json.dumps({
+        'version': VERSION, 'node': carried.node, 'run': carried.run,
+        'changes': carried.changes, 'claims': carried.content[1],
+    }, sort_keys=True)
+
+
+def _fields(claim: model.Claim) -> dict[str, Any]:
+    fields = dataclasses.asdict(claim)
+    fields['handle']['type'] = claim.handle.type.value
+    fields['handle']['companions'] = list(claim.handle.companions)
+    return {name: fields[name] for name in _FIELDS}
+
+
+def parse(text: str, server_uuid: str) -> Carried:
+    """Return what a text says.
+
+    :param server_uuid: of the guest.
+    :raises Refused: it is damaged, of a later release, or another server's.
+    """
+    try:
+        found = json.loads(text)
+        version = found['version']
+    except (ValueError, TypeError, KeyError) as error:
+        raise Refused(f'they are damaged ({error!r})') from error
+    if version != VERSION:
+        raise Refused(f'they have version {version!r:.20}, and this release '
+                      f'reads version {VERSION}')
+    try:
+        return _carried(server_uuid, **found)
+    except (ValueError, TypeError, KeyError) as error:
+        raise Refused(f'they are damaged ({error!r:.200})') from error
+
+
+def _carried(server_uuid, version, node, run, changes, claims):
+    """:raises ValueError, TypeError, KeyError: it is damaged."""
+    for name in node, run:
+        _check_uuid(name)
+    if type(changes) is not int or type(claims) is not list or not claims:
+        raise ValueError('changes or claims')
+    found = tuple(_claim(fields, server_uuid) for fields in claims)
+    for names in ({c.uuid for c in found}, {c.handle for c in found}):
+        if len(names) != len(found):
+            raise ValueError('the same claim twice')
+    return Carried(node, run, changes, found)
+
+
+def _claim(fields, server_uuid):
+    _check_names(fields, _FIELDS)
+    for name, value in fields.items():
+        _check_type(name, value)
+    for name in _UUIDS:
+        _check_uuid(fields[name])
+    if fields['instance_uuid'] != server_uuid:
+        raise ValueError('a claim of another server')
+    handle = fields['handle']
+    _check_names(handle, _HANDLE_FIELDS)
+    if (type(handle['managed']) is not bool
+            or type(handle['companions']) is not list
+            or not all(type(address) is str for address in (
+                handle['address'], *handle['companions'],
+                handle['parent'] or ''))):
+        raise ValueError('handle')
+    return model.Claim(**{
+        **fields, 'handle': model.AttachHandle.from_dict(handle),
+        'state': model.ClaimState.BOUND})
+
+
+def _check_names(fields: Any, names: Collection[str]) -> None:
+    if type(fields) is not dict or fields.keys() != set(names):
+        raise ValueError('other fields')
+
+
+def _check_type(name: str, value: Any) -> None:
+    if name == 'handle' or value is None and name in _OPTIONAL:
+        return
+    kinds = {'region_index': (int, type(None)), 'prepared': (bool,)}
+    if type(value) not in kinds.get(name, (str,)):
+        raise ValueError(name)
+
+
+def _check_uuid(value: Any) -> None:
+    if type(value) is not str or str(uuid.UUID(value)) != value:
+        raise ValueError(f'{value!r:.40} is not a UUID')

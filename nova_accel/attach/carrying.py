@@ -1,0 +1,121 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Guests carry the claims of their servers: written, compared and read.
+
+The text is a part of the guest's XML when Nova defines it. It is written again
+where claims change while the guest stays, and each comparison of claims writes
+what is missing, as after a process that was killed between the two.
+"""
+
+from nova_accel.attach import carried
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel import locks
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel.store import claim_store
+
+LOG = logging.getLogger(__name__)
+
+
+class Carrying:
+
+    def __init__(self, store: claim_store.ClaimStore,
+                 holdings: server_holdings.Holdings, cloud: novas.Cloud):
+        self._store = store
+        self._holdings = holdings
+        self._cloud = cloud
+        #: held while texts are made and written: the newest is the last
+        self._lock = locks.Lock('guests')
+        #: ClaimStore.latest() when all guests carried what they have to
+        self._complete: tuple[str, int] | None = None
+
+    @property
+    def node(self) -> str:
+        """The provider uuid of the compute node; '' while the store is new.
+        """
+        return self._store.lineage().node
+
+    def set_node(self, node: str) -> None:
+        self._store.set_node(node)
+
+    def text_of(self, server_uuid: str) -> str:
+        """Return what the guest of a server has to carry; '' for a server
+        without claims."""
+        claims = self._claims(server_uuid)
+        return carried.as_text(self._carried(claims)) if claims else ''
+
+    def _claims(self, server_uuid):
+        # with what it had before a move
+        return [claim for role in model.Role
+                for claim in self._holdings.of(server_uuid, role)]
+
+    def _carried(self, claims):
+        return carried.Carried(
+            self._store.lineage().node, *self._store.latest(), tuple(claims))
+
+    def update(self, server_uuid: str) -> None:
+        """Write the claims of a server into its guest, if libvirt knows it.
+
+        Raises nothing: the next comparison tries again what fails.
+        """
+        try:
+            with self._lock:
+                self._cloud.carry(server_uuid, self.text_of(server_uuid))
+        except Exception as error:
+            self._complete = None
+            LOG.warning('The guest of server %s does not carry its claims as '
+                        'they are now (%s); they are written again at the '
+                        'next comparison', server_uuid, error)
+
+    def run(self) -> None:
+        """Write the claims into each guest that does not carry them.
+
+        :raises Exception: libvirt does not answer.
+        """
+        latest = self._store.latest()
+        if latest == self._complete:
+            return
+        self._complete = latest
+        for server_uuid, text in self._cloud.carried().items():
+            if self._is_late(server_uuid, text):
+                self.update(server_uuid)
+
+    def _is_late(self, server_uuid, text):
+        claims = self._claims(server_uuid)
+        try:
+            there = carried.parse(text, server_uuid) if text else None
+        except carried.Refused:
+            # of what is not this host's, it is known that it is withheld
+            return bool(claims)
+        if not claims:
+            # what the store has not seen yet is left for attach.settling
+            return there is not None and self._store.lineage().knows(
+                there.run, there.changes)
+        return (there is None or there.content != self._carried(claims).content
+                or not self._store.lineage().knows(there.run, there.changes))
+
+    def read(self, node: str) -> tuple[dict[str, carried.Carried],
+                                       dict[str, str]]:
+        """Return what guests carry that the store has not seen.
+
+        :param node: provider uuid of this compute node.
+        :returns: by server: claims that are newer than the store's; and why
+            the others are not used.
+        :raises Exception: libvirt does not answer.
+        """
+        found, refused = {}, {}
+        for server_uuid, text in self._cloud.carried().items():
+            if not text:
+                continue
+            try:
+                there = carried.parse(text, server_uuid)
+                if self._store.lineage().knows(there.run, there.changes):
+                    continue
+                if there.node != node:
+                    raise carried.Refused(
+                        f'they are of compute node {there.node}, and this one '
+                        f'is {node}')
+                found[server_uuid] = there
+            except carried.Refused as error:
+                refused[server_uuid] = str(error)
+        return found, refused

@@ -1,0 +1,221 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The claim store at the start of nova-compute: is it as new as the host?
+
+It is not where it was lost or moved away, nor where an older copy of it was put
+back. Guests carry the claims of their servers (attach.carrying), also guests
+that do not run. What they carry and the store has not seen (store.lineage) is
+restored at once and exactly, before any claim is used. Then every device is
+withheld until attach.settling knows that no server has it.
+
+Where guests are lost as well, Placement still says that a server of this host
+has more of a class than it has claims: the devices of the class are withheld.
+
+Metadata of a guest that are damaged, or of another compute host, are not used,
+and what only that guest has is withheld.
+"""
+
+import collections
+from collections.abc import Collection, Iterable, Mapping
+
+from nova_accel.attach import carrying as guest_claims
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import shortage
+from nova_accel import inventory as host_inventory
+from nova_accel.inventory import tree as provider_tree
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel import naming
+
+LOG = logging.getLogger(__name__)
+
+
+class StoreAge:
+
+    def __init__(self, inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 carrying: guest_claims.Carrying, cloud: novas.Cloud):
+        self._inventory = inventory
+        self._holdings = holdings
+        self._carrying = carrying
+        self._cloud = cloud
+        self._once = logging.Once()
+        #: whether claims were compared with guests, and with Placement
+        self._guests_compared = self._compared = False
+        #: server -> why the claims that its guest carries are not used
+        self.refused: Mapping[str, str] = {}
+        #: uuids of the providers that Placement had before the first report
+        self._shown_before: Collection[str] = ()
+
+    def begin(self) -> bool:
+        """Try compare_with_guests().
+
+        :returns: False where libvirt does not answer, which is logged.
+        """
+        try:
+            self.compare_with_guests()
+            self._once.forget('why')
+            return True
+        except Exception as error:
+            self._say(str(error) or repr(error))
+            return False
+
+    def compare_with_guests(self) -> None:
+        """Restore what guests carry and the store has not seen, once after a
+        start and before any claim is used.
+
+        Does nothing while the compute node of the store is not known, as that
+        of a new one is not before Nova's first report.
+
+        :raises Exception: libvirt does not answer.
+        """
+        node = self._carrying.node
+        if node and not self._guests_compared:
+            self._restore(node)
+            self._guests_compared = True
+
+    def before_report(self, tree, node: str) -> bool:
+        """Find out, before Nova's first report, whether the store is as new as
+        the host.
+
+        Under Nova's resource tracker's lock.
+
+        :param tree: nova.compute.provider_tree.ProviderTree, with what
+            Placement has.
+        :returns: whether devices may be reported. The reason why not is
+            logged.
+        """
+        if self._compared:
+            return True
+        try:
+            root_uuid = tree.data(node).uuid
+            shown = provider_tree.accelerators(tree, node)
+            self._shown_before = shown.keys()
+            if model.EVERYTHING in self._holdings.unsettled():
+                self._begin(root_uuid, set(shown.values()))
+            else:
+                self._carrying.set_node(root_uuid)
+                self.compare_with_guests()
+                if shown or self._holdings.all():
+                    self._compare_with_placement(node, root_uuid)
+            self._compared = True
+        except Exception as error:
+            self._say(str(error) or repr(error))
+        return self._compared
+
+    def _begin(self, root_uuid, shown):
+        """Begin with a store that is new."""
+        # all devices that are here are meant in any case
+        todo = {part for part in shown if not naming.is_pool(part)}
+        if not shown and not self._in_guests():
+            LOG.info('The claim store is new, and so is this host: its '
+                     'accelerators are offered as they are')
+        else:
+            LOG.warning(
+                'The claim store is new, and this host is not: guests and '
+                'Placement say which server has which device, and what no '
+                'server has is cleaned before it is offered again')
+            todo |= set(self._inventory.devices)
+        self._carrying.set_node(root_uuid)
+        self._holdings.settle(
+            done=[model.EVERYTHING],
+            todo=[model.Unsettled(address) for address in todo])
+        # each round tries again, and every device is withheld meanwhile
+        self.begin()
+
+    def _in_guests(self) -> bool:
+        ours = {function for device in self._inventory.devices.values()
+                for function in (*device.functions(), *(
+                    h.address for h in device.handles))}
+        return any(ours & there
+                   for there in self._cloud.guest_devices().values())
+
+    def _restore(self, node):
+        """Write the claims of guests that are newer than the store, and
+        withhold every device then."""
+        newer, self.refused = self._carrying.read(node)
+        handles = collections.Counter(
+            c.handle for there in newer.values() for c in there.claims)
+        claims = [c for there in newer.values() for c in there.claims
+                  if handles[c.handle] == 1]
+        uuids, taken = {c.uuid for c in claims}, {c.handle for c in claims}
+        gone = [c for c in (*self._holdings.all(), *self._holdings.waiting())
+                if c.uuid in uuids or c.handle in taken
+                or c.instance_uuid in newer and (
+                    c.state is not model.ClaimState.DELETING)]
+        todo = set(self._inventory.devices if newer
+                   else self._devices_of_refused())
+        if not (todo or claims):
+            return
+        if newer:
+            LOG.warning(
+                'The claim store is older than the claims that the guests of '
+                'servers %s carry, which are restored; what no server has is '
+                'cleaned before it is offered again', ', '.join(sorted(newer)))
+        self._holdings.restore(
+            claims, gone, self._withhold(todo),
+            [(there.run, there.changes) for there in newer.values()])
+        for claim in claims:
+            LOG.warning('%s of %s is what server %s has',
+                        claim.handle.address, claim.device_address,
+                        claim.instance_uuid)
+
+    def _devices_of_refused(self):
+        """Return the devices that guests have without a claim, and of which
+        their metadata cannot say whose they are."""
+        if not self.refused:
+            return
+        guests = self._cloud.guest_devices()
+        claimed = {c.handle.address for c in self._holdings.all()}
+        there = {address for server in self.refused
+                 for address in guests.get(server, ())} - claimed
+        for address, device in self._inventory.devices.items():
+            if any(h.address in there for h in device.all_handles):
+                yield address
+
+    def _compare_with_placement(self, node, root_uuid):
+        """Withhold the devices of each class of which Placement has allocated
+        more to a server than it has claims."""
+        given = self.allocated(self._inventory.providers_of(
+            node, root_uuid), only_known=True)
+        self._holdings.forget_ended(given.ended)
+        short = given.short
+        todo = [device.address for device in self._inventory.devices.values()
+                if naming.resource_class(device.type) in short]
+        if todo:
+            LOG.warning(
+                'Placement has allocated accelerators to %s for which this '
+                'host has no claims, as after an older copy of the claim '
+                'store was put back: what no server has of these classes is '
+                'withheld until that is cleared up', ', '.join(sorted(
+                    {server for some in short.values() for server in some})))
+            self._holdings.settle(todo=self._withhold(todo))
+
+    def allocated(self, providers: Iterable[str], only_known: bool = False,
+                  ) -> shortage.Allocated:
+        """Ask Placement what servers have of these providers, and of those
+        that it had before the first report; see shortage.ask()."""
+        return shortage.ask(
+            self._cloud, {*providers, *self._shown_before},
+            self._holdings.all(), {
+                naming.resource_class(device.type) for device
+                in self._inventory.devices.values() if device.creatable},
+            self._holdings.ended(), only_known)
+
+    def _withhold(self, addresses):
+        """Return rows for these devices, of which nothing is known any more
+        that a server could have changed."""
+        rows = self._holdings.unsettled()
+        found = [device for address in addresses
+                 for device in [self._inventory.devices[address]]
+                 if not any(row.means(device) for row in rows)]
+        for device in found:
+            for region in device.regions:
+                self._inventory.contents.forget(
+                    device.address, region.index, None)
+        return [model.Unsettled(device.address) for device in found]
+
+    def _say(self, why):
+        self._once.say(
+            ('why',), LOG.error, 'Which server has data on each accelerator is '
+            'not known, and no server gets one: %s', why)
