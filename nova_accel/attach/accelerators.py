@@ -96,7 +96,7 @@ class Accelerators:
                      f'Placement did not say which')
             raise exception.PlacementUnavailable(
                 f'{found}: see that it answers nova-compute.', found=found)
-        self._releases.finish(server.uuid)
+        self._releases.begin_postponed(server.uuid)
         with self._servers.exclusive(server.uuid):
             held = [] if migration else self._reshape.located(
                 self._holdings.of(server.uuid), allocations)
@@ -133,12 +133,12 @@ class Accelerators:
             todo = self._claim(
                 context, server, steps, taken, migration or server.uuid)
             for keep in steps.keep:
-                self._readiness.again(context, server, keep)
-            self._readiness.first(context, server, todo)
+                self._readiness.prepare_held(context, server, keep)
+            self._readiness.prepare_new(context, server, todo)
         except Exception:
             if taken:
                 self._releases.clean(
-                    context, self._releases.let_go(server.uuid, taken))
+                    context, self._releases.begin(server.uuid, taken))
                 taken.clear()
             raise
         claims = (self._holdings.of_migration(server.uuid, migration)
@@ -280,7 +280,7 @@ class Accelerators:
         :raises AcceleratorError: the guest must not start.
         """
         requests = server.requests if requests is None else requests
-        self._releases.finish(server.uuid)
+        self._releases.begin_postponed(server.uuid)
         self._settling.compare_with_guests()
         if not self._holdings.of(server.uuid):
             self._settling.settle_now()
@@ -319,5 +319,5 @@ class Accelerators:
 
         :raises AcceleratorError: one is not.
         """
-        self._releases.finish(server.uuid)
+        self._releases.begin_postponed(server.uuid)
         self._readiness.restore(context, server, self._holdings.of(server.uuid))

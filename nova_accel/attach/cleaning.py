@@ -104,7 +104,7 @@ class Regions:
             None if region.origin else _had(claims))
         if image and region.programmable:
             try:
-                return ', '.join([*cleared, self._programming.again(
+                return ', '.join([*cleared, self._programming.reprogram(
                     device, region, image)])
             except _UNAVAILABLE as error:
                 LOG.warning('%s %s is not programmed again: %s',
@@ -149,7 +149,7 @@ class Regions:
             image = _had(claims)
             if not image:
                 raise
-            return self._programming.again(device, region, image)
+            return self._programming.reprogram(device, region, image)
 
     def clean_before(self, claims: Sequence[model.Claim]) -> None:
         """Clean a region for a server that takes whatever it carries.

@@ -30,10 +30,10 @@ class Cloud(typing.Protocol):
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
-    def put_back(self, server_uuid: str, consumer_uuid: str,
-                 resources: Mapping[str, Mapping[str, int]]) -> None:
-        """Allocate to a server, or to its move, what it holds and has no
-        allocation of, beside what is allocated to it.
+    def reallocate(self, server_uuid: str, consumer_uuid: str,
+                   resources: Mapping[str, Mapping[str, int]]) -> None:
+        """Allocate to a server, or to its move, what it holds without an
+        allocation, in addition to what is allocated to it.
 
         :param resources: ``{provider uuid: {class: amount}}``.
         :raises PlacementUnavailable: nothing has changed.
@@ -133,7 +133,8 @@ class Cloud(typing.Protocol):
         """Return whether no later move of its server has begun, as Nova has
         it; False of a move of which Nova does not know."""
 
-    def say(self, instance_uuid: str, key: str, text: str | None) -> None:
+    def set_metadata(self, instance_uuid: str, key: str,
+                     text: str | None) -> None:
         """Set one key of a server's metadata and leave the others alone, but
         for what its owner writes in the same moment.
 

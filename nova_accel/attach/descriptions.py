@@ -27,18 +27,17 @@ class Descriptions:
             found += device.handles
         return {h.address for h in found if h.type is model.HandleType.MDEV}
 
-    def to_tell(self, server: request.Server, metadata: Mapping[str, str],
-                ) -> dict[str, str]:
-        """Return what the owner of a server has to read in its metadata: which
-        of the functions that a group lists the server got, and which of the
-        traits that it prefers its device has.
+    def metadata_changes(self, server: request.Server,
+                         metadata: Mapping[str, str]) -> dict[str, str]:
+        """Return the changes to the metadata of a server by which its owner
+        reads what the server got: which of the functions that a group lists,
+        and which of the traits that a group prefers.
 
-        A key of an earlier flavor is corrected, and no other is touched.
+        Keys of an earlier flavor are corrected if the flavor has the group.
 
         :param metadata: as they are.
-        :returns: what has to change: ``accel<group>:function`` -> function id
-            or function name, as the flavor lists it; ``accel<group>:prefer``
-            -> trait, or 'none'.
+        :returns: ``accel<group>:function`` -> function id or function name, as
+            the flavor lists it; ``accel<group>:prefer`` -> trait, or 'none'.
         """
         if not any(wanted.programs or wanted.prefer
                    for wanted in server.requests):

@@ -58,9 +58,8 @@ class Guests:
         return (self._plugs.is_under_way(server_uuid)
                 or self._holdings.any_of(server_uuid))
 
-    def give_back(self, server_uuid: str, when: str) -> None:
-        """Give a guest that goes on what was taken out of it, and nothing that
-        was left out of it in doubt.
+    def reattach(self, server_uuid: str, when: str) -> None:
+        """Attach to a running guest the devices of its server that are ready.
 
         Raises nothing: attach.reconcile tries again what fails.
 
@@ -74,8 +73,8 @@ class Guests:
                 if handles:
                     self._cloud.attach(server_uuid, handles)
         except Exception as error:
-            LOG.error('%s, and the accelerators of server %s could not go '
-                      'back into its guest; that is tried again: %s', when,
+            LOG.error('%s, and the accelerators of server %s could not be '
+                      'attached to it; that is tried again: %s', when,
                       server_uuid, error)
 
     def unplug(self, context, server_uuid: str,

@@ -34,7 +34,7 @@ class Moves:
                   migration_uuid: str) -> None:
         """Keep what a server that moves away has for its return, and release
         what an earlier move has left."""
-        self._releases.finish(server_uuid)
+        self._releases.begin_postponed(server_uuid)
         self._releases.release_all(context, server_uuid, model.Role.OLD)
         self._holdings.set_aside(server_uuid, migration_uuid)
         self._carrying.update(server_uuid)
@@ -55,7 +55,7 @@ class Moves:
 
     def confirm(self, context, server_uuid: str, migration_uuid: str) -> None:
         """Release what the server had before it moved."""
-        self._releases.clean(context, self._releases.lose(
+        self._releases.clean(context, self._releases.begin_locked(
             server_uuid, lambda: self._holdings.of_migration(
                 server_uuid, migration_uuid)))
         self._carrying.update(server_uuid)

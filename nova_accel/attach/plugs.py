@@ -147,7 +147,7 @@ class Plugs:
                       server_uuid, error)
             return
         self._releases.clean(
-            context, self._releases.let_go(server_uuid, claimed))
+            context, self._releases.begin(server_uuid, claimed))
 
     def _runs_with(self, server_uuid, claims):
         try:

@@ -243,7 +243,7 @@ class Programming:
             return
         if image and (region.bitstream_id, region.function_uuid) != (
                 image, function):
-            self._put_back(context, project_id, mine, device, region)
+            self._reprogram(context, project_id, mine, device, region)
         elif (function and not image and region.function_uuid != function
                 and mine[0].group in requests):
             self.provision(
@@ -252,7 +252,7 @@ class Programming:
                 requests[mine[0].group].only(function), mine)
             self._holdings.bound(mine, self.region_of(mine))
 
-    def _put_back(self, context, project_id, claims, device, region):
+    def _reprogram(self, context, project_id, claims, device, region):
         image, function = (claims[0].restore_bitstream,
                            claims[0].restore_function)
         loaded = model.Loaded(
@@ -265,8 +265,8 @@ class Programming:
 
     # Between two servers
 
-    def again(self, device: model.Device, region: model.Region,
-              image_id: str) -> str:
+    def reprogram(self, device: model.Device, region: model.Region,
+                  image_id: str) -> str:
         """Program the operator's image again that a region carries.
 
         Registers and block RAM begin as the image has them.

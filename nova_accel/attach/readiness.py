@@ -27,7 +27,7 @@ class Readiness:
         self._programming = programming
         self._regions = regions
 
-    def first(self, context, server: request.Server, claimed: Iterable[
+    def prepare_new(self, context, server: request.Server, claimed: Iterable[
             tuple[request.AcceleratorRequest, Sequence[model.Claim]]],
             ) -> None:
         """Prepare devices that a server has just got.
@@ -45,7 +45,8 @@ class Readiness:
             self._handles.prepare(claims, fresh=True)
             self.bind(claims, wanted.chosen_by_owner)
 
-    def again(self, context, server: request.Server, keep: plan.Keep) -> None:
+    def prepare_held(self, context, server: request.Server,
+                     keep: plan.Keep) -> None:
         """Prepare devices that a server had before: as they were, unless
         its image wants another bitstream.
 

@@ -193,13 +193,13 @@ class Reconciler:
             if found[_Verdict.ARRIVED]:
                 found[_Verdict.OUT] = self._arrive(server_uuid)
             if found[_Verdict.OUT]:
-                out.update(self._give_back(
+                out.update(self._reattach(
                     server_uuid, found[_Verdict.OUT],
                     lasts=bool(found[_Verdict.ARRIVED])))
             if failure:
                 raise failure
             if found[_Verdict.LOST]:
-                lost += self._put_back(server_uuid, found[_Verdict.LOST])
+                lost += self._reallocate(server_uuid, found[_Verdict.LOST])
             gone = [c for c in (
                 *found[_Verdict.ABANDONED], *found[_Verdict.NOT_ASKED])
                 if self._settling.is_settled(c)]
@@ -252,11 +252,11 @@ class Reconciler:
                 'offered to no other server. Confirm or revert its resize, '
                 'shelve and unshelve it, or delete it.', server_uuid)
 
-    def _put_back(self, server_uuid, claims):
-        """Have Placement count what a server holds on this host, and what it
-        had here before a move.
+    def _reallocate(self, server_uuid, claims):
+        """Allocate to a server what it holds on this host, and what it had
+        here before a move.
 
-        :returns: the claims of which it does not.
+        :returns: the claims that stay without an allocation.
         """
         left = []
         for consumer in sorted({c.consumer_uuid for c in claims}):
@@ -267,13 +267,13 @@ class Reconciler:
                 continue
             try:
                 lost = {(c.provider_uuid, c.resource_class) for c in mine}
+                held = [c for c in self._holdings.of(server_uuid, mine[0].role)
+                        if c.consumer_uuid == consumer
+                        and (c.provider_uuid, c.resource_class) in lost]
                 with self._offered(mine):
-                    self._cloud.put_back(server_uuid, consumer, self._resources(
-                        server.accelerators, [
-                            c for c in self._holdings.of(
-                                server_uuid, mine[0].role)
-                            if c.consumer_uuid == consumer
-                            and (c.provider_uuid, c.resource_class) in lost]))
+                    self._cloud.reallocate(
+                        server_uuid, consumer,
+                        self._resources(server.accelerators, held))
             except exception.PlacementUnavailable as error:
                 self._once.say(('lost', server_uuid, 'why'), LOG.warning,
                                '%s', error)
@@ -445,14 +445,15 @@ class Reconciler:
             claim for claim in self._holdings.of(server_uuid)
             if claim.handle.address not in there]
 
-    def _give_back(self, server_uuid, claims, lasts):
-        """Give a running guest back what it lost, and touch nothing else.
+    def _reattach(self, server_uuid, claims, lasts):
+        """Attach to a running guest the devices that it lost.
 
-        Of what was left out of it in doubt, its owner has been told, and a
-        hard reboot returns it; a crash may have left it so, too.
+        Devices that were detached deliberately (state UNKNOWN) are not
+        attached here, unless nova-compute has restarted since: their owner
+        knows, and a hard reboot attaches them.
 
-        :param lasts: also into what libvirt starts the guest from.
-        :returns: uuids of the claims whose devices go back later.
+        :param lasts: change the persistent definition of the guest as well.
+        :returns: uuids of the claims whose devices are attached later.
         """
         now = time.monotonic()
         due, pause = self._pauses.get(server_uuid, (now, PAUSE))

@@ -37,55 +37,58 @@ class Releases:
         self._publisher = publisher
         self._servers = servers
         #: server -> claims that it has lost, which could not be written
-        self._unwritten: dict[str, set[model.Claim]] = {}
+        self._postponed: dict[str, set[model.Claim]] = {}
 
-    def lose(self, server_uuid: str,
-             claims: Callable[[], list[model.Claim]]) -> list[model.Claim]:
-        """Release as let_go() does, while the server is locked. A lock that
-        another operation holds for too long does not stop the server either.
+    def begin_locked(self, server_uuid: str,
+                     claims: Callable[[], list[model.Claim]],
+                     ) -> list[model.Claim]:
+        """Begin a release, as begin(), under the lock of the server.
 
-        :param claims: tells which; it is called under the lock.
+        If another operation holds the lock for too long, the release is
+        postponed.
+
+        :param claims: returns the claims; it is called under the lock.
         """
         try:
             with self._servers.exclusive(server_uuid):
-                return self.let_go(server_uuid, claims())
+                return self.begin(server_uuid, claims())
         except exception.LockTimeout as error:
-            return self._later(server_uuid, claims(), error)
+            return self._postpone(server_uuid, claims(), error)
 
-    def let_go(self, server_uuid: str, claims: list[model.Claim],
-               ) -> list[model.Claim]:
+    def begin(self, server_uuid: str, claims: list[model.Claim],
+              ) -> list[model.Claim]:
         """Write that a server has lost claims, as Holdings.releasing().
 
-        A store that cannot be written does not stop the server. Its claims
-        stay then until its next operation or the next comparison.
+        If the store cannot be written, the release is postponed to the next
+        operation of the server or the next comparison.
 
-        :returns: those that clean() is needed for.
+        :returns: the claims to clean().
         """
         try:
             return self._holdings.releasing(claims)
         except exception.AcceleratorsUnavailable as error:
-            return self._later(server_uuid, claims, error)
+            return self._postpone(server_uuid, claims, error)
 
-    def _later(self, server_uuid, claims, error):
-        LOG.error('What server %s had here is released later, as that cannot '
-                  'be written down now: %s', server_uuid, error)
-        self._unwritten.setdefault(server_uuid, set()).update(claims)
+    def _postpone(self, server_uuid, claims, error):
+        LOG.error('The release of the accelerators of server %s is '
+                  'postponed: %s', server_uuid, error)
+        self._postponed.setdefault(server_uuid, set()).update(claims)
         return []
 
-    def finish(self, server_uuid: str) -> None:
-        """Write what could not be written when the server lost claims, before
-        it gets or moves anything.
+    def begin_postponed(self, server_uuid: str) -> None:
+        """Begin the postponed releases of a server, before it gets or moves
+        anything.
 
-        :raises AcceleratorsUnavailable: that cannot be written still.
+        :raises AcceleratorsUnavailable: the store still cannot be written.
         """
-        unwritten = self._unwritten.get(server_uuid)
-        if not unwritten:
+        postponed = self._postponed.get(server_uuid)
+        if not postponed:
             return
         with self._servers.exclusive(server_uuid):
             # another thread may add to it meanwhile
-            claims = frozenset(unwritten)
+            claims = frozenset(postponed)
             lost = self._holdings.releasing(claims)
-            unwritten -= claims
+            postponed -= claims
         self.clean(self._cloud.admin_context(), lost, wait=False)
 
     def release_all(self, context, server_uuid: str, role: model.Role,
@@ -97,7 +100,7 @@ class Releases:
         """
         if not self._holdings.of(server_uuid, role):
             return 0
-        claims = self.lose(
+        claims = self.begin_locked(
             server_uuid, lambda: self._holdings.of(server_uuid, role))
         self.clean(context, claims, wait)
         return len(claims)
@@ -162,10 +165,10 @@ class Releases:
 
         :returns: how many accelerators are free now.
         """
-        for server_uuid in list(self._unwritten):
+        for server_uuid in list(self._postponed):
             with contextlib.suppress(exception.AcceleratorsUnavailable,
                                      exception.LockTimeout):
-                self.finish(server_uuid)
+                self.begin_postponed(server_uuid)
         left = [claim for claim in self._holdings.being_released()
                 if may_end(claim)]
         if left:

@@ -121,7 +121,7 @@ class RuntimeProgramming:
 
     def _work(self, server):
         for key, said in self._corrections(server).items():
-            self._cloud.say(server.uuid, key, said)
+            self._cloud.set_metadata(server.uuid, key, said)
         return sum(self._program(server, group, image)
                    for group, image in self._asked(server).items())
 
@@ -196,8 +196,9 @@ class RuntimeProgramming:
         def say(word, reason=''):
             status = f'{word} {_shown(image)}{reason and f": {reason}"}'
             LOG.info('Server %s, accel%s: %s', server.uuid, group, status)
-            self._cloud.say(server.uuid, f'accel{group}:status',
-                            text.shortened(status, exception.FAULT))
+            self._cloud.set_metadata(
+                server.uuid, f'accel{group}:status',
+                text.shortened(status, exception.FAULT))
 
         context = self._cloud.admin_context()
         try:
@@ -280,13 +281,13 @@ class RuntimeProgramming:
         except Exception as error:
             failure = error
         try:
-            self._put_back(context, server, claims, function)
+            self._restore(context, server, claims, function)
         except Exception:
             self._detached(claims, failure)
         return failure
 
-    def _put_back(self, context, server, claims, function):
-        """Put back what a failed programming took from a server."""
+    def _restore(self, context, server, claims, function):
+        """Restore the region of a server after a failed programming."""
         now = self._holdings.now(claims)
         self._readiness.rescan(now)
         self._programming.restore(context, server.project_id, now)

@@ -97,7 +97,7 @@ class Owners:
     def _write(self, server: novas.Instance, keys: Mapping[str, str]) -> None:
         for key in sorted(health_keys(server) | keys.keys()):
             if server.metadata.get(key) != keys.get(key):
-                self._cloud.say(server.uuid, key, keys.get(key))
+                self._cloud.set_metadata(server.uuid, key, keys.get(key))
 
 
 def health_keys(server: novas.Instance) -> set[str]:

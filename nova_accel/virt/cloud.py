@@ -84,7 +84,7 @@ class NovaCloud:
                 f'{asked} ({_short(error)}): see that it answers '
                 f'nova-compute, and try again.', found=asked) from error
 
-    def put_back(self, server_uuid, consumer_uuid, resources):
+    def reallocate(self, server_uuid, consumer_uuid, resources):
         context, client = self.admin_context(), self._placement
         try:
             instance = objects.Instance.get_by_uuid(context, server_uuid)
@@ -340,7 +340,7 @@ class NovaCloud:
             return objects.Migration.get_by_uuid(self.admin_context(), uuid)
         return None
 
-    def say(self, instance_uuid, key, text):
+    def set_metadata(self, instance_uuid, key, text):
         context = self.admin_context()
         if text is None:
             # touches no other key
@@ -368,7 +368,7 @@ class NovaCloud:
         rpc.LEGACY_NOTIFIER.prepare(publisher_id=f'compute.{host}').info(
             self.admin_context(), event, {'host': host, **payload})
 
-    def tell(self, instance, changes):
+    def change_metadata(self, instance, changes):
         """Change metadata of a server that Nova works on, of which it holds
         the entry: the config drive is made of that.
 
@@ -379,7 +379,7 @@ class NovaCloud:
         """
         try:
             for key, text in changes.items():
-                self.say(instance.uuid, key, text)
+                self.set_metadata(instance.uuid, key, text)
             instance.metadata = {**instance.metadata, **changes}
             # it is written, and Nova would write all of it again
             instance.obj_reset_changes(['metadata'])

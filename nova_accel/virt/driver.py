@@ -256,9 +256,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                           *args, **kwargs):
         """Wherever Nova makes guest XML: add what the server holds."""
         handles = self._handles_to_start(context, instance)
-        if handles and (changes := self.parts.descriptions.to_tell(
+        if handles and (changes := self.parts.descriptions.metadata_changes(
                 cloud.server_of(instance), instance.metadata)):
-            self.cloud.tell(instance, changes)
+            self.cloud.change_metadata(instance, changes)
         guest = super()._get_guest_config(
             instance, network_info, image_meta, disk_info, rescue,
             block_device_info, context, *args, **kwargs)
@@ -350,7 +350,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 return super().suspend(context, instance)
             except Exception:
                 with excutils.save_and_reraise_exception():
-                    self.guests.give_back(
+                    self.guests.reattach(
                         instance.uuid, 'A guest was not saved')
 
     def resume(self, context, instance, *args, **kwargs):
@@ -363,7 +363,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                     context, cloud.server_of(instance))
         super().resume(context, instance, *args, **kwargs)
         if handles:
-            self.guests.give_back(instance.uuid, 'A guest runs again')
+            self.guests.reattach(instance.uuid, 'A guest runs again')
 
     def _resume_guest_after_snapshot(
             self, context, live_snapshot, original_power_state, instance,
@@ -373,7 +373,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super()._resume_guest_after_snapshot(
             context, live_snapshot, original_power_state, instance, guest)
         if not live_snapshot:
-            self.guests.give_back(
+            self.guests.reattach(
                 instance.uuid, 'A guest runs again after a snapshot')
 
     def _create_snapshot_metadata(self, image_meta, instance, *args,
@@ -486,7 +486,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """After a live migration that failed, on the source."""
         super().rollback_live_migration_at_source(
             context, instance, migrate_data)
-        self.guests.give_back(
+        self.guests.reattach(
             instance.uuid, 'A live migration has failed')
 
     def rollback_live_migration_at_destination(

@@ -117,7 +117,7 @@ class Cloud:
             raise self.placement_error
         return self.read()['allocations'].get(consumer_uuid, {})
 
-    def put_back(self, server_uuid, consumer_uuid, resources):
+    def reallocate(self, server_uuid, consumer_uuid, resources):
         if self.placement_error:
             raise self.placement_error
         with self.state() as state:
@@ -217,7 +217,7 @@ class Cloud:
     def is_reverted(self, migration_uuid):
         return migration_uuid in self.read().get('reverted', ())
 
-    def say(self, instance_uuid, key, text):
+    def set_metadata(self, instance_uuid, key, text):
         with self.state() as state:
             metadata = state['servers'][instance_uuid]['metadata']
             if text is None:

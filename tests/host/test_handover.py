@@ -297,7 +297,7 @@ class OriginTest(Base):
                 self.programmed, self.region().bitstream_id))
 
     def told(self, server, **metadata):
-        return self.host.descriptions.to_tell(
+        return self.host.descriptions.metadata_changes(
             self.host.cloud.server(server), metadata)
 
     def test_which_alternative_it_got_is_told(self):

@@ -607,7 +607,7 @@ class OwnersTest(HealthTestCase):
         """What the owner writes stays, and nothing is said of what only the
         operator has against a device, nor of another server's."""
         other = self.boot(address=TWO)
-        self.host.cloud.say(self.server, 'accel1:note', 'text')
+        self.host.cloud.set_metadata(self.server, 'accel1:note', 'text')
         self.host.disable(ONE)
         self.turn(TWO, **WORN)
         self.wait('degraded: 1 of 1', other)
@@ -615,8 +615,9 @@ class OwnersTest(HealthTestCase):
 
     def test_restart(self):
         """What an earlier process, or another host, has written."""
-        self.host.cloud.say(self.server, self.KEY, 'failed: 1 of 1')
-        self.host.cloud.say(self.server, 'accel2:health', 'gone: 1 of 1')
+        self.host.cloud.set_metadata(self.server, self.KEY, 'failed: 1 of 1')
+        self.host.cloud.set_metadata(
+            self.server, 'accel2:health', 'gone: 1 of 1')
         self.restart()
         self.look()
         # one key is removed after the other
@@ -650,18 +651,18 @@ class OwnersTest(HealthTestCase):
 
     def test_database_does_not_answer(self):
         """It is tried again, and the log says so once."""
-        say, refused = self.host.cloud.say, []
+        set_metadata, refused = self.host.cloud.set_metadata, []
 
         def refuse(*args):
             refused.append(args)
             raise ConnectionError('no database')
-        self.host.cloud.say = refuse
+        self.host.cloud.set_metadata = refuse
         self.turn(**WORN)
         ends = time.monotonic() + base.PATIENCE
         while len(refused) < 2:
             self.assertLess(time.monotonic(), ends)
             self.look()
-        self.host.cloud.say = say
+        self.host.cloud.set_metadata = set_metadata
         self.look()
         self.wait('degraded: 1 of 1')
         self.assertEqual(1, self.log.output.count('Owners are not told'))

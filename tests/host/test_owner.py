@@ -176,7 +176,7 @@ class MoveTest(base.HostTestCase):
         self.host.delete(self.server)
         self.host.cloud.delete_server(self.server)
         self.assertEqual(2, len(self.host.holdings.all()))
-        self.assertIn('is released later', self.log.output)
+        self.assertIn('is postponed', self.log.output)
         # not before: it may have the devices at work
         self.host.releases.retry(self.context)
         self.assertEqual({model.ClaimState.BOUND}, {

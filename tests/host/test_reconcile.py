@@ -331,7 +331,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.detach(self.server, [claim.handle])
         self.host.holdings.doubt([claim], 'CRC')
         self.host.reconcile()
-        self.host.guests.give_back(self.server, 'A guest runs again')
+        self.host.guests.reattach(self.server, 'A guest runs again')
         self.assertEqual([], self.host.devices_of(self.server))
         self.restart()
         self.host.reconcile()
@@ -435,8 +435,8 @@ class ReconcileTest(base.HostTestCase):
         Placement takes it, it is allocated again."""
         self.host.cloud.stop_guest(self.server, undefine=True)
         self.host.cloud.allocate(self.server, None)
-        put_back = self.host.cloud.put_back
-        self.host.cloud.put_back = mock.Mock(
+        reallocate = self.host.cloud.reallocate
+        self.host.cloud.reallocate = mock.Mock(
             side_effect=exception.PlacementUnavailable('Not now.'))
         self.assertReserved(A)
         self.restart()
@@ -451,7 +451,7 @@ class ReconcileTest(base.HostTestCase):
             self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
         self.assertReserved(A)
-        self.host.cloud.put_back = put_back
+        self.host.cloud.reallocate = reallocate
         self.host.cloud.set_server(self.server, task_state='rebuilding')
         self.assertReserved(A)
         self.host.cloud.set_server(self.server, task_state=None)
@@ -464,7 +464,7 @@ class ReconcileTest(base.HostTestCase):
         """Which is being built while claims are compared: nothing is said of
         it, and its device is not fenced."""
         self.host.cloud.allocate(self.server, None)
-        self.host.cloud.put_back = mock.Mock(
+        self.host.cloud.reallocate = mock.Mock(
             side_effect=exception.PlacementUnavailable('Not now.'))
         self.assertReserved(A)
         # its owner does as the log says
@@ -535,7 +535,7 @@ class ReconcileTest(base.HostTestCase):
 
     def lose(self):
         self.host.cloud.allocate(self.server, None)
-        self.host.cloud.put_back = mock.Mock(
+        self.host.cloud.reallocate = mock.Mock(
             side_effect=exception.PlacementUnavailable('Not now.'))
         self.assertReserved(A)
 
@@ -625,7 +625,7 @@ class ReconcileTest(base.HostTestCase):
         """What it had cannot be put back, and is offered to no server."""
         migration = self.host.migrate_away(self.server)
         self.host.cloud.lose(migration)
-        self.host.cloud.put_back = mock.Mock(
+        self.host.cloud.reallocate = mock.Mock(
             side_effect=exception.PlacementUnavailable('Not now.'))
         self.assertReserved(A)
         self.assertIn('Confirm or revert', self.log.output)
@@ -727,8 +727,8 @@ class PartTest(base.HostTestCase):
 
     def test_withheld(self):
         """As many as are not allocated: the third disk can be had."""
-        put_back = self.host.cloud.put_back
-        self.host.cloud.put_back = mock.Mock(
+        reallocate = self.host.cloud.reallocate
+        self.host.cloud.reallocate = mock.Mock(
             side_effect=exception.PlacementUnavailable('Not now.'))
         self.host.reconciler.run()
         self.host.report()
@@ -736,7 +736,7 @@ class PartTest(base.HostTestCase):
         other = self.host.boot({f'resources1:{self.SSD}': '1'},
                                self.allocation(1))
         self.host.delete(other)
-        self.host.cloud.put_back = put_back
+        self.host.cloud.reallocate = reallocate
         self.host.reconciler.run()
         self.host.report()
         self.assertEqual(3, self.total())

@@ -51,7 +51,7 @@ class TellTest(testtools.TestCase):
         self.useFixture(fixtures.MockPatchObject(
             objects.Instance, 'get_by_uuid',
             side_effect=nova_exception.CellTimeout()))
-        door.tell(instance, {'accel1:function': 'crypto'})
+        door.change_metadata(instance, {'accel1:function': 'crypto'})
         self.assertEqual({'mine': 'kept'}, instance.metadata)
         self.assertEqual(set(), instance.obj_what_changed())
         self.assertIn('is not told', log.output)
@@ -147,7 +147,7 @@ class NotPlacementTest(testtools.TestCase):
                     self.assertRaises(
                         exception.PlacementUnavailable, call, door)
 
-    def test_put_back(self):
+    def test_reallocate(self):
         """What is not known is not written."""
         self.useFixture(fixtures.MockPatchObject(
             objects.Instance, 'get_by_uuid',
@@ -162,7 +162,7 @@ class NotPlacementTest(testtools.TestCase):
                     _set_managed_mode=None,
                     virtapi=types.SimpleNamespace(reportclient=client)))
                 self.assertRaises(
-                    exception.PlacementUnavailable, door.put_back,
+                    exception.PlacementUnavailable, door.reallocate,
                     'server', 'x', {'provider': {'CLASS': 1}})
                 put.assert_not_called()
 
