@@ -56,8 +56,9 @@ replaced before another server gets it. Example: ``0000:5e:00.0``."""),
 If set, only devices that match one of these rules are reported. The drivers
 gpu and nvme offer only devices that match one. A rule is a list of
 ``key=value`` pairs with the keys address (PCI), vendor and product (four hex
-digits). All pairs have to match; ``*`` and ``?`` are wildcards. May be given
-several times. Example: ``vendor=8086 product=09c4``."""),
+digits), and subsystem (``10de:1533``), by which boards of one product differ.
+All pairs have to match; ``*`` and ``?`` are wildcards. May be given several
+times. Example: ``vendor=8086 product=09c4``."""),
     cfg.MultiStrOpt('exclude_devices', default=[], help="""
 Devices that match one of these rules are ignored, even if include_devices
 matches too. An address can also be that of a single VF. Example:
@@ -168,18 +169,18 @@ Example: ``clear,gpu=reset,vendor=144d
 product=a8*=none,0000:3b:00.0=operator``."""),
     cfg.MultiStrOpt('pci_devices', default=[], help="""
 Devices of the driver ``pci``, by rules of ``key=value`` pairs. These keys
-select devices: vendor and product (four hex digits), class (six), address
-(PCI), driver (of the kernel). All given pairs have to match; ``*`` and ``?``
-are wildcards. These keys describe them: type (required) leads to the resource
-class CUSTOM_ACCELERATOR_<type>; traits adds traits, separated by commas; name
-replaces the product's id; ``vfs=together`` gives all VFs of a function as one
-accelerator. The first rule that matches counts. May be given several times.
-Example: ``vendor=1da3 product=10?? type=AI traits=CUSTOM_AI_TRAINING
-name=GAUDI``."""),
+select devices: vendor and product (four hex digits), subsystem
+(``10de:1533``), class (six), address (PCI), driver (of the kernel). All given
+pairs have to match; ``*`` and ``?`` are wildcards. These keys describe them:
+type (required) leads to the resource class CUSTOM_ACCELERATOR_<type>; traits
+adds traits, separated by commas; name replaces the product's id;
+``vfs=together`` gives all VFs of a function as one accelerator. The first rule
+that matches counts. May be given several times. Example: ``vendor=1da3
+product=10?? type=AI traits=CUSTOM_AI_TRAINING name=GAUDI``."""),
     cfg.MultiStrOpt('device_traits', default=[], help="""
-Traits that you give devices, by rules of ``key=value`` pairs: vendor, product
-and address as in ``include_devices`` select devices, all given pairs have to
-match; ``traits`` (required) are what they get, custom traits with ``,``
+Traits that you give devices, by rules of ``key=value`` pairs: vendor, product,
+subsystem and address as in ``include_devices`` select devices, all given pairs
+have to match; ``traits`` (required) are what they get, custom traits with ``,``
 between them. A device gets those of all rules that match. For flavors, which
 may require or prefer them (``accel1:prefer``). May be given several times.
 Example: ``vendor=10de product=26b9 traits=CUSTOM_TIER_GOLD``."""),

@@ -504,9 +504,10 @@ def pool_provider_name(node: str, device: model.Device,
     """Return the provider name of the pool that a device belongs to.
 
     Devices have the same one when they have the same type, vendor, product,
-    family, driver and traits, and are given to servers in the same way, whole
-    or by VFs. A digest of all that makes it unique; what stands before it is
-    for people. It is the same after each start, whatever else the host has.
+    subsystem, family, driver and traits, and are given to servers in the same
+    way, whole or by VFs. A digest of all that makes it unique; what stands
+    before it is for people. It is the same after each start, whatever else the
+    host has.
 
     :param numa_node: of the device, where each NUMA node has pools of its own.
     :raises InvalidName: a name cannot become a part of it; the error names the
@@ -515,7 +516,7 @@ def pool_provider_name(node: str, device: model.Device,
     of = f'device {device.address}'
     digest = _digest(
         device.driver, device.type, device.vendor, device.product,
-        device.family, tuple(device.traits),
+        device.family, device.subsystem, tuple(device.traits),
         any(handle.parent for handle in device.handles))
     # Placement takes names of 200 characters
     words = '_'.join(normalize(part, of)[:24] for part in (
@@ -526,10 +527,11 @@ def pool_provider_name(node: str, device: model.Device,
 
 
 @functools.lru_cache(maxsize=1024)
-def _digest(driver, type_, vendor, product, family, traits, shared) -> str:
+def _digest(driver, type_, vendor, product, family, subsystem, traits,
+            shared) -> str:
     return hashlib.sha256(json.dumps([
-        driver, type_, vendor, product, family, sorted(set(traits)), shared,
-        ]).encode()).hexdigest()[:8]
+        driver, type_, vendor, product, family, subsystem,
+        sorted(set(traits)), shared]).encode()).hexdigest()[:8]
 
 
 def set_provider_name(node: str, addresses: Iterable[str]) -> str:

@@ -493,10 +493,14 @@ class PciDriver(AcceleratorDriver):
             device, lost = None, True
         if device is None:
             return self._lost(before) if before and lost else None
+        # rules compare it, and pools are of one
+        device = dataclasses.replace(
+            device, subsystem=pci.subsystem(self.kernel, address)
+            or (before.subsystem if before else ''))
         return dataclasses.replace(
             self._looked_at(device, before, functools.partial(
                 self._check_answers, address)),
-            subsystem=pci.subsystem(self.kernel, address),
+            subsystem=device.subsystem,
             numa_node=pci.numa_node(self.kernel, address),
             bridges=pci.bridges(self.kernel, address))
 

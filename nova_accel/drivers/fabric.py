@@ -102,9 +102,8 @@ def obstacle(kernel, device: model.Device, option: str,
     :raises OSError: sysfs cannot be read.
     """
     address = device.address
-    if any(rule.pairs.get('address') == address and rule.matches(
-            {'vendor': device.vendor_id, 'product': device.product_id})
-           for rule in found):
+    if any(rule.pairs.get('address') == address
+           and rule.matches(rules.values_of(device)) for rule in found):
         return ''
     switch = _switch(kernel, device)
     if not switch:

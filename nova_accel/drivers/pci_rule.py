@@ -8,6 +8,7 @@ PCI ID repository.
 
 import collections
 import dataclasses
+import functools
 import re
 
 from nova_accel import conf
@@ -29,7 +30,7 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 OPTION = '[accel] pci_devices'
-_KEYS = ('vendor', 'product', 'class', 'address', 'driver',
+_KEYS = ('vendor', 'product', 'subsystem', 'class', 'address', 'driver',
          'type', 'traits', 'name', 'vfs')
 #: value of the key vfs: all VFs of a function are one accelerator
 _TOGETHER = 'together'
@@ -134,6 +135,8 @@ class PciRuleDriver(slot.SlotDriver):
 
     def _values(self, address):
         return {
+            **({'subsystem': pci.subsystem(self.kernel, address)}
+               if any('subsystem' in rule.pairs for rule in wanted()) else {}),
             'address': address,
             'vendor': pci.identifier(self.kernel, address, 'vendor'),
             'product': pci.identifier(self.kernel, address, 'device'),
@@ -235,7 +238,12 @@ def wanted() -> list[rules.Rule]:
 
     :raises ConfigurationError: one of them cannot be read.
     """
-    found = rules.parse(OPTION, CONF.accel.pci_devices, _KEYS)
+    return _parsed(tuple(CONF.accel.pci_devices))
+
+
+@functools.lru_cache(maxsize=1)
+def _parsed(lines) -> list[rules.Rule]:
+    found = rules.parse(OPTION, lines, _KEYS)
     for rule in found:
         pairs = rule.pairs
         problem = ''

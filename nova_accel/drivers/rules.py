@@ -21,7 +21,7 @@ CONF = conf.CONF
 INCLUDE = '[accel] include_devices'
 TRAITS = '[accel] device_traits'
 #: what a rule may ask of any device
-KEYS = ('address', 'vendor', 'product')
+KEYS = ('address', 'vendor', 'product', 'subsystem')
 #: keys whose values are names, in which the case matters
 _AS_WRITTEN = ('driver', 'type', 'traits', 'name', 'vfs')
 #: hexadecimal digits of an identifier
@@ -29,6 +29,7 @@ _DIGITS = {'vendor': 4, 'product': 4, 'class': 6}
 #: how lspci writes them
 _IDS = re.compile('[0-9A-Fa-f]{4}:[0-9A-Fa-f]{4}')
 _WILDCARD = re.compile('[*?[]')
+_SUBSYSTEM = re.compile('[0-9a-f]{4}:[0-9a-f]{4}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Rule:
         """
         return self.matches({
             'address': address or device.address,
-            'vendor': device.vendor_id, 'product': device.product_id})
+            **values_of(device)})
 
     def without_match(self) -> str:
         """The sentence for a rule that matches nothing."""
@@ -60,6 +61,12 @@ class Rule:
 
     def __str__(self) -> str:
         return f'{self.option} = {self.text}'
+
+
+def values_of(device: model.Device) -> dict[str, str]:
+    """What a rule compares of a device, but for its address."""
+    return {'vendor': device.vendor_id, 'product': device.product_id,
+            'subsystem': device.subsystem}
 
 
 def parse(option: str, lines: Iterable[str], keys: Iterable[str],
@@ -115,6 +122,11 @@ def _value(key, value):
     value = value.lower()
     if key == 'address':
         return pci.as_in_sysfs(value)
+    if key == 'subsystem':
+        if not _WILDCARD.search(value) and not _SUBSYSTEM.fullmatch(value):
+            raise ValueError('is not <vendor>:<device>, four hexadecimal '
+                             'digits each, as 10de:1533')
+        return value
     value = value.removeprefix('0x')
     digits = _DIGITS[key]
     if not _WILDCARD.search(value) and not re.fullmatch(

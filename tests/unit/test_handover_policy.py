@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 
+import dataclasses
+
 import ddt
 
 from nova_accel.drivers import handover
@@ -36,6 +38,14 @@ class PolicyTest(configured.TestCase):
     def test_the_most_particular_counts(self, items, expected):
         self.config.config(handover=items, group='accel')
         self.assertIs(expected, handover.policy(GPU, B))
+
+    def test_subsystem(self):
+        self.config.config(group='accel', handover=[
+            'product=26b9 subsystem=10de:1533=none'])
+        for subsystem, expected in (('10de:1533', Policy.NONE),
+                                    ('10de:1642', Policy.CLEAR)):
+            self.assertIs(expected, handover.policy(
+                dataclasses.replace(GPU, subsystem=subsystem)))
 
     def test_domain_of_five_digits(self):
         self.config.config(handover=['10000:01:00.0=none'], group='accel')

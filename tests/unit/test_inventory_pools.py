@@ -208,8 +208,8 @@ class PoolTest(testtools.TestCase):
 
     def test_names(self):
         """Stable, and told from those of devices; within Placement's 200."""
-        self.assertEqual(f'{POOL}_GPU_ACME_G1_73d68faa', pool_name(gpu(A)))
-        self.assertEqual(f'{POOL}_GPU_ACME_G1_73d68faa_numa3',
+        self.assertEqual(f'{POOL}_GPU_ACME_G1_645485bb', pool_name(gpu(A)))
+        self.assertEqual(f'{POOL}_GPU_ACME_G1_645485bb_numa3',
                          naming.pool_provider_name(NODE, gpu(B), 3))
         long = pool_name(gpu(A, product='P' * 200, vendor='V' * 200))
         self.assertLess(len(long) - len(NODE), 120)
@@ -220,6 +220,12 @@ class PoolTest(testtools.TestCase):
             self.assertEqual(part, naming.part_of_provider(NODE, name))
             self.assertEqual(part == 'pool_GPU',
                              naming.is_pool(part or ''))
+
+    def test_boards_of_one_product(self):
+        """Their subsystems tell them apart."""
+        names = {pool_name(gpu(A, subsystem=subsystem))
+                 for subsystem in ('10de:1533', '10de:1642', '')}
+        self.assertEqual(3, len(names))
 
     def test_name_that_cannot_be(self):
         told = []

@@ -55,6 +55,7 @@ def _names(driver, options):
         for card in host['qats']:
             card['vfs'] = 16
         path.write_text(yaml.safe_dump(host))
+        options = {'enabled_drivers': list(DRIVERS), **options}
         for option, value in options.items():
             conf.CONF.set_override(option, value, 'accel')
         try:

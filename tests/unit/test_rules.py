@@ -100,6 +100,19 @@ class Parsing(TestCase):
         self.assertEqual(['10000:5e:00.0'], self.left(
             self.rules([text]), device(A), device('10000:5e:00.0')))
 
+    def test_subsystem(self):
+        one = device(A, subsystem='10de:1533')
+        other = device(B, subsystem='10de:1642')
+        unknown = device('0000:01:00.0')
+        for text, expected in (('subsystem=10DE:1533', [A]),
+                               ('product=09c4 subsystem=10de:*', [A, B]),
+                               ('subsystem=????:1642', [B])):
+            self.assertEqual(expected, self.left(
+                self.rules([text]), one, other, unknown))
+        error = self.assertRaises(exception.ConfigurationError,
+                                  self.rules, ['subsystem=1533'])
+        self.assertIn('not <vendor>:<device>', str(error))
+
     @ddt.data('vendor=1002', 'product=09c5', f'address={B}', 'address=5e',
               'vendor=8086 product=09c5', f'product=09c4 address={B}',
               'address=0000:5e', 'product=09c[5-9]')
