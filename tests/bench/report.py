@@ -11,8 +11,7 @@ and host). Real nova-compute and Placement in one process
 
 Counted: requests to Placement, statements of the claim store, subprocesses.
 Times, each in one place only: "ours", the pass of our driver without that of
-LibvirtDriver; "LibvirtDriver", the latter; "Placement", the requests, which
-Nova makes (one for each provider of the host: what is allocated from it);
+LibvirtDriver; "LibvirtDriver", the latter; "Placement", the requests;
 "rest of Nova", copying and comparing the provider tree. "First" is ours for
 the pass that makes all the providers in the tree, at the start of the service.
 Of the regions also "compared": requests to Placement of a comparison of claims
