@@ -102,7 +102,7 @@ def _lookup(original):
         if instance is None:
             return flavor
         flavor = expand_flavor(flavor)
-        _refuse_confidential(flavor, instance.image_meta)
+        _refuse_confidential(flavor, lambda: instance.image_meta)
         return flavor
     return get_flavor_by_flavor_id
 
@@ -112,7 +112,8 @@ def _build_options(original):
     def _validate_and_build_base_options(self, context, flavor, boot_meta,
                                          *args, **kwargs):
         _refuse_snapshot(flavor, boot_meta)
-        _refuse_confidential(flavor, objects.ImageMeta.from_dict(boot_meta))
+        _refuse_confidential(
+            flavor, lambda: objects.ImageMeta.from_dict(boot_meta))
         return original(self, context, flavor, boot_meta, *args, **kwargs)
     return _validate_and_build_base_options
 
@@ -133,18 +134,22 @@ def _refuse_snapshot(flavor, image):
             f'allow_snapshot_boot.')
 
 
-def _refuse_confidential(flavor, image):
+def _refuse_confidential(flavor, read_image):
     """Refuse accelerators for a guest with encrypted memory (AMD SEV, Intel
     TDX), which a device of the host cannot read.
 
-    :param image: nova.objects.ImageMeta
+    :param read_image: returns nova.objects.ImageMeta.
     """
     if not _has_accelerators(flavor):
         return
     try:
-        asks = hardware.get_mem_encryption_constraint(flavor, image)
+        asks = hardware.get_mem_encryption_constraint(flavor, read_image())
     except nova_exception.NovaException:
         # Nova refuses a contradiction in its own words
+        return
+    except Exception:
+        # such a guest does not start, and its fault says so
+        LOG.exception(_REPORT, {'what': f'The image for {flavor.name}'})
         return
     if asks:
         raise nova_exception.InvalidRequest(
@@ -198,7 +203,8 @@ def _check_rebuild(image_api, context, instance, image):
     """
     if not _has_accelerators(instance.flavor):
         return
-    _refuse_confidential(instance.flavor, objects.ImageMeta.from_dict(image))
+    _refuse_confidential(
+        instance.flavor, lambda: objects.ImageMeta.from_dict(image))
     properties = image.get('properties', {})
     if str(properties.get('instance_uuid')) != instance.uuid:
         _refuse_snapshot(instance.flavor, image)
@@ -234,7 +240,7 @@ def _check_rebuild(image_api, context, instance, image):
 def _unshelve(original):
     @functools.wraps(original)
     def unshelve(self, context, instance, *args, **kwargs):
-        _refuse_confidential(instance.flavor, instance.image_meta)
+        _refuse_confidential(instance.flavor, lambda: instance.image_meta)
         if instance.vm_state == vm_states.SHELVED_OFFLOADED:
             _check_limit(context, instance)
         return original(self, context, instance, *args, **kwargs)

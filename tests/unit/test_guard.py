@@ -234,6 +234,7 @@ class ApiTest(testtools.TestCase):
 
     #: which catch what fails below them
     DOORS = ('expand_flavor', '_refuse_snapshot', '_check_rebuild',
+             '_refuse_confidential',
              '_check_limit', '_is_plain', 'install', '_create', '_resize',
              '_lookup', '_build_options', '_live_migrate', '_rebuild',
              '_checks', '_unshelve', '_snapshot_volume_backed',
@@ -301,10 +302,11 @@ class ApiTest(testtools.TestCase):
         api, flavor = self.api, self.flavor(name)
         server = types.SimpleNamespace(
             uuid='00000000-0000-4000-8000-000000000001', project_id='p',
-            flavor=flavor, vm_state='shelved_offloaded')
-        image = {'id': 'an image', 'properties': {
+            flavor=flavor, vm_state='shelved_offloaded',
+            image_meta=objects.ImageMeta.from_dict({}))
+        image = {'id': self.IMAGE, 'properties': {
             'accel:bitstream_id': self.IMAGE}}
-        snapshot = {'id': 'a snapshot', 'properties': {
+        snapshot = {'id': self.IMAGE, 'properties': {
             request.SNAPSHOT_PROPERTY: '1'}}
         for call, *args in (
                 (api.create, flavor), (api.resize, server, name),
