@@ -6,11 +6,8 @@ import uuid
 from nova_accel.cmd import output
 from nova_accel.cmd import store
 from nova_accel.inventory import identity
+from nova_accel.inventory import offers
 from nova_accel import model
-
-#: with a handle that waits
-_WHAT_TO_DO = ('waits for you: clean it, then run nova-accel release with '
-               'this handle')
 
 
 class Claims(output.Lister):
@@ -53,7 +50,7 @@ class Claims(output.Lister):
                     claim.handle.address, self._holder(claim), claim.group,
                     _state(claim), claim.since, *_content(
                         loaded, claim.device_address, claim.region_index),
-                    _WHAT_TO_DO if _waits(claim) else claim.error))
+                    offers.WAITS if _waits(claim) else claim.error))
         for address, index in sorted(loaded):
             if ((address, index) not in held and not parsed_args.server
                     and parsed_args.device in (None, address)):

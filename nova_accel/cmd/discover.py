@@ -13,10 +13,12 @@ from nova_accel.cmd import output
 from nova_accel.cmd import store
 from nova_accel import conf
 from nova_accel import drivers
+from nova_accel.drivers import sets
 from nova_accel import exception
 from nova_accel import inventory
 from nova_accel.inventory import holds
 from nova_accel.inventory import identity
+from nova_accel.inventory import offers
 from nova_accel import machine
 from nova_accel import model
 from nova_accel import naming
@@ -69,10 +71,10 @@ class Discover(output.Lister):
         # reads the configuration, too, and so comes before the overrides
         known = self._known(parsed_args)
         found = self._discover(known, _configure(parsed_args))
+        self._offered = self._offers(found, known)
         self._devices = {
-            address: dataclasses.replace(device, reason=_with_why(
-                device.reason, _disabled(found.table.holds_of(address)),
-                self._reasons.get(address)))
+            address: dataclasses.replace(device, reason=holds.reasons(
+                self._offered.withheld_by((address, None))))
             for address, device in found.devices.items()}
         self.nothing = (f'No device is found by the drivers '
                         f'{", ".join(CONF.accel.enabled_drivers)}.')
@@ -131,8 +133,8 @@ class Discover(output.Lister):
         except exception.InvalidName as error:
             health = self._health(None, f'not reported: {error}')
         else:
-            health = self._health(device.health, _reason(
-                device, () if device.regions else held))
+            health = self._health(device.health, self._why(
+                (device.address, None), device))
         if not device.regions:
             yield (device.address, what, '',
                    *self._use(device, held), health)
@@ -149,7 +151,36 @@ class Discover(output.Lister):
                    self._health(device.health, '')
                    if region.health is model.Health.OK
                    and device.health is not model.Health.OK
-                   else self._health(region.health, _reason(region, mine)))
+                   else self._health(region.health, self._why(
+                       (device.address, region.index), region)))
+
+    def _why(self, part, shown):
+        """Return why handles of a device or a region are withheld."""
+        found = [*self._offered.withheld_by(part), *(
+            hold for offer in self._offered.of(part)
+            for hold in offer.all_holds)]
+        return holds.reasons(found) or shown.reason
+
+    def _offers(self, found, known):
+        """Return which handles servers can get, by what the store knows.
+
+        Which claims have an allocation is not known here.
+        """
+        claims = (*known.claims(), *known.waiting()) if known else ()
+        facts = (*found.table.all_holds(),
+                 *offers.of_claims(found.devices, claims),
+                 *offers.of_unclean(found.devices.values(),
+                                    known.unclean() if known else ()))
+        return offers.offers(
+            found.devices, claims, map(self._with_why, facts), sets.wanted())
+
+    def _with_why(self, hold):
+        """Return a hold with what the store has as the reason of a disabled
+        device, which owners of servers do not read."""
+        why = self._reasons.get(hold.device)
+        if hold.kind is not holds.Kind.DISABLED or not why:
+            return hold
+        return dataclasses.replace(hold, reason=f'{hold.reason} ({why})')
 
     def _use(self, part, held):
         """(total, used, held by); a driver tells only which vGPUs could be
@@ -290,12 +321,6 @@ def _take_options(kernel, path):
                 f'that cannot be used ({error}): correct it.') from error
 
 
-def _reason(part, held):
-    """Why a device or region is not well, or stays with a server."""
-    return '; '.join(filter(None, (
-        part.reason, *sorted({c.error for c in held or ()}))))
-
-
 def _holder(claim):
     """The server, and what is unusual about its claim."""
     unusual = [text for text, is_so in (
@@ -332,19 +357,6 @@ def _healths(devices, parts):
                 else f'{device.address} {found.health.value}',
                 found.reason))))
     return lines or [model.Health.OK.value]
-
-
-def _disabled(found):
-    """The clause of a device that it is disabled; '' if it is not."""
-    return next((hold.reason for hold in found
-                 if hold.kind is holds.Kind.DISABLED), '')
-
-
-def _with_why(reason, disabled, why):
-    """A reason, with what the store has as the reason of a disabled
-    device, which owners of servers do not read."""
-    return (reason.replace(disabled, f'{disabled} ({why})')
-            if disabled and why else reason)
 
 
 def _unreported(device):

@@ -32,6 +32,9 @@ from nova_accel import model
 Kind = holds.Kind
 Part = tuple[str, int | None]
 _State = model.ClaimState
+#: of a handle with the hold "waiting"
+WAITS = ('it waits for you: clean it, then run nova-accel release with this '
+         'handle')
 
 
 class State(enum.Enum):
@@ -206,9 +209,7 @@ def of_claims(devices: Mapping[str, model.Device],
     for claim in claims:
         taken[claim.part].add(claim.handle)
         if claim.state is _State.WAITING:
-            yield _of_claim(Kind.WAITING, claim, (
-                'it waits for you: clean it, then run nova-accel release with '
-                'this handle'))
+            yield _of_claim(Kind.WAITING, claim, WAITS)
         elif claim.state is _State.DELETING:
             yield _of_release(claim)
         if claim.uuid in lost:

@@ -1,0 +1,220 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Ten hosts in odd states: which handles can servers get, and why not the rest?
+
+The answers follow from the table of nova_accel.inventory.holds, which is the
+page "Why is this device withheld?". ``nova-accel discover`` prints their
+reasons.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+from nova_accel import conf
+from nova_accel.inventory import holds
+from nova_accel.inventory import offers
+from nova_accel.store import claim_store
+from tests.host import base
+from tests.host import cloud as clouds
+from tests.unit.host import A, FUNCTION, vf
+from tests.unit import test_vgpu
+
+ONE, TWO, THREE, FOUR = DISKS = [f'0000:0{n}:00.0' for n in range(2, 6)]
+SSD = 'CUSTOM_ACCELERATOR_SSD'
+State, Kind = offers.State, holds.Kind
+#: that nova-compute alone knows, while it runs
+_IN_MEMORY = Kind.UNALLOCATED, Kind.IN_GUEST
+_OPTIONS = ('simulated_host', 'enabled_drivers', 'include_devices', 'pools',
+            'virtual_functions', 'device_sets', 'handover')
+
+
+class ExamTest(base.HostTestCase):
+
+    def start(self, pools='host', disks=DISKS, **more):
+        self.POOLS = pools
+        self.start_host(drivers=('nvme',),
+                        nvmes=[{'address': d, **more} for d in disks])
+
+    def boot(self, address=ONE, amount=1):
+        return self.host.boot(
+            {f'resources1:{SSD}': str(amount)},
+            self.host.allocation(address, SSD, amount))
+
+    def assertAnswer(self, expected, *unseen):
+        """
+        :param expected: address of a handle -> its state and the kinds of its
+            holds, in words.
+        :param unseen: kinds whose reasons discover does not print.
+        """
+        found = list(self.host.inventory.offered().all())
+        self.assertEqual(expected, {
+            offer.handle.address: ' '.join([offer.state.value, *sorted({
+                hold.kind.value for hold in offer.all_holds})])
+            for offer in found})
+        said = self.discover()
+        for offer in found:
+            for hold in offer.all_holds:
+                if hold.kind not in (*_IN_MEMORY, *unseen):
+                    self.assertIn(hold.reason, said)
+
+    def discover(self):
+        """The column Health of nova-accel discover."""
+        path = os.path.join(self.directory, 'nova.conf')
+        with open(path, 'w') as file:
+            print('[accel]', file=file)
+            for name in _OPTIONS:
+                value = getattr(conf.CONF.accel, name)
+                for one in value if isinstance(value, list) else [value]:
+                    print(f'{name} = {one}', file=file)
+        done = subprocess.run([
+            sys.executable, '-W', 'ignore', '-m', 'nova_accel.cmd.main',
+            'discover', '--config-file', path, '-f', 'json', '--store',
+            os.path.join(self.directory, claim_store.file_name(clouds.NODE))],
+            capture_output=True, text=True, timeout=60)
+        self.assertEqual('', done.stderr)
+        return '\n'.join(row['Health'] for row in json.loads(done.stdout))
+
+    def placement(self):
+        """(total, reserved) of each provider with disks."""
+        self.host.report()
+        return sorted(
+            (item['total'], item['reserved'])
+            for provider in self.host.cloud.read()['providers'].values()
+            for name, item in provider['inventory'].items() if name == SSD)
+
+    def test_card_that_came_back(self):
+        """Its server was deleted while it was away. It has the server's data,
+        and is cleaned first."""
+        self.start('none', [ONE, TWO])
+        server = self.boot()
+        self.host.cloud.stop_guest(server)
+        self.host.kernel.set_fault(ONE, vanish=True)
+        self.host.inventory.scanner.scan()
+        self.assertAnswer({ONE: 'held gone', TWO: 'free'})
+        self.host.delete(server)
+        self.host.kernel.set_fault(ONE, vanish=None)
+        self.host.inventory.scanner.scan()
+        self.assertAnswer({ONE: 'releasing not-cleaned', TWO: 'free'})
+        self.host.reconciler.run()
+        self.host.settle()
+        self.assertAnswer({ONE: 'free', TWO: 'free'})
+
+    def test_disk_in_another_slot(self):
+        """Its server keeps it and does not start; both slots are withheld."""
+        self.start('none', [ONE, TWO, THREE])
+        self.boot()
+        self.host.parts.close()
+        self.host.cloud.lose_power()
+        self.host.kernel.exchange_cards(ONE, TWO)
+        self.host.kernel.reboot()
+        self.restart()
+        self.assertAnswer({ONE: 'held misplaced', TWO: 'withheld misplaced',
+                           THREE: 'free'}, Kind.MISPLACED)
+
+    def test_stricter_policy(self):
+        self.start(disks=[ONE, TWO])
+        self.config.config(handover=['none'], group='accel')
+        self.restart()
+        self.host.delete(self.boot())
+        self.assertAnswer({ONE: 'free', TWO: 'free'})
+        self.config.config(handover=['clear'], group='accel')
+        self.restart()
+        self.assertAnswer({ONE: 'withheld unclean', TWO: 'free'})
+        self.assertEqual([(1, 0)], self.placement())
+
+    def test_pool_with_a_bad_card(self):
+        self.start()
+        self.host.kernel.set_fault(TWO, dead=True)
+        self.host.inventory.scanner.scan()
+        self.assertAnswer({ONE: 'free', TWO: 'withheld unusable',
+                           THREE: 'free', FOUR: 'free'})
+        self.assertEqual([(3, 0)], self.placement())
+
+    def test_set_with_a_missing_member(self):
+        self.config.config(device_sets=[f'{ONE} 0000:77:00.0',
+                                        f'{TWO} {THREE}'], group='accel')
+        self.start()
+        self.assertAnswer({ONE: 'withheld incomplete-set', TWO: 'free',
+                           THREE: 'free', FOUR: 'free'})
+        self.assertEqual([(1, 0), (2, 0), (2, 2)], self.placement())
+
+    def test_function_with_claims_on_its_vfs(self):
+        """The VFs went at a boot of the host, and a server has one."""
+        self.start('none', [ONE], total_vfs=4, vfs=2)
+        server = self.boot()
+        held, = self.host.devices_of(server)
+        self.host.power_cut()
+        self.restart()
+        self.assertAnswer({ONE: 'withheld overlap', held: 'held overlap'})
+        self.assertEqual([(1, 1)], self.placement())
+
+    def test_operator_reserves_one_of_four(self):
+        """That is between the operator and Placement: no hold."""
+        self.start()
+        with self.host.cloud.state() as state:
+            for provider in state['providers'].values():
+                for item in provider['inventory'].values():
+                    item['reserved'] = 1
+        self.assertAnswer(dict.fromkeys(DISKS, 'free'))
+        self.assertEqual([(4, 1)], self.placement())
+
+    def test_older_copy_of_the_store(self):
+        """Of before a server came, whose guest carries its claim. Whose the
+        rest is has to be found out."""
+        self.start(disks=[ONE, TWO])
+        path = os.path.join(self.directory,
+                            claim_store.file_name(clouds.NODE))
+        self.host.store._db.execute('VACUUM INTO ?', (f'{path}.copy',))
+        self.boot()
+        self.host.parts.close()
+        for suffix in '', '-wal', '-shm':
+            if os.path.exists(path + suffix):
+                os.unlink(path + suffix)
+        os.rename(f'{path}.copy', path)
+        self.restart()
+        self.assertAnswer({ONE: 'held owner-unknown',
+                           TWO: 'withheld owner-unknown'}, Kind.OWNER_UNKNOWN)
+        self.host.reconciler.run()
+        self.host.settle()
+        self.assertAnswer({ONE: 'held', TWO: 'free'})
+
+    def test_region_that_is_cleaned(self):
+        """Placement counts it: the next server waits for it."""
+        self.config.config(programming_timeout=600, group='accel')
+        self.start_host({'address': A})
+        self.host.upload(FUNCTION)
+        server = self.host.boot(base.asks(FUNCTION), self.host.allocation(A))
+        self.host.kernel.guest_writes(vf(A), registers='s', memory='s')
+        began, goes_on = threading.Event(), threading.Event()
+        self.addCleanup(goes_on.set)
+        program = self.host.kernel.program_dfl_port
+
+        def programs(*args):
+            began.set()
+            goes_on.wait(base.PATIENCE)
+            return program(*args)
+        self.host.kernel.program_dfl_port = programs
+        self.host.delete(server, wait=False)
+        self.assertTrue(began.wait(base.PATIENCE))
+        self.assertAnswer({vf(A): 'releasing cleaning'})
+        goes_on.set()
+        self.host.settle()
+        self.assertAnswer({vf(A): 'free'})
+
+    def test_type_of_vgpus_that_is_exhausted(self):
+        """The driver reports only what could be made: all is held, and there
+        is nothing to withhold."""
+        self.start_host(vgpus=[test_vgpu.gpu('mdev')], drivers=('vgpu',))
+        part, = [(address, None) for address in self.host.inventory.devices]
+        name = 'CUSTOM_ACCELERATOR_VGPU'
+        specs = {f'resources1:{name}': '1'}
+        count = len(self.host.inventory.offered().free(part))
+        while self.host.inventory.offered().free(part):
+            self.host.boot(specs, self.host.allocation(
+                resource_class=name))
+        found = self.host.inventory.offered().of(part)
+        self.assertGreater(count, 0)
+        self.assertEqual({(State.HELD, ())}, {
+            (offer.state, offer.all_holds) for offer in found})
