@@ -35,6 +35,7 @@ ORDER = (
     'room',        # bitstream.cache: downloads under way
     'cache',       # bitstream.cache: leases and removal
     'begin',       # attach.loading: a programming begins or is given up
+    'attempts',    # attach.programming: bitstreams of projects are counted
     'ordered',     # attach.programming: regions that the operator programs
     'reporting',   # Nova's resource tracker: COMPUTE_RESOURCE_SEMAPHORE
     'background',  # host.limited: one piece of work at a time

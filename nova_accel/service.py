@@ -17,6 +17,7 @@ from nova_accel.admin import maintenance as device_maintenance
 from nova_accel.admin import orders as operator_orders
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import along as migratable
+from nova_accel.attach import attempts
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import choice as device_choice
 from nova_accel.attach import cleaning
@@ -125,7 +126,8 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     reshape = allocation_moves.Reshape(inventory, holdings, cloud)
     loader = loading.Loader(inventory, holdings, cloud)
     programming = region_programming.Programming(
-        inventory, holdings, cloud, publisher, loader)
+        inventory, holdings, cloud, publisher, loader,
+        attempts.Attempts(store))
     regions = cleaning.Regions(inventory, programming)
     handles = attach_handles.Handles(inventory, holdings, cloud, regions)
     readiness = device_readiness.Readiness(

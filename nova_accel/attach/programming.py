@@ -9,8 +9,8 @@ import collections
 from collections.abc import (
     Callable, Iterable, Iterator, Mapping, Sequence)
 import contextlib
-import time
 
+from nova_accel.attach import attempts as project_attempts
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import loading
@@ -30,29 +30,25 @@ LOG = logging.getLogger(__name__)
 
 Claims = Sequence[model.Claim]
 
-#: how many bitstreams of the owners of servers may fail on cards, for one
-#: project and in so many seconds, before the next one is refused
-_MOST_FAILURES, _FAILURE_SECONDS = 3, 600
-
 
 class Programming:
 
     def __init__(self, inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings, cloud: novas.Cloud,
-                 publisher: publishing.Publisher, loader: loading.Loader):
+                 publisher: publishing.Publisher, loader: loading.Loader,
+                 attempts: project_attempts.Attempts):
         self._inventory = inventory
         self._holdings = holdings
         self._cloud = cloud
         self._publisher = publisher
         self._loader = loader
+        self._attempts = attempts
         #: regions that no new server begins with now: they are programmed for
         #: no server, or the memory is cleared that they share
         self._ordered: collections.Counter[
             tuple[str, int | None]] = collections.Counter()
         #: guards it
         self._ordered_changed = locks.condition('ordered')
-        #: project -> time.monotonic() of failures of its owners' bitstreams
-        self._failures: dict[str, list[float]] = {}
 
     def provision(self, context, project_id: str,
                   wanted: request.AcceleratorRequest, claims: Claims,
@@ -97,43 +93,17 @@ class Programming:
                 and region.bitstream_id == image.id):
             return
         with self._programming_for(context, claims, device, region), (
-                self._limited(project_id, wanted, image)) as step:
+                self._step(project_id, wanted, image)) as step:
             self._loader.load(client, image, choice, device, region, step)
 
-    @contextlib.contextmanager
-    def _limited(self, project_id, wanted, image):
-        """Limit what bitstreams that owners of servers chose cost.
-
-        One costs one card at most, and a project waits after several failures.
-
-        :yields: the loading.Step in which to program the image.
-        :raises AcceleratorError: the image was the owner's choice, and the
-            programming has begun or is refused: no other host may try it.
-        """
-        step = loading.Step()
-        if not (wanted.chosen_by_owner
-                or glance.origin(image.entry) != model.OPERATOR):
-            yield step
-            return
-        since = time.monotonic() - _FAILURE_SECONDS
-        # replaced as a whole, without a lock: one more or less does not matter
-        failed = [at for at in self._failures.get(project_id, ())
-                  if at > since]
-        if len(failed) >= _MOST_FAILURES:
-            error = exception.DeviceUnavailable(
-                f'{image} is not programmed, because {len(failed)} bitstreams '
-                f'of the project failed on cards of this host in the last '
-                f'{_FAILURE_SECONDS // 60} minutes: test yours, and try it '
-                f'{_FAILURE_SECONDS // 60} minutes later.')
-            error.elsewhere = False
-            raise error
-        try:
-            yield step
-        except exception.AcceleratorError as error:
-            if step.has_begun:
-                self._failures[project_id] = [*failed, time.monotonic()]
-                error.elsewhere = False
-            raise
+    def _step(self, project_id, wanted, image):
+        """Return a context with the loading.Step in which to program an image;
+        attempts.Attempts counts those that owners of servers chose."""
+        if (not wanted.chosen_by_owner
+                and glance.origin(image.entry) == model.OPERATOR):
+            return contextlib.nullcontext(loading.Step())
+        return self._attempts.counted(
+            project_id, str(image), seconds_at_most())
 
     def _warn_of_better(self, wanted, claims, device, region):
         """Say so where nova-scheduler did not choose the region of this host

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The tables of orders and hand-overs: what commands ask of nova-compute, and
-what was done after servers.
+"""The tables of orders, hand-overs and attempts: what commands ask of
+nova-compute, what was done after servers, and which bitstreams of projects
+failed.
 """
 
 from collections.abc import Collection
@@ -79,6 +80,45 @@ class Journal(file.File):
             self._change(orders=read_orders(db))
         return found
 
+    # Bitstreams of projects
+
+    def attempts(self, project: str, seconds: float) -> frozenset[int]:
+        """Return the numbers of attempts of a project that began, or failed,
+        within so many seconds.
+
+        One from before the host booted counts as if it had failed at boot.
+        """
+        with self._transaction(write=False) as db:
+            return frozenset(
+                row['number'] for row in db.execute(
+                    'SELECT number, since FROM attempts WHERE project = ?',
+                    (project,)) if _age(row['since']) < seconds)
+
+    def begin_attempt(self, project: str, seconds: float) -> int:
+        """Write that a bitstream of a project is programmed from now on.
+
+        After a crash the attempt counts as if it had failed when it began.
+
+        :param seconds: how long attempts are kept.
+        :returns: the number of the attempt.
+        """
+        with self._transaction() as db:
+            old = [(row['number'],) for row in db.execute(
+                'SELECT number, since FROM attempts')
+                if _age(row['since']) >= seconds]
+            db.executemany('DELETE FROM attempts WHERE number = ?', old)
+            return db.execute(
+                'INSERT INTO attempts (project, since) VALUES (?, ?) '
+                'RETURNING number', (project, _now())).fetchone()[0]
+
+    def end_attempt(self, number: int, project: str, failed: bool) -> None:
+        """Write how an attempt ended: a failure counts from now on."""
+        with self._transaction() as db:
+            db.execute('DELETE FROM attempts WHERE number = ?', (number,))
+            if failed:
+                db.execute('INSERT INTO attempts VALUES (?, ?, ?)',
+                           (number, project, _now()))
+
     # The journal of hand-overs
 
     def add_handover(self, handover: values.Handover) -> None:
@@ -148,9 +188,16 @@ def _now() -> str:
 
 def _is_recent(moment: str) -> bool:
     """Return whether _now() was that moment in the last ORDER_SECONDS."""
+    return (moment.partition(' ')[0] == _now().partition(' ')[0]
+            and _age(moment) < ORDER_SECONDS)
+
+
+def _age(moment: str) -> float:
+    """Return the seconds since _now() was that moment; since the host booted,
+    if that was later."""
     boot, _, seconds = moment.partition(' ')
     now, _, here = _now().partition(' ')
-    return boot == now and float(here) - float(seconds) < ORDER_SECONDS
+    return float(here) - (float(seconds) if boot == now else 0)
 
 
 def read_orders(db: sqlite3.Connection) -> tuple[values.Order, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import sqlite3
 
 #: of the tables below
-VERSION = 16
+VERSION = 17
 #: version of a store of an earlier release -> what makes it one of the next
 #: version, inside a transaction. A lower version is of a commit before the
 #: first release
@@ -143,7 +143,16 @@ CREATE TABLE ended (
     PRIMARY KEY (server, resource_class)
 )"""
 
-SCHEMA = (_CLAIMS, _ENDED, *_CARDS, _LEDGER, *_HANDOVERS, _ORDERS, *_LINEAGE)
+#: programmings of bitstreams of projects that are under way or have failed
+_ATTEMPTS = """
+CREATE TABLE attempts (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    project TEXT NOT NULL,
+    since TEXT NOT NULL
+)"""
+
+SCHEMA = (_CLAIMS, _ENDED, *_CARDS, _LEDGER, *_HANDOVERS, _ORDERS, *_LINEAGE,
+          _ATTEMPTS)
 
 
 def is_new(db: sqlite3.Connection) -> bool:

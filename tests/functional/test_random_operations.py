@@ -312,7 +312,8 @@ class RandomOperationsTest(operations.OperationsTestBase):
         self.failed_now = False
         for host in self.computes:
             # of projects, whose bitstreams may be tried again
-            self.parts(host).programming._failures.clear()
+            with self.parts(host).store._transaction() as db:
+                db.execute('DELETE FROM attempts')
 
     def stands_still(self, where):
         """Whether nothing is done any more.

@@ -15,6 +15,7 @@ import ddt
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import model
+from nova_accel.store import journal
 from tests.host import base
 from tests.host import cloud
 from tests.unit.host import (A, B, FIRST, FUNCTION, INTERFACE, OTHER, plain,
@@ -482,9 +483,112 @@ class OwnersTest(Base):
         self.boot(base.asks(OTHER), A)
 
     def test_later(self):
-        self.host.programming._failures[cloud.PROJECT] = [
-            time.monotonic() - 601] * 3
+        self.fail_before(seconds=601)
         self.assertIn(self.boot_by_owner(A), self.host.cloud.running())
+
+    def test_of_the_last_minutes(self):
+        """The time of the next failures drops no earlier one."""
+        self.fail_before(seconds=590)
+        self.assertIsInstance(
+            self.boot_by_owner(A), exception.DeviceUnavailable)
+
+    def fail_before(self, seconds):
+        """Three bitstreams of the project failed so long ago."""
+        now = journal._now
+
+        def earlier():
+            boot, _, at = now().partition(' ')
+            return f'{boot} {float(at) - seconds}'
+        with mock.patch.object(journal, '_now', earlier):
+            for _ in range(3):
+                self.host.store.end_attempt(
+                    self.host.store.begin_attempt(cloud.PROJECT, 600),
+                    cloud.PROJECT, True)
+
+
+class ManyAtOnceTest(Base):
+    """A project asks for ten servers in one request."""
+
+    CARDS = tuple({'address': f'0000:{number:02x}:00.0'}
+                  for number in range(0x31, 0x3b))
+
+    def boot_all(self, project=cloud.PROJECT):
+        def boot(card):
+            try:
+                return self.host.boot(
+                    base.asks(runtime_programming='true'),
+                    self.host.allocation(card['address']),
+                    {'accel1:bitstream_id': self.other}, project=project)
+            except exception.AcceleratorError as error:
+                return error
+        with futures.ThreadPoolExecutor(10) as pool:
+            return list(pool.map(boot, self.CARDS))
+
+    def fail_all(self):
+        for card in self.CARDS:
+            self.host.kernel.set_fault(
+                card['address'], pr_error='crc', pr_error_count=1)
+
+    def test_all_fail(self):
+        self.fail_all()
+        errors = self.boot_all()
+        self.assertEqual(3, len(self.programmed))
+        self.assertEqual(3, sum(isinstance(e, exception.ProgrammingFailed)
+                                for e in errors))
+        self.assertFalse(any(error.elsewhere for error in errors))
+        self.restart()
+        self.assertIn('3 bitstreams of the project failed', exception.for_owner(
+            self.boot_all()[0]))
+        self.assertEqual(3, len(self.programmed))
+
+    def test_all_are_good(self):
+        """Those that wait get their turn."""
+        self.assertEqual(10, len(set(self.boot_all()) & {
+            *self.host.cloud.running()}))
+
+    def test_killed_meanwhile(self):
+        """What was under way counts as failed."""
+        for _ in range(3):
+            self.host.store.begin_attempt(cloud.PROJECT, 600)
+        self.restart()
+        self.assertIsInstance(self.boot_all()[0], exception.DeviceUnavailable)
+        self.assertEqual([], self.programmed)
+
+    def test_host_boots(self):
+        """Its clock begins again, and a failure before it counts from then."""
+        for _ in range(3):
+            self.host.store.begin_attempt(cloud.PROJECT, 600)
+        with mock.patch.object(journal, '_now', lambda: 'boot2 599.0'):
+            self.assertEqual(
+                3, len(self.host.store.attempts(cloud.PROJECT, 600)))
+        with mock.patch.object(journal, '_now', lambda: 'boot2 600.0'):
+            self.assertEqual(
+                0, len(self.host.store.attempts(cloud.PROJECT, 600)))
+
+    def test_does_not_end(self):
+        hanging = [c['address'] for c in self.CARDS[:3]]
+        for address in hanging:
+            self.host.kernel.set_fault(address, hang='program')
+        with futures.ThreadPoolExecutor(3) as pool:
+            waiting = [pool.submit(
+                self.host.boot, base.asks(runtime_programming='true'),
+                self.host.allocation(address),
+                {'accel1:bitstream_id': self.other}) for address in hanging]
+            for address in hanging:
+                base.wait_until_programmed(self.host.kernel, address)
+            with mock.patch(
+                    'nova_accel.attach.programming.seconds_at_most', lambda: 0):
+                error = self.assertRaises(
+                    exception.DeviceUnavailable, self.host.boot,
+                    base.asks(runtime_programming='true'),
+                    self.host.allocation(self.CARDS[3]['address']),
+                    {'accel1:bitstream_id': self.other})
+            for address in hanging:
+                self.host.kernel.set_fault(address, hang=None)
+            futures.wait(waiting)
+        self.assertIn('3 bitstreams of the project are being programmed',
+                      str(error))
+        self.assertFalse(error.elsewhere)
 
 
 class HangingTest(Known):

@@ -1,0 +1,95 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Limit what bitstreams that owners of servers chose cost.
+
+One costs one card at most, and a project waits after several failures. An
+attempt counts from before the card is touched until it has succeeded, or for
+FAILURE_SECONDS after it failed. The store has the count, which a restart keeps.
+"""
+
+from collections.abc import Iterator
+import contextlib
+
+from nova_accel.attach import loading
+from nova_accel import exception
+from nova_accel import locks
+from nova_accel.store import claim_store
+
+#: how many bitstreams of a project may be under way and have failed on the
+#: cards of this host, in so many seconds
+MOST, FAILURE_SECONDS = 3, 600
+_MINUTES = FAILURE_SECONDS // 60
+
+
+class Attempts:
+
+    def __init__(self, store: claim_store.ClaimStore):
+        self._store = store
+        #: numbers of those of this process that have not ended
+        self._under_way: set[int] = set()
+        #: guards it, and the time between a count and the next attempt
+        self._changed = locks.condition('attempts')
+
+    @contextlib.contextmanager
+    def counted(self, project_id: str, image: str,
+                seconds: float) -> Iterator[loading.Step]:
+        """Count an attempt of a project.
+
+        :param image: for errors.
+        :param seconds: to wait for attempts that are under way.
+        :yields: the step in which to program the image.
+        :raises AcceleratorError: the programming failed or is refused: no
+            other host may try it.
+        """
+        step = loading.Step()
+        number = self._begin(project_id, image, seconds)
+        failed = False
+        try:
+            yield step
+        except BaseException as error:
+            failed = step.has_begun
+            if failed and isinstance(error, exception.AcceleratorError):
+                error.elsewhere = False
+            raise
+        finally:
+            self._end(project_id, number, failed)
+
+    def _begin(self, project_id, image, seconds):
+        with self._changed:
+            if not self._changed.wait_for(
+                    lambda: self._may_begin(project_id, image), seconds):
+                raise _refused(
+                    f'{image} is not programmed, because {MOST} bitstreams of '
+                    f'the project are being programmed on this host, which '
+                    f'does not end: try it later.')
+            number = self._store.begin_attempt(project_id, FAILURE_SECONDS)
+            self._under_way.add(number)
+            return number
+
+    def _may_begin(self, project_id, image):
+        """Return whether an attempt would be one of MOST at most.
+
+        :raises DeviceUnavailable: those that failed are as many.
+        """
+        counted = self._store.attempts(project_id, FAILURE_SECONDS)
+        failed = counted - self._under_way
+        if len(failed) >= MOST:
+            raise _refused(
+                f'{image} is not programmed, because {len(failed)} bitstreams '
+                f'of the project failed on cards of this host in the last '
+                f'{_MINUTES} minutes: test yours, and try it {_MINUTES} '
+                f'minutes later.')
+        return len(counted) < MOST
+
+    def _end(self, project_id, number, failed):
+        with self._changed:
+            self._under_way.discard(number)
+            # one that cannot be written stays, and counts as a failure
+            with contextlib.suppress(exception.AcceleratorsUnavailable):
+                self._store.end_attempt(number, project_id, failed)
+            self._changed.notify_all()
+
+
+def _refused(text: str) -> exception.DeviceUnavailable:
+    error = exception.DeviceUnavailable(text)
+    error.elsewhere = False
+    return error
