@@ -71,9 +71,9 @@ def parse(text: str, server_uuid: str) -> Carried:
     try:
         found = json.loads(text)
         version = found['version']
-    except (ValueError, TypeError, KeyError) as error:
-        raise Refused(f'they are damaged ({error!r})') from error
-    if version != VERSION:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise Refused(f'they are damaged ({error!r:.200})') from error
+    if type(version) is not int or version != VERSION:
         raise Refused(f'they have version {version!r:.20}, and this release '
                       f'reads version {VERSION}')
     try:
@@ -107,9 +107,9 @@ def _claim(fields, server_uuid):
     _check_names(handle, _HANDLE_FIELDS)
     if (type(handle['managed']) is not bool
             or type(handle['companions']) is not list
+            or type(handle['parent']) not in (str, type(None))
             or not all(type(address) is str for address in (
-                handle['address'], *handle['companions'],
-                handle['parent'] or ''))):
+                handle['address'], *handle['companions']))):
         raise ValueError('handle')
     return model.Claim(**{
         **fields, 'handle': model.AttachHandle.from_dict(handle),
