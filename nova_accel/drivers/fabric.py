@@ -83,6 +83,9 @@ INSTINCT = 0x1200
 #: request 19070; the PCI ID repository)
 _COHERENT = frozenset((
     '2342', '2345', '2348', '2941', '3041', '307f', '31a1', '31c2', '31c3'))
+#: GPUs without memory of their own: MI300A, GB10 of DGX Spark. Source: their
+#: makers' product pages
+_OF_THE_HOST = frozenset(((_AMD, '74a0'), (_NVIDIA, '2e12')))
 #: of gim, which is for MI300 and later
 _SHARING = 'module/gim/parameters/fb_sharing_mode'
 
@@ -204,6 +207,9 @@ def memory_obstacle(device: model.Device) -> str:
     complex with an SMMUv3 for each GPU, and nodes of memory that is added
     later.
     """
+    if (device.vendor_id, device.product_id) in _OF_THE_HOST:
+        return ('its memory is that of the host, of which a guest gets none '
+                'with it: leave it to the host')
     if device.vendor_id != _NVIDIA or device.product_id not in _COHERENT:
         return ''
     return ('it shares the memory of its Arm processor, and a guest of Nova '

@@ -65,8 +65,6 @@ class GpuDriver(slot.SlotDriver):
 
     def look(self, device, before):
         address = device.address
-        if self._is_display(address):
-            raise base.Defect('it is the display of this host (boot_vga)')
         if address in sriov.wanted() or pci.virtual_functions(
                 self.kernel, address):
             raise base.Defect(
@@ -91,13 +89,6 @@ class GpuDriver(slot.SlotDriver):
                     sharing.obstacle(self.kernel, address))
         except (OSError, ValueError) as error:
             return (*super().state(address), str(error))
-
-    def _is_display(self, address):
-        try:
-            return self.kernel.read(pci.path(address, 'boot_vga')) == '1'
-        except FileNotFoundError:
-            # only VGA devices have it
-            return False
 
     def goes_along(self, address, function):
         return (pci.class_code(self.kernel, function) >> 8

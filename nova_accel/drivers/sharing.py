@@ -26,11 +26,25 @@ def is_shared(kernel, address: str) -> bool:
             or bool(pci.virtual_functions(kernel, address)))
 
 
+def is_display(kernel, address: str) -> bool:
+    """Whether the host has booted with a GPU as its display.
+
+    :raises OSError: it cannot be read.
+    """
+    try:
+        return kernel.read(pci.path(address, 'boot_vga')) == '1'
+    except FileNotFoundError:
+        # only VGA devices have it
+        return False
+
+
 def obstacle(kernel, address: str) -> str:
     """Return why a GPU is not to be given whole, as a clause, or ''.
 
     :raises OSError: it cannot be read.
     """
+    if is_display(kernel, address):
+        return 'it is the display of this host (boot_vga)'
     bound = pci.driver(kernel, address)
     if bound == 'xe' and kernel.exists(
             pci.path(address, 'survivability_mode')):

@@ -366,6 +366,23 @@ class Discovery(TestCase):
         self.refused(found[A], 'display of this host')
         self.assertEqual(OK, found[B].health)
 
+    def test_boot_display_by_a_rule_of_its_class(self):
+        self.config.config(group='accel', pci_devices=['class=03???? type=GPU'])
+        self.start({'address': A, 'class': '0x030000', 'boot_vga': True},
+                   {'address': B, 'class': '0x030000'})
+        found = pci_rule.PciRuleDriver(self.kernel).discover()
+        self.refused(found[A], 'display of this host')
+        self.assertEqual(OK, found[B].health)
+
+    # MI300A, GB10
+    @ddt.data(('1002', '74a0', '0x120000'), ('10de', '2e12', '0x030000'))
+    @ddt.unpack
+    def test_memory_of_the_host(self, vendor, product, class_code):
+        self.config.config(group='accel', include_devices=[f'address={A}'])
+        self.refused(self.start({
+            'address': A, 'vendor': vendor, 'device': product,
+            'class': class_code})[A], 'its memory is that of the host')
+
     def test_boot_vga_that_cannot_be_read(self):
         found = self.start({'address': A, 'class': '0x030000', 'faults': {
             'attributes': {'boot_vga': 'EIO'}}}, {'address': B})
