@@ -209,30 +209,6 @@ class Region:
                       'handles': _handles(known.get('handles') or ())})
 
 
-def is_held_otherwise(part: 'Region | Device', card: str,
-                      held: Iterable[AttachHandle]) -> bool:
-    """Whether no handle of a part is free because a server has the whole card,
-    which has VFs since, or VFs of a card that is given whole now; or one of
-    VFs that are given together now, or were.
-
-    The VFs go at each boot of the host, and the physical function reaches what
-    the server of a VF has left in the card.
-
-    :param part: the device, or one of its regions.
-    :param card: address of the device.
-    :param held: what servers have of the part, or what is not clean after one.
-    """
-    held = set(held)
-    if not held:
-        return False
-    now = {function: handle.address for handle in part.handles
-           for function in handle.functions}
-    return (not held <= set(part.handles) and any(
-        handle.address == card for handle in (*held, *part.handles))) or any(
-        now.get(function, handle.address) != handle.address
-        for handle in held for function in handle.functions)
-
-
 @dataclasses.dataclass(frozen=True)
 class Device:
     """One card of a host, as its driver reports it.

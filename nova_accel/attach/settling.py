@@ -238,13 +238,12 @@ class Settling:
             raise _Unknown('servers have claims on another card at its '
                            'address, or on it at another one; shelve or '
                            'delete them')
+        offered = self._inventory.offered()
         for region, _ in found:
             # the VFs of a server, which a boot of the host has taken, would be
             # cleaned with the whole function
-            if model.is_held_otherwise(
-                    region or device, device.address, {
-                        c.handle for c in self._holdings.all() if c.part == (
-                            device.address, region and region.index)}):
+            if any(hold.kind is holds.Kind.OVERLAP for hold in offered.holds_of(
+                    (device.address, region.index if region else None))):
                 raise _Unknown('servers have VFs of it that are not there, or '
                                'all of it; create the VFs again, or shelve or '
                                'delete these servers')

@@ -219,12 +219,31 @@ def of_claims(devices: Mapping[str, model.Device],
     for part, found in taken.items():
         device = devices.get(part[0])
         for key, shown in parts(device) if device else ():
-            if key == part and model.is_held_otherwise(
-                    shown, part[0], found):
+            if key == part and _overlaps(shown, part[0], found):
                 yield holds.Hold(
                     Kind.OVERLAP, part[0],
                     'a server has or had the card as a whole and these are '
                     'its VFs, or the other way round', part[1])
+
+
+def _overlaps(part: model.Device | model.Region, card: str,
+              taken: Collection[model.AttachHandle]) -> bool:
+    """Return whether claims are for another view of a part: for the whole card,
+    which has VFs now, for VFs of a card that is given whole now, or for one of
+    VFs that are given together now, or were.
+
+    The VFs go at each boot of the host, and the physical function reaches what
+    the server of a VF has left in the card.
+
+    :param card: address of the device.
+    :param taken: handles of the claims.
+    """
+    now = {function: handle.address for handle in part.handles
+           for function in handle.functions}
+    return (not set(part.handles).issuperset(taken) and any(
+        handle.address == card for handle in (*taken, *part.handles))) or any(
+        now.get(function, handle.address) != handle.address
+        for handle in taken for function in handle.functions)
 
 
 def _of_claim(kind: Kind, claim: model.Claim, reason: str) -> holds.Hold:
