@@ -102,12 +102,6 @@ class DeviceTable:
         """Return the kinds of holds that withhold the whole card."""
         return {hold.kind for hold in _of_card(self.holds_of(address))}
 
-    def suspects(self) -> frozenset[str]:
-        """Return the addresses of the devices that servers get last."""
-        return frozenset(
-            hold.device for hold in self.all_holds()
-            if hold.kind is Kind.SUSPECT)
-
     def earlier_traits(self) -> dict[str, tuple[str, ...]]:
         """Return the traits that devices had earlier, by address."""
         return {address: self.reports.notes(address).earlier_traits

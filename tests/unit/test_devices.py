@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Holds of devices, and which card is at an address, without drivers."""
 
+import dataclasses
+
 import ddt
 import testtools
 
@@ -14,6 +16,8 @@ from tests.unit import test_identity
 from tests.unit.host import A, B
 
 Kind = holds.Kind
+#: a function in the slot of A
+A_OTHER = A[:-1] + '1'
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
 
 
@@ -22,7 +26,7 @@ class TableTestCase(testtools.TestCase):
     def setUp(self):
         super().setUp()
         self.store = claim_store.ClaimStore(claim_store.MEMORY)
-        self.table = devices.DeviceTable(self.store, ['nvme'])
+        self.table = devices.DeviceTable(self.store, ['first', 'nvme'])
 
     def adopt(self, address, serial='', **more):
         self.assertTrue(self.table.adoption.adopt(
@@ -70,6 +74,36 @@ class HoldTest(TableTestCase):
         self.assertEqual(
             '; '.join(hold.reason for hold in self.table.holds_of(A)),
             found.reason)
+
+    def test_suspect(self):
+        self.adopt(A)
+        self.table.withheld.set_suspects({A: 'it is hot'})
+        self.assertEqual([Kind.SUSPECT], self.kinds())
+        self.assertEqual(set(), self.table.kinds(A))
+        self.assertIs(OK, self.table.snapshot()[A].health)
+        self.table.withheld.set_suspects({})
+        self.assertEqual([], self.kinds())
+
+    def test_before_it_comes(self):
+        self.withhold()
+        self.adopt(A)
+        self.assertEqual([], self.kinds())
+
+    def test_removed(self):
+        self.adopt(A)
+        self.withhold()
+        self.goes(A)
+        self.table.remove(A)
+        self.adopt(A)
+        self.assertEqual([], self.kinds())
+
+    def test_a_function_in_the_slot_of_another_device(self):
+        """It belongs to that device, although its driver comes later."""
+        self.adopt(A, company=(A_OTHER,))
+        device = dataclasses.replace(
+            test_identity.device(B, '', company=(A_OTHER,)), driver='first')
+        self.table.adoption.adopt(device, self.table.reports.ticket())
+        self.assertEqual(([], [Kind.SHARED]), (self.kinds(), self.kinds(B)))
 
     def test_whose_it_is_comes_first(self):
         self.adopt(A, foreign='it has ext4')
