@@ -106,8 +106,9 @@ class Offers:
             # inventory.providers names a device that cannot be
             with contextlib.suppress(TypeError, AttributeError):
                 for key, part in parts(device):
+                    common = self.holds_of(key)
                     self._of_part[key] = [
-                        self._offer(key, handle, self.holds_of(key),
+                        self._offer(key, handle, common,
                                     claimed.pop(handle, None))
                         for handle in part.handles]
         for handle, claim in claimed.items():
@@ -118,7 +119,8 @@ class Offers:
     def _offer(self, part: Part, handle: model.AttachHandle,
                common: tuple[holds.Hold, ...], claim: model.Claim | None,
                is_shown: bool = True) -> Offer:
-        found = (*common, *self._of_handle.get(handle, ()))
+        own = self._of_handle.get(handle)
+        found = (*common, *own) if own else common
         if claim and claim.state is _State.DELETING:
             state = State.RELEASING
         elif claim and claim.state is not _State.WAITING:
@@ -156,8 +158,9 @@ class Offers:
 
     def holds_of(self, part: Part) -> tuple[holds.Hold, ...]:
         """Return the holds that apply to all handles of a part."""
-        return tuple([hold for hold in self._of_card.get(part[0], ())
-                      if hold.region in (None, part[1])])
+        found = self._of_card.get(part[0])
+        return tuple([hold for hold in found if hold.region in (
+            None, part[1])]) if found else ()
 
     def withheld_by(self, part: Part) -> tuple[holds.Hold, ...]:
         """Return those of holds_of() that withhold the part."""
