@@ -882,7 +882,9 @@ class MixedTest(test_vgpu.NativeTestBase, TransparentTestBase):
         for self.HOW in ('transparent', 'detach'):
             self.moved = []
             self.server = self.boot({
-                'resources:VGPU': '1', **self.VGPU_FLAVOR,
+                'resources:VGPU': '1', **(
+                    self.VGPU_FLAVOR if self.HOW == 'transparent'
+                    else test_vgpu.flavor(LARGE)),
                 'accel:live_migration': self.HOW}, host='compute1')
             self.source, self.destination = 'compute1', 'compute2'
             self.before = self.held(self.server)
