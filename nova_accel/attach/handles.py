@@ -229,8 +229,8 @@ class Handles:
     def _clean_first(self, claim):
         """Note that the card of a claim is cleaned when it comes back."""
         self._holdings.settle(todo=[
-            model.Unsettled(serial=claim.serial) if claim.serial
-            else model.Unsettled(claim.device_address, ids=claim.ids)])
+            values.Unsettled(serial=claim.serial) if claim.serial
+            else values.Unsettled(claim.device_address, ids=claim.ids)])
 
     def _release(self, claim, freed):
         before = self._inventory.devices.get(claim.device_address)

@@ -212,11 +212,11 @@ class Holdings:
 
     # Devices that may have data of a server, and no claim says so
 
-    def unsettled(self) -> frozenset[model.Unsettled]:
+    def unsettled(self) -> frozenset[values.Unsettled]:
         return self._store.unsettled()
 
-    def settle(self, done: Iterable[model.Unsettled] = (),
-               todo: Iterable[model.Unsettled] = (),
+    def settle(self, done: Iterable[values.Unsettled] = (),
+               todo: Iterable[values.Unsettled] = (),
                claims: Iterable[model.Claim] = ()) -> None:
         """See ClaimStore.settle(); claims are BOUND or DELETING."""
         self._store.settle(done, todo, claims)
@@ -232,7 +232,7 @@ class Holdings:
 
     def restore(self, claims: Iterable[model.Claim],
                 gone: Iterable[model.Claim],
-                todo: Iterable[model.Unsettled],
+                todo: Iterable[values.Unsettled],
                 seen: Iterable[tuple[str, int]]) -> None:
         """See ClaimStore.restore(); claims are BOUND."""
         with self._lock:
@@ -252,7 +252,7 @@ class Holdings:
 
     # Between two servers
 
-    def unclean(self) -> frozenset[model.Unclean]:
+    def unclean(self) -> frozenset[values.Unclean]:
         """Return the handles that were released without cleaning."""
         return self._store.unclean()
 
@@ -267,8 +267,8 @@ class Holdings:
         self._store.change_unclean(
             [row for row in self.unclean() if row.card.means(claim.card)
              and offers.handle_at(row, address) == claim.handle.address],
-            [model.Unclean(claim.handle.address, address, claim.serial,
-                           claim.ids, policy)] if policy else ())
+            [values.Unclean(claim.handle.address, address, claim.serial,
+                            claim.ids, policy)] if policy else ())
 
     def await_operator(self, claim: model.Claim) -> None:
         """Give the handle of a claim that ends to no server until the operator

@@ -54,6 +54,7 @@ from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import values
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ class Settling:
             return self._holdings.unsettled() != before
 
     def _run(self, unsettled):
-        todo = unsettled - {model.EVERYTHING}
+        todo = unsettled - {values.EVERYTHING}
         if not todo:
             return
         if not self._store_age.begin():
@@ -192,7 +193,7 @@ class Settling:
         """
         before = frozenset.intersection(*(row.but_for for row in rows))
         claims = self._holdings.all()
-        shown = (model.Unsettled.parts(device) | {
+        shown = (values.Unsettled.parts(device) | {
             str(c.region_index) if device.regions else c.handle.address
             for c in claims if c.device_address == device.address}) - before
         found = [(region, parts[device.address, index])

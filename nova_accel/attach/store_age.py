@@ -26,6 +26,7 @@ from nova_accel.inventory import tree as provider_tree
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import values
 
 LOG = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class StoreAge:
             root_uuid = tree.data(node).uuid
             shown = provider_tree.accelerators(tree, node)
             self._shown_before = shown.keys()
-            if model.EVERYTHING in self._holdings.unsettled():
+            if values.EVERYTHING in self._holdings.unsettled():
                 self._begin(root_uuid, set(shown.values()))
             else:
                 self._carrying.set_node(root_uuid)
@@ -118,8 +119,8 @@ class StoreAge:
             todo |= set(self._inventory.devices)
         self._carrying.set_node(root_uuid)
         self._holdings.settle(
-            done=[model.EVERYTHING],
-            todo=[model.Unsettled(address) for address in todo])
+            done=[values.EVERYTHING],
+            todo=[values.Unsettled(address) for address in todo])
         # each round tries again, and every device is withheld meanwhile
         self.begin()
 
@@ -213,7 +214,7 @@ class StoreAge:
             for region in device.regions:
                 self._inventory.contents.forget(
                     device.address, region.index, None)
-        return [model.Unsettled(device.address) for device in found]
+        return [values.Unsettled(device.address) for device in found]
 
     def _say(self, why):
         self._once.say(

@@ -30,6 +30,7 @@ import typing
 
 from nova_accel import model
 from nova_accel.store import claim_store
+from nova_accel.store import values
 
 Key = tuple[str, str]
 
@@ -43,9 +44,9 @@ class Found(typing.NamedTuple):
     marked: bool = False
 
 
-def balance(row: model.Reserved | None, found: Found | None, total: int,
+def balance(row: values.Reserved | None, found: Found | None, total: int,
             full: bool = False, room: int | None = None,
-            ) -> tuple[int, model.Reserved | None]:
+            ) -> tuple[int, values.Reserved | None]:
     """Return ``reserved`` of an inventory, and its row in the ledger; pure.
 
     :param found: None if Placement has no such inventory.
@@ -63,10 +64,10 @@ def balance(row: model.Reserved | None, found: Found | None, total: int,
               or (bool(number) if found is None else
                   # without its row, the value would count as nova_accel's
                   row is not None and found.marked))
-    return value, model.Reserved(number, value, before) if needed else None
+    return value, values.Reserved(number, value, before) if needed else None
 
 
-def confirmed(row: model.Reserved, found: Found) -> model.Reserved | None:
+def confirmed(row: values.Reserved, found: Found) -> values.Reserved | None:
     """Return a row after Placement took its value, None if it is not needed.
 
     :param found: what Placement has then.
@@ -76,7 +77,7 @@ def confirmed(row: model.Reserved, found: Found) -> model.Reserved | None:
     return row._replace(before=None) if needed else None
 
 
-def released(row: model.Reserved | None, found: Found | None) -> int:
+def released(row: values.Reserved | None, found: Found | None) -> int:
     """Count the handles that the operator has released by a lower value,
     of an inventory whose handles all wait for that."""
     if (row is None or row.before is not None or row.value < row.operators
@@ -85,7 +86,7 @@ def released(row: model.Reserved | None, found: Found | None) -> int:
     return max(0, row.value - found.reserved)
 
 
-def operators(row: model.Reserved | None, found: Found | None) -> int:
+def operators(row: values.Reserved | None, found: Found | None) -> int:
     """Return how many the operator reserves of an inventory."""
     if found is None:
         return row.operators if row else 0
@@ -106,26 +107,26 @@ class Ledger:
 
     def __init__(self, store: claim_store.ClaimStore):
         self._store = store
-        self._rows: dict[str, dict[str, model.Reserved]] | None = None
+        self._rows: dict[str, dict[str, values.Reserved]] | None = None
 
-    def _read(self) -> dict[str, dict[str, model.Reserved]]:
+    def _read(self) -> dict[str, dict[str, values.Reserved]]:
         if self._rows is None:
-            rows: dict[str, dict[str, model.Reserved]] = {}
+            rows: dict[str, dict[str, values.Reserved]] = {}
             for (uuid, name), row in self._store.reserved().items():
                 rows.setdefault(uuid, {})[name] = row
             self._rows = rows
         return self._rows
 
-    def of(self, uuid: str) -> Mapping[str, model.Reserved]:
+    def of(self, uuid: str) -> Mapping[str, values.Reserved]:
         """Return the rows of a provider by resource class."""
         return self._read().get(uuid, {})
 
-    def all(self) -> dict[Key, model.Reserved]:
+    def all(self) -> dict[Key, values.Reserved]:
         """Return all rows, by provider uuid and resource class."""
         return {(uuid, name): row for uuid, rows in self._read().items()
                 for name, row in rows.items()}
 
-    def write(self, rows: Mapping[Key, model.Reserved | None],
+    def write(self, rows: Mapping[Key, values.Reserved | None],
               returned: Iterable[model.Claim] = ()) -> None:
         """Write rows, all or none, where they have changed.
 

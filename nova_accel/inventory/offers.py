@@ -28,6 +28,7 @@ from nova_accel.drivers import handover
 from nova_accel.host import pci
 from nova_accel.inventory import holds
 from nova_accel import model
+from nova_accel.store import values
 
 Kind = holds.Kind
 Part = tuple[str, int | None]
@@ -263,7 +264,7 @@ def _of_release(claim: model.Claim) -> holds.Hold:
 
 
 def of_unclean(devices: Iterable[model.Device],
-               rows: Collection[model.Unclean]) -> Iterator[holds.Hold]:
+               rows: Collection[values.Unclean]) -> Iterator[holds.Hold]:
     """Yield the holds of handles that their present policy would have
     cleaned."""
     for device in devices if rows else ():
@@ -283,7 +284,7 @@ def of_unclean(devices: Iterable[model.Device],
                         handle)
 
 
-def handle_at(row: model.Unclean, address: str) -> str:
+def handle_at(row: values.Unclean, address: str) -> str:
     """Return the address of the handle of a row where its card is now."""
     if address == row.device_address:
         return row.handle_address

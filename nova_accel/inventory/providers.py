@@ -13,6 +13,7 @@ from nova_accel.inventory import ledger
 from nova_accel.inventory import offers
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import values
 
 #: characters of the name of a provider (Placement's database)
 _LONGEST = 200
@@ -25,7 +26,7 @@ class Merged:
     #: by resource class, as Placement has it
     inventory: dict[str, dict]
     #: by resource class; None: the ledger needs no row
-    rows: dict[str, model.Reserved | None]
+    rows: dict[str, values.Reserved | None]
     #: of the handles that the operator has released
     returned: tuple[model.Claim, ...] = ()
 
@@ -81,7 +82,7 @@ class Provider:
             t for t in set(present) - self.traits - self.retired_traits
             if not naming.is_volatile(t)}
 
-    def merged(self, there: Shown, rows: Mapping[str, model.Reserved],
+    def merged(self, there: Shown, rows: Mapping[str, values.Reserved],
                in_use: Callable[[str], bool], used: int = 0,
                configured: Collection[str] = ()) -> Merged:
         """Return its inventory, with reserved and allocation_ratio of others.
@@ -94,7 +95,7 @@ class Provider:
         :param configured: classes that Nova adds to it (provider.yaml).
         """
         inventory: dict[str, dict] = {}
-        found: dict[str, model.Reserved | None] = {}
+        found: dict[str, values.Reserved | None] = {}
         returned: tuple[model.Claim, ...] = ()
         for name, total in self.inventory.items():
             row, item = rows.get(name), there.inventory.get(name, {})
@@ -140,12 +141,12 @@ def _room(name, total, used):
             else None)
 
 
-def fenced(there: Shown, rows: Mapping[str, model.Reserved], used: int = 0,
+def fenced(there: Shown, rows: Mapping[str, values.Reserved], used: int = 0,
            configured: Collection[str] = ()) -> Merged:
     """Return what is there, all of it reserved; for a provider without a
     device. Parameters as those of Provider.merged()."""
     inventory = {name: dict(item) for name, item in there.inventory.items()}
-    found: dict[str, model.Reserved | None] = {}
+    found: dict[str, values.Reserved | None] = {}
     _fence(there, [name for name in inventory if name not in configured],
            rows, used, inventory, found)
     return Merged(inventory, found)

@@ -40,6 +40,7 @@ from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import claim_store
+from nova_accel.store import values
 
 LOG = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ Write = Callable[[str, Change, Callable[[], None]], None]
 _Shown = providers.Shown
 #: what a provider has -> what it has to have, and its traits
 Merge = Callable[[_Shown], tuple[providers.Merged, frozenset[str]]]
-_Rows = dict[ledger.Key, model.Reserved | None]
+_Rows = dict[ledger.Key, values.Reserved | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +199,7 @@ class Tree:
             LOG.info('The operator has released %s of %s',
                      waiting.handle.address, waiting.device_address)
 
-    def _rows(self, uuid: str, plan: _Pass) -> dict[str, model.Reserved]:
+    def _rows(self, uuid: str, plan: _Pass) -> dict[str, values.Reserved]:
         """Return the rows of a provider as they will be, by resource class."""
         rows = {**self._ledger.of(uuid)}
         for (of, name), row in plan.rows.items():
@@ -471,7 +472,7 @@ class Tree:
         return result
 
 
-def _keyed(uuid: str, rows: Mapping[str, model.Reserved | None]) -> _Rows:
+def _keyed(uuid: str, rows: Mapping[str, values.Reserved | None]) -> _Rows:
     return {(uuid, name): row for name, row in rows.items()}
 
 

@@ -151,17 +151,17 @@ class Cards(file.File):
 
     # What they may have of a server
 
-    def unsettled(self) -> frozenset[model.Unsettled]:
+    def unsettled(self) -> frozenset[values.Unsettled]:
         """Return the cards that may contain data of a server without a claim;
         from memory."""
         return self._known.unsettled
 
-    def unclean(self) -> frozenset[model.Unclean]:
+    def unclean(self) -> frozenset[values.Unclean]:
         """Return handles that were released without cleaning; from memory."""
         return self._known.unclean
 
-    def change_unclean(self, done: Iterable[model.Unclean],
-                       todo: Iterable[model.Unclean]) -> None:
+    def change_unclean(self, done: Iterable[values.Unclean],
+                       todo: Iterable[values.Unclean]) -> None:
         """
         :param done: handles that are clean, or about which todo says more.
         :param todo: handles that are not.

@@ -22,6 +22,7 @@ from nova_accel.store import journal
 from nova_accel.store import lineage
 from nova_accel.store import reserved
 from nova_accel.store import schema
+from nova_accel.store import values
 
 MEMORY = store_file.MEMORY
 
@@ -67,8 +68,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
             self._begin_claims(db, claims)
             self._exchange_claims(db, (), claims)
 
-    def settle(self, done: Iterable[model.Unsettled] = (),
-               todo: Iterable[model.Unsettled] = (),
+    def settle(self, done: Iterable[values.Unsettled] = (),
+               todo: Iterable[values.Unsettled] = (),
                claims: Iterable[model.Claim] = ()) -> None:
         """
         :param done: not unsettled any more.
@@ -89,7 +90,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
 
     def restore(self, claims: Iterable[model.Claim],
                 gone: Iterable[model.Claim],
-                todo: Iterable[model.Unsettled],
+                todo: Iterable[values.Unsettled],
                 seen: Iterable[tuple[str, int]]) -> None:
         """Write what guests carry into a store that is new, or older.
 
@@ -106,7 +107,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
             self._exchange_claims(db, gone, claims)
 
     def set_reserved(
-            self, rows: Mapping[tuple[str, str], model.Reserved | None],
+            self, rows: Mapping[tuple[str, str], values.Reserved | None],
             returned: Iterable[model.Claim] = ()) -> None:
         """Write rows of the ledger, all or none.
 

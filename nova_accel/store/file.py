@@ -56,8 +56,8 @@ class Memory:
     serials: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: cards that are at no address now
     away: tuple[values.Card, ...] = ()
-    unsettled: frozenset[model.Unsettled] = frozenset()
-    unclean: frozenset[model.Unclean] = frozenset()
+    unsettled: frozenset[values.Unsettled] = frozenset()
+    unclean: frozenset[values.Unclean] = frozenset()
     #: by address
     disabled: tuple[values.Disabled, ...] = ()
     #: the oldest first
@@ -146,7 +146,7 @@ class File:
                 schema.migrate(db, version)
             if is_new and self.path != MEMORY:
                 # the host may have had another file
-                holds.unsettle(db, model.EVERYTHING)
+                holds.unsettle(db, values.EVERYTHING)
 
     @contextlib.contextmanager
     def _transaction(self, write=True) -> Iterator[sqlite3.Connection]:

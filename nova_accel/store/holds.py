@@ -19,7 +19,6 @@ server any more. What the kinds mean is the table of inventory.holds.
 
 import sqlite3
 
-from nova_accel import model
 from nova_accel.store import rows
 from nova_accel.store import values
 from nova_accel import text
@@ -90,7 +89,7 @@ def move(db: sqlite3.Connection, number: int, other: int) -> None:
 # Data of servers
 
 
-def unsettled(db: sqlite3.Connection) -> frozenset[model.Unsettled]:
+def unsettled(db: sqlite3.Connection) -> frozenset[values.Unsettled]:
     """Return the cards that may contain data of a server."""
     settled: dict[int, set[str]] = {}
     for row in db.execute('SELECT card, part FROM settled'):
@@ -108,17 +107,17 @@ def _unsettled(row, settled):
         had_at = row['had_at']
         if had_at != row['address'] or not row['placed'] and (
                 row['serial'] or row['ids']):
-            return model.Unsettled(had_at, row['serial'], row['ids'],
-                                   settled, moved=True)
-        return model.Unsettled(
+            return values.Unsettled(had_at, row['serial'], row['ids'],
+                                    settled, moved=True)
+        return values.Unsettled(
             had_at, ids=row['ids'] if settled else '', but_for=settled)
     if row['serial'] and not row['placed']:
-        return model.Unsettled(serial=row['serial'], but_for=settled)
+        return values.Unsettled(serial=row['serial'], but_for=settled)
     # it may not report its serial number any more
-    return model.Unsettled(row['address'], row['serial'], row['ids'], settled)
+    return values.Unsettled(row['address'], row['serial'], row['ids'], settled)
 
 
-def settle(db: sqlite3.Connection, row: model.Unsettled) -> None:
+def settle(db: sqlite3.Connection, row: values.Unsettled) -> None:
     """Write that a card does not contain data of a server any more, or that a
     claim has the server."""
     if row.serial:
@@ -134,7 +133,7 @@ def settle(db: sqlite3.Connection, row: model.Unsettled) -> None:
           ids=row.ids)
 
 
-def unsettle(db: sqlite3.Connection, row: model.Unsettled) -> None:
+def unsettle(db: sqlite3.Connection, row: values.Unsettled) -> None:
     """Write that a card may contain data of a server without a claim."""
     number = rows.card(db, row.address, row.serial,
                        None if row.by_address and not row.moved else row.ids)
@@ -165,23 +164,23 @@ def _kind(row):
     return OWNER_UNKNOWN if row.by_address else RETURNED
 
 
-def unclean(db: sqlite3.Connection) -> frozenset[model.Unclean]:
+def unclean(db: sqlite3.Connection) -> frozenset[values.Unclean]:
     """Return the handles that were released without cleaning."""
     return frozenset(
-        model.Unclean(row['part'], row['address'], row['serial'], row['ids'],
-                      row['about'])
+        values.Unclean(row['part'], row['address'], row['serial'], row['ids'],
+                       row['about'])
         for row in db.execute(
             f'SELECT part, holds.address, serial, ids, about {_JOIN} = ?',
             (UNCLEAN,)))
 
 
-def set_unclean(db: sqlite3.Connection, row: model.Unclean) -> None:
+def set_unclean(db: sqlite3.Connection, row: values.Unclean) -> None:
     """Write that a handle was released without cleaning."""
     _add(db, rows.card(db, row.device_address, row.serial, row.ids), UNCLEAN,
          row.handle_address, row.device_address, row.policy)
 
 
-def set_clean(db: sqlite3.Connection, row: model.Unclean) -> None:
+def set_clean(db: sqlite3.Connection, row: values.Unclean) -> None:
     """Write that a handle is clean."""
     db.execute('DELETE FROM holds WHERE card = ? AND kind = ? AND part = ?', (
         rows.card(db, row.device_address, row.serial, row.ids), UNCLEAN,

@@ -4,6 +4,7 @@
 from collections.abc import Iterable, Mapping
 import dataclasses
 import enum
+from typing import NamedTuple
 
 from nova_accel import model
 
@@ -170,3 +171,79 @@ class Lineage:
     def knows(self, run: str, count: int) -> bool:
         """Return whether the store is at least that new."""
         return count <= self.runs.get(run, -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsettled:
+    """A device that may contain data of a server without a claim.
+
+    It is known by its serial number, by its address, or by neither: then the
+    row is about every device of the host.
+    """
+
+    address: str = ''
+    serial: str = ''
+    #: with an address: only a card of this product (Device.ids), if it reports
+    #: no serial number
+    ids: str = ''
+    #: parts() that were settled; the others had no handle then, for example a
+    #: VF that is still bound to VFIO
+    but_for: frozenset[str] = frozenset()
+    #: the card has left its address: the row is about it wherever it is
+    moved: bool = False
+
+    @property
+    def by_address(self) -> bool:
+        """True if the owner of the data is unknown and the row identifies the
+        device by address only."""
+        return self.moved or not self.serial and (
+            not self.ids or bool(self.but_for))
+
+    def means(self, device: model.Device) -> bool:
+        if self.but_for and self.parts(device) <= self.but_for:
+            return False
+        return model.CardKey(self.address, self.serial, self.ids).means(
+            device.card)
+
+    @staticmethod
+    def parts(device: model.Device) -> frozenset[str]:
+        """Return the parts of a device that a server could have now: indexes
+        of its regions with a handle, or addresses of its handles."""
+        return frozenset(
+            [str(r.index) for r in device.regions if r.handles]
+            if device.regions else [h.address for h in device.handles])
+
+
+@dataclasses.dataclass(frozen=True)
+class Unclean:
+    """A handle that was released without cleaning.
+
+    It is known by the serial number of its device, else by address and product.
+    """
+
+    handle_address: str
+    device_address: str
+    serial: str
+    ids: str
+    #: [accel] handover when it was released: 'none' or 'reset'
+    policy: str
+
+    @property
+    def card(self) -> model.CardKey:
+        return model.CardKey(self.device_address, self.serial, self.ids)
+
+
+#: in a new store, until nova-compute has found the devices
+EVERYTHING = Unsettled()
+
+
+class Reserved(NamedTuple):
+    """What is reserved of an inventory in Placement: a row of
+    inventory.ledger."""
+
+    #: by the operator
+    operators: int
+    #: what nova_accel wrote last
+    value: int
+    #: what Placement had before a write that is not confirmed
+    before: int | None = None

@@ -37,6 +37,7 @@ from nova_accel import model
 from nova_accel import naming
 from nova_accel import sim
 from nova_accel.store import claim_store
+from nova_accel.store import values
 from tests.unit import commands
 from tests.unit import host
 from tests.unit import placement
@@ -141,7 +142,7 @@ class Bench(fixtures.Fixture):
     def _fill_store(self):
         store = claim_store.ClaimStore(os.path.join(
             self.directory, claim_store.file_name('compute1')))
-        store.settle(done=[model.EVERYTHING])
+        store.settle(done=[values.EVERYTHING])
         for number in range(0, DEVICES, 2):
             server = str(uuid.uuid4())
             store.add([model.Claim(

@@ -14,6 +14,7 @@ from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel.store import claim_store
+from nova_accel.store import values
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.host import test_handover as handover
@@ -136,7 +137,7 @@ class DiskTest(IdentityTestCase):
     def test_moved_with_a_part_that_is_not_settled(self):
         """What a server has is not cleaned with the rest of its card."""
         self.exchange((ONE, EMPTY))
-        self.host.holdings.settle(todo=[model.Unsettled(serial='S000002000')])
+        self.host.holdings.settle(todo=[values.Unsettled(serial='S000002000')])
         self.host.reconciler.run()
         self.assertEqual('a secret', self.data(EMPTY))
         self.host.delete(self.server)

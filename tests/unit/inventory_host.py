@@ -22,6 +22,7 @@ from nova_accel.inventory import tree as inventory_tree
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import claim_store
+from nova_accel.store import values
 from tests import limits
 
 NODE = 'host'
@@ -116,7 +117,7 @@ class Store(claim_store.ClaimStore):
         self.error = None
         super().__init__(path)
         # of a host that is as new
-        self.settle(done=[model.EVERYTHING])
+        self.settle(done=[values.EVERYTHING])
 
     def __getattribute__(self, name):
         get = super().__getattribute__

@@ -130,8 +130,8 @@ class ClaimStoreTest(StoreTestCase):
     def test_new_file(self):
         """The host may have had another one; a store without a file cannot
         be lost."""
-        self.assertEqual({model.EVERYTHING}, self.store.unsettled())
-        self.assertEqual({model.EVERYTHING},
+        self.assertEqual({values.EVERYTHING}, self.store.unsettled())
+        self.assertEqual({values.EVERYTHING},
                          claim_store.ClaimStore(self.path).unsettled())
         self.assertEqual(frozenset(),
                          claim_store.ClaimStore(':memory:').unsettled())
@@ -146,7 +146,7 @@ class ClaimStoreTest(StoreTestCase):
         self.store.set_devices({address: one})
         self.store.set_loaded(address, 0, LOADED)
         self.command().disable(DISABLED)
-        self.store.change_unclean((), [model.Unclean(
+        self.store.change_unclean((), [values.Unclean(
             address, address, serial, one.ids, 'none')])
         unknown_ = model.Loaded(None, None, None, '', None)
         self.store.place(other, True, {0: unknown_})
@@ -216,10 +216,10 @@ class ClaimStoreTest(StoreTestCase):
         return claim_store.existing(self.path)
 
     def test_settle(self):
-        one, other = (model.Unsettled(address='0000:5e:00.0'),
-                      model.Unsettled(serial='S1'))
+        one, other = (values.Unsettled(address='0000:5e:00.0'),
+                      values.Unsettled(serial='S1'))
         before = self.store.generation
-        self.store.settle([model.EVERYTHING], [one, other])
+        self.store.settle([values.EVERYTHING], [one, other])
         self.assertNotEqual(before, self.store.generation)
         held = claim()
         self.store.settle([one], claims=[held])
@@ -234,11 +234,11 @@ class ClaimStoreTest(StoreTestCase):
                 store.unsettled(), store.claims()))
 
     def test_settle_while_another_thread_does(self):
-        one, other = (model.Unsettled(address='0000:5e:00.0'),
-                      model.Unsettled(serial='S1'))
+        one, other = (values.Unsettled(address='0000:5e:00.0'),
+                      values.Unsettled(serial='S1'))
 
         def late():
-            self.store.settle([model.EVERYTHING], [other])
+            self.store.settle([values.EVERYTHING], [other])
             yield one
         self.store.settle(todo=late())
         for store in (self.store, claim_store.ClaimStore(self.path)):
@@ -246,21 +246,21 @@ class ClaimStoreTest(StoreTestCase):
 
     def test_products_that_come_back(self):
         """Several that were in one slot, without serial numbers."""
-        rows = {model.Unsettled('0000:5e:00.0', ids=ids)
+        rows = {values.Unsettled('0000:5e:00.0', ids=ids)
                 for ids in ('', '10de:2330', '1002:74a1 1002:0c34')}
-        self.store.settle([model.EVERYTHING], rows)
+        self.store.settle([values.EVERYTHING], rows)
         for store in (self.store, claim_store.ClaimStore(self.path)):
             self.assertEqual(rows, store.unsettled())
 
     def test_parts_that_are_settled(self):
-        self.store.settle([model.EVERYTHING])
+        self.store.settle([values.EVERYTHING])
         for parts in (), ('0',), ('0000:5e:00.1', '0000:5e:00.2'):
-            row = model.Unsettled('0000:5e:00.0', but_for=frozenset(parts))
+            row = values.Unsettled('0000:5e:00.0', but_for=frozenset(parts))
             self.store.settle(self.store.unsettled(), [row])
             for store in (self.store, claim_store.ClaimStore(self.path)):
                 self.assertEqual({row}, store.unsettled())
         # of two that are about one card only what both say is settled
-        self.store.settle(todo=[model.Unsettled(
+        self.store.settle(todo=[values.Unsettled(
             '0000:5e:00.0', but_for=frozenset(('0000:5e:00.2', '1')))])
         self.assertEqual({dataclasses.replace(
             row, but_for=frozenset(('0000:5e:00.2',)))},
@@ -271,8 +271,8 @@ class ClaimStoreTest(StoreTestCase):
         address, ids = DEVICE.address, DEVICE.ids
         self.store.settle(self.store.unsettled())
         self.store.set_devices({address: DEVICE})
-        self.store.settle(todo=[model.Unsettled(address)])
-        self.assertEqual({model.Unsettled(address)}, self.store.unsettled())
+        self.store.settle(todo=[values.Unsettled(address)])
+        self.assertEqual({values.Unsettled(address)}, self.store.unsettled())
         for there in {}, {address: dataclasses.replace(
                 DEVICE, product_id='ffff')}:
             self.store.set_devices(there)
@@ -408,8 +408,8 @@ class ClaimStoreTest(StoreTestCase):
 
     def test_reserved(self):
         self.assertEqual({}, self.store.reserved())
-        one = ('p', 'CUSTOM_ACCELERATOR_FPGA'), model.Reserved(1, 2, 0)
-        two = ('p', 'VGPU'), model.Reserved(1, 2)
+        one = ('p', 'CUSTOM_ACCELERATOR_FPGA'), values.Reserved(1, 2, 0)
+        two = ('p', 'VGPU'), values.Reserved(1, 2)
         self.store.set_reserved(dict([one, (two[0], one[1])]))
         self.store.set_reserved(dict([two]))
         again = claim_store.ClaimStore(self.path)
@@ -520,7 +520,7 @@ class DamageTest(StoreTestCase):
                      lambda: store.set_loaded('a', 0, LOADED),
                      lambda: store.set_loaded('a', 0, model.AS_READ),
                      lambda: store.set_reserved({
-                         ('p', 'VGPU'): model.Reserved(1, 1)}),
+                         ('p', 'VGPU'): values.Reserved(1, 1)}),
                      lambda: store.set_reserved({('p', 'VGPU'): None})):
             self.assertUnavailable('no such table', call)
 
@@ -663,7 +663,7 @@ class WaitingTest(StoreTestCase):
         self.assertWaiting(self.two, self.one)
         self.assertEqual([], self.store.claims())
         # with the ledger, in one transaction
-        row = model.Reserved(0, 1)
+        row = values.Reserved(0, 1)
         self.store.set_reserved({('p', 'VGPU'): row}, self.store.waiting()[:1])
         self.assertWaiting(self.one)
         self.assertEqual({('p', 'VGPU'): row}, self.store.reserved())
@@ -675,7 +675,7 @@ class WaitingTest(StoreTestCase):
         self.assertUnavailable('no such table', self.store.await_operator,
                                self.two)
         self.assertUnavailable('no such table', self.store.set_reserved, {
-            ('p', 'VGPU'): model.Reserved(0, 1)}, self.store.waiting())
+            ('p', 'VGPU'): values.Reserved(0, 1)}, self.store.waiting())
         with self.file() as db:
             db.execute('ALTER TABLE gone RENAME TO claims')
         self.assertWaiting(self.one)
@@ -875,7 +875,7 @@ class OtherReleasesTest(StoreTestCase):
         self.assertEqual([one], store.claims())
         store.add([claim(handle=handle(1))])
         store.set_loaded('a', 0, LOADED)
-        store.set_reserved({('p', 'VGPU'): model.Reserved(1, 1)})
+        store.set_reserved({('p', 'VGPU'): values.Reserved(1, 1)})
         self.assertEqual({('a', 0): LOADED}, store.loaded())
         device = store.devices()['0000:01:00.0']
         self.assertEqual(model.Device(
@@ -949,7 +949,7 @@ class DisabledTest(StoreTestCase):
     def test_own_writes_are_nothing_new(self):
         before = self.store.generation
         self.assertFalse(self.store.refresh())
-        self.store.set_reserved({('p', 'VGPU'): model.Reserved(1, 1)})
+        self.store.set_reserved({('p', 'VGPU'): values.Reserved(1, 1)})
         self.assertFalse(self.store.refresh())
         self.assertEqual(before, self.store.generation)
 

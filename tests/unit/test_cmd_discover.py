@@ -15,6 +15,7 @@ from oslo_config import fixture as config_fixture
 from nova_accel import conf
 from nova_accel.drivers import dfl
 from nova_accel import model
+from nova_accel.store import values
 from tests.unit import commands
 from tests.unit.host import A, B, FIRST, FUNCTION, plain, SimulatedHost
 from tests.unit.test_claims import claim, DISABLED, handle
@@ -31,7 +32,7 @@ class Discover(commands.StoreCommandTestCase):
             {'address': B, 'ports': 2, 'vfs': 2}))
         self.configure(simulated_host=self.host.path, enabled_drivers='dfl')
         # a host that nova-compute has settled
-        self.open_store().settle(done=[model.EVERYTHING])
+        self.open_store().settle(done=[values.EVERYTHING])
 
     def test_short(self):
         result = self.start('-f', 'json')

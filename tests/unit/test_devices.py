@@ -49,7 +49,7 @@ class HoldTest(TableTestCase):
         self.store.disable(values.Disabled(A, '', reason, 'now'))
 
     def unsettle(self):
-        self.store.settle(todo=[model.Unsettled(A)])
+        self.store.settle(todo=[values.Unsettled(A)])
 
     def claim(self, **of):
         self.store.add([test_identity.claim(**of)])
@@ -192,7 +192,7 @@ class PlaceTest(TableTestCase):
 
     def test_does_not_tell_its_number_any_more(self):
         """What it may have of a server it has still."""
-        self.store.settle(todo=[model.Unsettled(serial='a')])
+        self.store.settle(todo=[values.Unsettled(serial='a')])
         self.adopt(A)
         self.assertEqual([Kind.RETURNED], self.kinds())
         self.adopt(A, 'b')
@@ -218,7 +218,7 @@ class PlaceTest(TableTestCase):
         self.assertEqual((), self.table.adoption.record_of('b'))
 
     def test_record_follows(self):
-        self.store.settle(todo=[model.Unsettled(serial='a')])
+        self.store.settle(todo=[values.Unsettled(serial='a')])
         self.goes(A)
         self.adopt(B, 'a', record=(('firmware', '2'),))
         self.assertEqual(self.CARD, self.table.reports.reported(B).record)

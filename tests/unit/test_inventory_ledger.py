@@ -22,11 +22,12 @@ from nova_accel.inventory import tree as inventory_tree
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import claim_store
+from nova_accel.store import values
 from tests.unit import inventory_host
 from tests.unit.inventory_host import A, handle, NODE
 
 OK, SICK, GONE = model.Health
-R, F = model.Reserved, ledger.Found
+R, F = values.Reserved, ledger.Found
 CLASS = 'CUSTOM_ACCELERATOR_GPU'
 GPUS = [f'0000:0{n}:00.0' for n in range(1, 5)]
 

@@ -11,6 +11,7 @@ import testtools
 from nova_accel.inventory import providers
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import values
 from tests.unit import inventory_host
 from tests.unit.inventory_host import A, B, CLASS, fpga, handle
 
@@ -275,7 +276,7 @@ class MergedTest(testtools.TestCase):
         provider = made(device, claims=map(waiting, device.handles))[A]
         merged = self.merged(
             provider, {CLASS: {'total': 4, 'reserved': 4}}, {
-                CLASS: model.Reserved(1, 4)})
+                CLASS: values.Reserved(1, 4)})
         self.assertEqual((4, 1, ()), (
             merged.inventory[CLASS]['reserved'],
             merged.rows[CLASS].operators, merged.returned))
@@ -291,7 +292,7 @@ class MergedTest(testtools.TestCase):
         self.assertNotIn(naming.FENCED, provider.traits)
         there = {CLASS: {'total': 3, 'reserved': 1},
                  MEMORY: {'total': 8, 'reserved': 0}}
-        merged = self.merged(provider, there, {CLASS: model.Reserved(0, 3)})
+        merged = self.merged(provider, there, {CLASS: values.Reserved(0, 3)})
         self.assertEqual(
             ((two, one), 2, 0, 0),
             (merged.returned, merged.inventory[CLASS]['total'],

@@ -11,6 +11,7 @@ from nova_accel import conf
 from nova_accel.inventory import holds
 from nova_accel.inventory import offers
 from nova_accel import model
+from nova_accel.store import values
 from tests.unit.inventory_host import A, B, fpga, handle
 
 FREE, HELD, RELEASING, WITHHELD = offers.State
@@ -139,7 +140,7 @@ class StateTest(testtools.TestCase):
         self.useFixture(config_fixture.Config(conf.CONF)).config(
             handover=[now], group='accel')
         device = card()
-        rows = [model.Unclean(VFS[0], A, '', device.ids, had)]
+        rows = [values.Unclean(VFS[0], A, '', device.ids, had)]
         found = list(offers.of_unclean([device], rows))
         self.assertEqual([handle(VFS[0])] * withheld,
                          [one.handle for one in found])

@@ -23,8 +23,8 @@ from openstackclient import shell
 from osc_lib.command import commandmanager
 import testtools
 
-from nova_accel import model
 from nova_accel.store import claim_store
+from nova_accel.store import values
 from tests.unit import pages
 from tests.unit.test_claims import claim, DEVICE, handle
 
@@ -82,7 +82,7 @@ class ProgramsTest(testtools.TestCase):
         path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'claims.sqlite')
         store = claim_store.ClaimStore(path)
-        store.settle(done=[model.EVERYTHING])
+        store.settle(done=[values.EVERYTHING])
         store.set_devices({DEVICE.address: DEVICE})
         store.add([claim('7d9fe0c3-1f3a-4a2b-9d0e-3a1f5c6b7d8e', handle(0))])
         return path

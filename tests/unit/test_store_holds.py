@@ -30,7 +30,7 @@ class HoldsTest(testtools.TestCase):
             if name in serials})
 
     def unclean(self, *handles, serial='', address=A):
-        rows = [model.Unclean(handle, address, serial, IDS, 'none')
+        rows = [values.Unclean(handle, address, serial, IDS, 'none')
                 for handle in handles]
         self.store.change_unclean((), rows)
         return rows
@@ -48,7 +48,7 @@ class HoldsTest(testtools.TestCase):
         self.put(a='x')
         self.disable(A, 'hot', 'x')
         one, = self.unclean('0000:3b:00.1', serial='x')
-        self.store.settle(todo=[model.Unsettled(
+        self.store.settle(todo=[values.Unsettled(
             serial='x', but_for=frozenset(['0000:3b:00.2']))])
         self.put()
         self.put(a='')
@@ -72,7 +72,7 @@ class HoldsTest(testtools.TestCase):
         self.disable(A, 'worn')
         self.disable(C, 'of the other', 'x')
         self.store.settle(
-            todo=[model.Unsettled(A, ids=IDS), model.Unsettled(serial='x')])
+            todo=[values.Unsettled(A, ids=IDS), values.Unsettled(serial='x')])
         self.put(a='x', b='', c='')
         self.assertEqual([(A, 'worn')], [
             (row.device_address, row.reason)
@@ -86,7 +86,7 @@ class HoldsTest(testtools.TestCase):
         self.put(a='x')
         self.disable(A, 'hot', 'x')
         self.unclean('0000:3b:00.1', serial='x')
-        self.store.settle(todo=[model.Unsettled(
+        self.store.settle(todo=[values.Unsettled(
             serial='x', but_for=frozenset(['0000:3b:00.2']))])
         self.store.place(test_identity.device(B, 'x'), False, {})
         self.assertEqual([A, B], [
@@ -101,21 +101,21 @@ class HoldsTest(testtools.TestCase):
         self.put(a='')
         for parts, left in (((one, other), {one, other}), ((one,), {one}),
                             ((other,), set())):
-            self.store.settle(todo=[model.Unsettled(
+            self.store.settle(todo=[values.Unsettled(
                 A, ids=IDS, but_for=frozenset(parts))])
             row, = self.store.unsettled()
             self.assertEqual(left, row.but_for)
         self.store.settle(done=self.store.unsettled())
-        self.store.settle(todo=[model.Unsettled(A)])
+        self.store.settle(todo=[values.Unsettled(A)])
         row, = self.store.unsettled()
         self.assertEqual((frozenset(), True), (row.but_for, row.by_address))
 
     def test_lost_counts_more(self):
         self.put(a='')
-        self.store.settle(todo=[model.Unsettled(A, ids=IDS)])
+        self.store.settle(todo=[values.Unsettled(A, ids=IDS)])
         self.assertEqual([False], [
             row.by_address for row in self.store.unsettled()])
-        for row in (model.Unsettled(A), model.Unsettled(A, ids=IDS)):
+        for row in (values.Unsettled(A), values.Unsettled(A, ids=IDS)):
             self.store.settle(todo=[row])
             self.assertEqual([True], [
                 row.by_address for row in self.store.unsettled()])
