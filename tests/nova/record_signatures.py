@@ -30,6 +30,7 @@ RECORDED = {
     'nova.virt.libvirt.host': ['Host'],
     'nova.virt.libvirt.guest': ['Guest'],
     'nova.virt.libvirt.config': [
+        'LibvirtConfigObject',
         'LibvirtConfigGuestHostdevPCI', 'LibvirtConfigGuestHostdevMDEV',
         'LibvirtConfigGuestController', 'LibvirtConfigGuestCPUMaxPhysAddr',
         'LibvirtConfigGuestPCIeRootPortController',
