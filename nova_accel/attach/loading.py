@@ -188,8 +188,7 @@ class Loader:
         try:
             with self._cache().by_image(
                     image_id, self._inventory.contents.content_of(
-                        device.address, region.index, image_id),
-                    loaded.origin == model.OPERATOR) as file:
+                        device.address, region.index, image_id)) as file:
                 bitstream = driver.read_bitstream(
                     file.path, f'image {image_id}')
                 self._program(

@@ -90,7 +90,7 @@ class Programming:
         choice, client, image = self._find_first(
             context, project_id, wanted, region)
         if (region.origin == glance.origin(image.entry) == model.OPERATOR
-                and region.bitstream_id == image.id):
+                and self._has_data(device, region, image)):
             return
         with self._programming_for(context, claims, device, region), (
                 self._step(project_id, wanted, image)) as step:
@@ -157,7 +157,7 @@ class Programming:
         The region was programmed with the image, which has another name now;
         or the card loaded the function from its flash, which has no name.
         """
-        same = region.bitstream_id == image.id
+        same = self._has_data(device, region, image)
         if glance.origin(image.entry) != model.OPERATOR or not (
                 same or region.function_uuid == glance.function_id(image)
                 and region.function_uuid not in (
@@ -169,6 +169,14 @@ class Programming:
                 glance.function_name(image), image.content if same else '',
                 model.OPERATOR))
         return True
+
+    def _has_data(self, device, region, image):
+        """Return whether a region was programmed with the data that an image
+        has now: Glance gives the id of a purged image to any project that asks
+        for it (OSSN-0075)."""
+        return region.bitstream_id == image.id and image.content == (
+            self._inventory.contents.content_of(
+                device.address, region.index, image.id))
 
     def _find(self, context, project_id, wanted, region):
         """(client, image) of what is asked for.
@@ -254,8 +262,11 @@ class Programming:
         if not (region.origin == model.OPERATOR
                 and self._loader.load_cached(loaded, device, region)):
             client = self._cloud.service_images()
-            self._load(client, glance.find_operators(client, image_id),
-                       device, region)
+            content = self._inventory.contents.content_of(
+                device.address, region.index, image_id)
+            image = glance.find_operators(client, image_id)
+            _check_data(image, content)
+            self._load(client, image, device, region)
         return f'programmed again with image {image_id}'
 
     def clear(self, device: model.Device, region: model.Region,
@@ -431,11 +442,16 @@ class Programming:
     def _as_before(self, context, project_id, loaded, device, region):
         if self._loader.load_cached(loaded, device, region):
             return
+        content = self._inventory.contents.content_of(
+            device.address, region.index, loaded.bitstream_id)
         wanted = request.AcceleratorRequest(
             group='', resource_class='', amount=1,
             bitstream_id=loaded.bitstream_id,
-            chosen_by_owner=loaded.origin != model.OPERATOR)
+            # an image of any project only where its data can be compared
+            chosen_by_owner=bool(content)
+            and loaded.origin != model.OPERATOR)
         client, image = self._find(context, project_id, wanted, region)
+        _check_data(image, content)
         self._loader.load(client, image, wanted, device, region)
 
 
@@ -461,6 +477,20 @@ def _was_loaded_for(claims, wanted, region) -> bool:
     return bool(wanted.bitstream_id) and all(
         c.restore_bitstream == wanted.bitstream_id == region.bitstream_id
         and c.restore_function == region.function_uuid for c in claims)
+
+
+def _check_data(image: glance.Image, content: str) -> None:
+    """Check that an image has the data that a region was programmed with.
+
+    :param content: as recorded; '' where it was not.
+    :raises BitstreamError: it has others.
+    """
+    if content and image.content != content:
+        raise exception.BitstreamError(
+            f'{image} was programmed before, and its data are other ones now: '
+            f'the image was deleted, and its id was used for another one; '
+            f'upload the first one with a new id, and rebuild the server with '
+            f'that.')
 
 
 def _check_handles(device, region, claims):

@@ -109,23 +109,18 @@ class BitstreamCache:
             yield file
 
     @contextlib.contextmanager
-    def by_image(self, image_id: str, content: str = '',
-                 is_operators: bool = False) -> Iterator[CachedFile]:
-        """Lease the content that an image had when this host used it last.
+    def by_image(self, image_id: str, content: str) -> Iterator[CachedFile]:
+        """Lease the content with which a region was programmed.
 
         Needs no token. A host that boots uses it to restore the bitstreams of
         its servers.
 
-        :param content: as it was recorded, '' where it was not.
-        :param is_operators: the image is the operator's: then only that
-            content is. The id of an image that was purged can be chosen for
-            another one by any project (OSSN-0075).
+        :param image_id: for errors alone: any project can choose the id of a
+            purged image for another one (OSSN-0075).
+        :param content: as it was recorded, '' where it was not: then nothing
+            is found.
         :raises BitstreamError: the content is not in the cache.
         """
-        link = _LINK + _checked(image_id)
-        if not content and not is_operators:
-            with contextlib.suppress(OSError):
-                content = os.readlink(self._path(link))
         with self._leased(content) as file:
             try:
                 if not content or not self._is_whole(content):

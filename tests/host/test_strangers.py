@@ -2,11 +2,14 @@
 """Images of other projects cost no request, no place and no bitstream."""
 
 import dataclasses
+import shutil
 from unittest import mock
 import uuid
 
+import ddt
 import fixtures
 
+from nova_accel import conf
 from nova_accel import exception
 from tests.host import base
 from tests.host import cloud as clouds
@@ -141,3 +144,99 @@ class PurgedTest(base.HostTestCase):
         self.host.delete(self.mine)
         self.assertEqual([], self.programmed)
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
+
+
+@ddt.ddt
+class ReusedIdTest(base.HostTestCase):
+    """A host boots, its cache is empty, and another project has uploaded its
+    own data under the id of the image of a server."""
+
+    POOLS = 'none'
+
+    def setUp(self):
+        super().setUp()
+        self.start_host({'address': A}, {'address': B})
+
+    def boot(self, image):
+        return self.host.boot(
+            base.asks(runtime_programming='true'), self.host.allocation(A),
+            {'accel1:bitstream_id': image})
+
+    def after_a_power_cut(self):
+        shutil.rmtree(conf.CONF.accel.bitstream_cache)
+        self.host.power_cut()
+        self.restart()
+        self.programmed = []
+        program = self.host.kernel.program_dfl_port
+
+        def programs(address, *args):
+            self.programmed.append(address)
+            return program(address, *args)
+        self.host.kernel.program_dfl_port = programs
+
+    def reuse(self, image, **properties):
+        self.host.cloud.delete_image(image)
+        self.host.upload(OTHER, {'id': image, 'owner': EVE, **properties})
+
+    def refused(self, server):
+        error = self.assertRaises(
+            exception.BitstreamError, self.host.start_guest, server)
+        self.assertEqual([], self.programmed)
+        self.assertNotIn(server, self.host.cloud.running())
+        return exception.for_owner(error)
+
+    @ddt.data('community', 'public')
+    def test_of_a_server(self, visibility):
+        image = self.host.upload(FUNCTION, {
+            'owner': clouds.PROJECT, 'visibility': 'private'})
+        server = self.boot(image)
+        self.reuse(image, visibility=visibility)
+        self.after_a_power_cut()
+        self.assertIn('its id was used for another one', self.refused(server))
+
+    def test_same_image(self):
+        image = self.host.upload(FUNCTION, {
+            'owner': EVE, 'visibility': 'community'})
+        server = self.boot(image)
+        self.after_a_power_cut()
+        self.host.start_guest(server)
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+
+    def test_data_are_not_known(self):
+        """A first attempt to put it back has failed."""
+        image = self.host.upload(FUNCTION, {
+            'owner': clouds.PROJECT, 'visibility': 'private'})
+        server = self.boot(image)
+        self.reuse(image, visibility='community')
+        # so that the cache has the id
+        self.host.boot(
+            base.asks(runtime_programming='true'), self.host.allocation(B),
+            {'accel1:bitstream_id': image}, project=EVE)
+        self.host.power_cut()
+        self.restart()
+        self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
+        self.assertRaises(exception.ProgrammingFailed,
+                          self.host.start_guest, server)
+        self.assertRaises(exception.ImageNotFound,
+                          self.host.start_guest, server)
+        self.assertNotEqual(plain(OTHER), self.host.carries(A))
+
+    def test_of_the_operator(self):
+        """A new image of the operator is not what was on the card."""
+        image = self.host.upload(FUNCTION)
+        server = self.host.boot(base.asks(FUNCTION), self.host.allocation(A))
+        self.host.cloud.delete_image(image)
+        self.host.upload(OTHER, {'id': image})
+        shutil.rmtree(conf.CONF.accel.bitstream_cache)
+        self.host.delete(server)
+        self.assertEqual(plain(FUNCTION), self.host.carries(A))
+
+    def test_of_the_next_server(self):
+        """A region with the data before does not carry the image of today."""
+        image = self.host.upload(FUNCTION)
+        self.host.delete(self.host.boot(
+            base.asks(FUNCTION), self.host.allocation(A)))
+        self.host.cloud.delete_image(image)
+        self.host.upload(OTHER, {'id': image})
+        self.host.boot(base.asks(OTHER), self.host.allocation(A))
+        self.assertEqual(plain(OTHER), self.host.carries(A))
