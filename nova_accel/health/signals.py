@@ -3,9 +3,10 @@
 
 A guest can write the error masks and the error status of its device, and can
 provoke requests that the device refuses (vfio_pci_config.c of Linux 6.12: the
-AER capability is not virtualized). What a guest can cause is at most SUSPECT
-while a server has the device. What a guest cannot cause is the state of the
-link, and errors of the link that its two ends detect.
+AER capability is not virtualized). A guest that has the whole device can also
+take its link down, for example by a reset of the device that the host does not
+know of. What a guest can cause (Cause) is at most SUSPECT while the server has
+the device, and ends with the reset after it: what is read then decides.
 """
 
 from collections.abc import Mapping
@@ -64,6 +65,16 @@ class Mode(enum.Enum):
     ACT = 'act'
 
 
+class Cause(enum.Enum):
+    """Which guests can cause a signal."""
+
+    NONE = 'none'
+    #: of a server that has the whole device: what concerns the bus
+    WHOLE = 'whole'
+    #: also of a server that has a VF, a region or a vGPU of it
+    ANY = 'any'
+
+
 class Reading(typing.NamedTuple):
     """One value of one signal of a device, as a driver reads it."""
 
@@ -83,8 +94,9 @@ class Signal(typing.NamedTuple):
     said: str
     #: what it means while no server has the device
     free: State
-    #: what it means while a server has it
+    #: what it means while a server has it or a part of it
     held: State
+    cause: Cause
     #: whether the value is a counter: each growth counts, and the finding
     #: lasts until the next hand-over
     counts: bool = False
@@ -97,69 +109,83 @@ class Signal(typing.NamedTuple):
     #: whether inventory.recovery may end it where it is a quarantine
     recovers: bool = False
 
+    def state(self, is_held: bool, is_whole: bool) -> State:
+        """Return what it means for a device.
+
+        :param is_held: whether a server has it or a part of it.
+        :param is_whole: whether a server has all of a function of its slot.
+        """
+        state = self.held if is_held else self.free
+        if is_whole and self.cause is Cause.WHOLE:
+            return min(state, State.SUSPECT, key=lambda s: s.rank)
+        return state
+
 
 _OK, _SUSPECT, _BAD = State.OK, State.SUSPECT, State.QUARANTINED
+_NONE, _WHOLE, _ANY = Cause.NONE, Cause.WHOLE, Cause.ANY
 
 SIGNALS: Mapping[str, Signal] = {
     # Of the bus: host.bus
     'link_errors': Signal(
         'its PCIe link had {value} uncorrectable errors ({about})',
-        _BAD, _BAD, counts=True, sticky=True),
+        _BAD, _BAD, _WHOLE, counts=True, sticky=True),
     'fatal_errors': Signal(
         'it had {value} fatal PCIe errors ({about})',
-        _BAD, _SUSPECT, counts=True, sticky=True),
+        _BAD, _SUSPECT, _ANY, counts=True, sticky=True),
     'nonfatal_errors': Signal(
         'it had {value} uncorrectable PCIe errors ({about})',
-        _SUSPECT, _SUSPECT, counts=True),
+        _SUSPECT, _SUSPECT, _ANY, counts=True),
     'corrected_errors': Signal(
         'its PCIe link corrected {value} errors ({about})',
-        _SUSPECT, _SUSPECT, counts=True, least=100, is_new=True),
+        _SUSPECT, _SUSPECT, _ANY, counts=True, least=100, is_new=True),
     'link_width': Signal(
-        'its PCIe link has {value} lanes {about}', _SUSPECT, _SUSPECT),
+        'its PCIe link has {value} lanes {about}', _SUSPECT, _SUSPECT, _WHOLE),
     'link_width_half': Signal(
-        'its PCIe link has {value} lanes {about}', _BAD, _BAD,
+        'its PCIe link has {value} lanes {about}', _BAD, _BAD, _WHOLE,
         recovers=True),
     'link_speed': Signal(
         # drivers in guests lower it while a device has nothing to do
-        'its PCIe link has {value} MT/s {about}', _SUSPECT, _OK, is_new=True),
-    'power': Signal('its power_state is error', _BAD, _BAD, recovers=True),
+        'its PCIe link has {value} MT/s {about}', _SUSPECT, _OK, _WHOLE,
+        is_new=True),
+    'power': Signal('its power_state is error', _BAD, _BAD, _WHOLE,
+                    recovers=True),
     # Events of the kernel: host.kernel.Kernel.changes
     'recovery_failed': Signal(
         'the kernel could not recover it from a PCIe error',
-        _BAD, _SUSPECT, counts=True, sticky=True),
+        _BAD, _SUSPECT, _ANY, counts=True, sticky=True),
     'wedged': Signal(
         'its driver has given it up (WEDGED)',
-        _BAD, _SUSPECT, counts=True, sticky=True),
+        _BAD, _SUSPECT, _ANY, counts=True, sticky=True),
     # What a card reports while its physical function stays with the host:
     # drivers.*.health
-    'card_failed': Signal('{about}', _BAD, _SUSPECT, recovers=True),
+    'card_failed': Signal('{about}', _BAD, _SUSPECT, _ANY, recovers=True),
     'card_errors': Signal(
         'it counted {value} errors ({about})',
-        _SUSPECT, _SUSPECT, counts=True),
-    'card_warns': Signal('{about}', _SUSPECT, _SUSPECT),
-    'wear': Signal('{about}', _SUSPECT, _SUSPECT),
-    'temperature': Signal('it is too hot ({about})', _SUSPECT, _SUSPECT,
+        _SUSPECT, _SUSPECT, _ANY, counts=True),
+    'card_warns': Signal('{about}', _SUSPECT, _SUSPECT, _ANY),
+    'wear': Signal('{about}', _SUSPECT, _SUSPECT, _ANY),
+    'temperature': Signal('it is too hot ({about})', _SUSPECT, _SUSPECT, _ANY,
                           is_new=True),
     # model.Device.failed, by inventory.conditions
-    'failed': Signal('its driver says that it has failed', _BAD, _BAD,
+    'failed': Signal('its driver says that it has failed', _BAD, _BAD, _WHOLE,
                      recovers=True),
     # inventory.recovery
     RECOVERED: Signal('it had failed and was recovered, and no server has had '
-                      'it since', _SUSPECT, _SUSPECT),
+                      'it since', _SUSPECT, _SUSPECT, _NONE),
     # attach.programming: an image of a project may just be a bad one
     PROGRAMMING: Signal(
         'an image of the operator could not be programmed into it',
-        _SUSPECT, _SUSPECT),
+        _SUSPECT, _SUSPECT, _NONE),
     # attach.plugs
     START: Signal('a guest with it could not be started, because of it',
-                  _SUSPECT, _SUSPECT),
+                  _SUSPECT, _SUSPECT, _ANY),
     # notify.paused
     PAUSED: Signal(
         'QEMU has paused the guest of server {about} because of an error: hard '
-        'reboot the server', _SUSPECT, _SUSPECT),
+        'reboot the server', _SUSPECT, _SUSPECT, _ANY),
     # admin.drill
     DRILL: Signal('the operator has a drill (nova-accel drill)',
-                  _BAD, _SUSPECT, recovers=True),
+                  _BAD, _SUSPECT, _NONE, recovers=True),
 }
 
 

@@ -58,6 +58,9 @@ class Card(typing.NamedTuple):
     slot_held: bool
     #: store.values.Notes.marks
     marks: tuple[str, ...] = ()
+    #: whether a server has all of a function of its slot, whose link is the
+    #: same
+    slot_whole: bool = False
 
 
 @dataclasses.dataclass
@@ -242,7 +245,7 @@ class Watch:
     def _found(known, card, modes, reading) -> None:
         row, mode = signals.SIGNALS[reading.signal], modes[reading.signal]
         held = card.slot_held if row.counts else card.held
-        state = row.held if held else row.free
+        state = row.state(held, card.slot_whole)
         if mode is _Mode.OFF or state is _State.OK:
             return
         key = reading.signal, reading.about

@@ -39,8 +39,10 @@ _SWITCHES = {
                          ('0x1022', '0x1501'))),
     '0x8086': frozenset(('0x8086', f'0x{device}') for device in (
         '4fa0', '4fa1', '4fa4', 'e2f0', 'e2f1', 'e2ff'))}
-#: errors that the two ends of a link detect, which no guest can provoke: data
-#: link protocol, surprise down, receiver overflow
+#: errors that the two ends of a link detect: data link protocol, surprise down,
+#: receiver overflow. A guest that has the whole device can take the link down;
+#: drivers that do so mask the error in the port first, as
+#: myri10ge_mask_surprise_down() of Linux
 _OF_LINK = frozenset(('DLP', 'SDES', 'RxOF'))
 #: errors that any guest can provoke, and that harm nothing: unsupported
 #: request, completer abort, completion timeout

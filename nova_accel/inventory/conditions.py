@@ -5,7 +5,8 @@
 A finding                 What follows
 ========================  ====================================================
 observed                  a line of the log; shown to the operator
-SUSPECT                   the same, and a hold (suspect): a trait in Placement
+SUSPECT                   the same, and a hold (suspect): a trait in Placement;
+                          not of a guest that QEMU paused
 QUARANTINED, of a level   the same, and a hold (unhealthy) as long as it is so
 QUARANTINED, sticky       the same, and the device is disabled in the store,
                           until nova-accel enable
@@ -169,11 +170,13 @@ class Conditions:
         found = self._table.snapshot()
         held = {claim.device_address for claim in self._store.claims()}
         slots = {_slot(address) for address in held}
+        whole = {_slot(address) for address in self._held_whole()}
         cards = {
             address: watch.Card(
                 (device.driver, device.ids), address in held,
                 _slot(address) in slots,
-                self._table.reports.notes(address).marks)
+                self._table.reports.notes(address).marks,
+                _slot(address) in whole)
             for address, device in found.items()
             if device.health is not model.Health.GONE}
         with self._lock:
@@ -200,7 +203,10 @@ class Conditions:
                     unhealthy.add(address)
                     self._table.withheld.withhold(
                         address, Kind.UNHEALTHY, '; '.join(bad))
-                suspects[address] = '; '.join(f.reason for f in acting)
+                suspect = [f.reason for f in acting
+                           if f.signal != signals.PAUSED]
+                if suspect:
+                    suspects[address] = '; '.join(suspect)
             # between_servers() or a process before this one may have known more
             # than what was read now
             unhealthy |= {address for address in cards
@@ -246,8 +252,9 @@ class Conditions:
         for key, finding in now.items():
             if not self._once.has((address, key)):
                 self._once.say(
-                    (address, key), LOG.warning, 'Device %s is %s: %s%s',
-                    address, finding.state.value, finding.reason,
+                    (address, key), LOG.warning, 'Device %s%s: %s%s',
+                    address, '' if finding.signal == signals.PAUSED
+                    else f' is {finding.state.value}', finding.reason,
                     '' if finding.acts else (
                         f' ({signals.OPTION} has it observed only)'))
         if self._once.only(address, now) and not now:
@@ -276,10 +283,14 @@ class Conditions:
             return
         self._watch.acknowledge(address, findings)
 
+    def _held_whole(self) -> set[str]:
+        """Return the devices that servers have whole."""
+        return {claim.device_address for claim in self._store.claims()
+                if claim.device_address in claim.handle.addresses}
+
     def conditions(self) -> dict[str, Condition]:
         """Return the conditions of all devices, by address."""
-        whole = {claim.device_address for claim in self._store.claims()
-                 if claim.handle.address == claim.device_address}
+        whole = self._held_whole()
         found = self._table.snapshot()
         of_health = identity.disabled(found, [
             row for row in self._store.disabled()
@@ -289,8 +300,8 @@ class Conditions:
             for address, device in found.items():
                 findings = self._watch.findings(address)
                 state = signals.state_of(
-                    device, bool(findings), self._watch.is_read(address),
-                    address in whole)
+                    device, any(f.signal != signals.PAUSED for f in findings),
+                    self._watch.is_read(address), address in whole)
                 reasons = [f.reason for f in findings]
                 if device.health is not model.Health.OK:
                     reasons.insert(0, device.reason)

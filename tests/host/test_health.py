@@ -169,10 +169,11 @@ class SingleTest(HealthTestCase):
         self.assertEqual('quarantined', self.states()[ONE])
 
     def test_holder_keeps_it(self):
-        """No state stops its server, or its restart."""
+        """No state stops its server, or its restart. Its guest may have made
+        the link narrow: the reset after it decides."""
         server = self.boot()
         self.turn(**HALF)
-        self.assertEqual('quarantined', self.states()[ONE])
+        self.assertEqual('suspect', self.states()[ONE])
         self.assertHas(server, ONE)
         self.host.reboot(server)
         self.assertHas(server, ONE)
@@ -190,6 +191,24 @@ class SingleTest(HealthTestCase):
         self.host.delete(server)
         self.look()
         self.assertEqual('ok', self.states()[ONE])
+        self.assertEqual((0, 1), self.shown()[1])
+
+    def test_many_cards_of_a_tenant(self):
+        """Its guests take the links down: no card is out of service."""
+        for _ in range(3):
+            server = self.boot()
+            self.look()
+            self.host.kernel.set_fault(
+                ONE, attributes=HALF, port={'aer_dev_fatal': tree.errors(
+                    'aer_dev_fatal', SDES=1)})
+            self.look()
+            self.assertEqual('suspect', self.states()[ONE])
+            # the reset
+            self.host.kernel.set_fault(ONE, attributes=None, port=None)
+            self.host.delete(server)
+            self.look()
+            self.assertEqual('ok', self.states()[ONE])
+        self.assertEqual((), self.host.store.disabled())
         self.assertEqual((0, 1), self.shown()[1])
 
     def test_server_between_two_looks(self):
@@ -341,13 +360,23 @@ class SharedTest(HealthTestCase):
     ALSO = {'total_vfs': 2, 'vfs': 2}
 
     def test_short_servers(self):
-        """They do not hide what no guest can cause."""
+        """They do not hide what they cannot cause; its owner reads it until
+        the operator has looked after it."""
         self.start(ONE)
-        self.boot()
+        server = self.boot()
         self.look()
         self.host.delete(self.boot())
         self.turn(**OF_LINK)
         self.assertEqual('quarantined', self.states()[ONE])
+
+        def told():
+            self.look()
+            self.host.owners.run()
+            return [*self.host.cloud.read()['servers'][server][
+                'metadata'].values()]
+        self.assertEqual(['failed: 1 of 1'], told())
+        self.host.enable()
+        self.assertEqual([], told())
 
 
 class ObserveTest(HealthTestCase):
@@ -584,8 +613,10 @@ class OwnersTest(HealthTestCase):
     def test_told_and_taken_back(self):
         self.turn(**WORN)
         self.wait('degraded: 1 of 1')
-        self.turn(**HALF)
+        self.host.kernel.set_fault(ONE, dead=True)
+        self.look()
         self.wait('failed: 1 of 1')
+        self.host.kernel.set_fault(ONE, dead=None)
         self.turn()
         self.wait(None)
 
@@ -594,14 +625,6 @@ class OwnersTest(HealthTestCase):
         self.look()
         self.look()
         self.wait('gone: 1 of 1')
-
-    def test_sticky(self):
-        self.turn(**OF_LINK)
-        self.wait('failed: 1 of 1')
-        # the operator has looked after it
-        self.host.enable()
-        self.look()
-        self.wait(None)
 
     def test_others_words(self):
         """What the owner writes stays, and nothing is said of what only the
@@ -698,12 +721,19 @@ class PausedTest(HealthTestCase):
     def wait_told(self, *said):
         self.wait_for(lambda: [*self.told(self.server).values()] == [*said])
 
+    def found(self):
+        return [f.signal for f in self.host.inventory.health.conditions()[
+            ONE].findings]
+
     def test_told_until_it_runs(self):
-        """Its owner and the operator, not the other owner; within one look."""
+        """Its owner and the operator, not the other owner; within one look.
+        The card is for others as before."""
         self.host.cloud.pause_guest(self.server)
         self.look()
         self.wait_told(self.SAID)
-        self.assertEqual({ONE: 'suspect'}, self.states())
+        self.wait_for(lambda: self.found() == [signals.PAUSED])
+        self.assertEqual({ONE: 'ok'}, self.states())
+        self.assertEqual((), self.host.inventory.table.holds_of(ONE))
         self.assertEqual({}, self.told(self.other))
         self.look()
         self.assertEqual(1, self.log.output.count(
@@ -713,7 +743,7 @@ class PausedTest(HealthTestCase):
         self.host.reboot(self.server)
         self.look()
         self.wait_told()
-        self.wait_for(lambda: self.states() == {ONE: 'ok'})
+        self.wait_for(lambda: self.found() == [])
 
     def test_with_what_the_card_tells(self):
         self.turn(aer_dev_nonfatal=tree.errors('aer_dev_nonfatal',
@@ -730,7 +760,7 @@ class PausedTest(HealthTestCase):
         self.wait_told(self.SAID)
         self.host.delete(self.server)
         self.look()
-        self.wait_for(lambda: self.states() == {ONE: 'ok'})
+        self.wait_for(lambda: self.found() == [])
 
     def test_asked_for(self):
         """By the owner, or by Nova while it works on the server."""
@@ -747,7 +777,7 @@ class PausedTest(HealthTestCase):
         self.config.config(group='accel', health=['observe'])
         self.host.cloud.pause_guest(self.server)
         self.look()
-        self.wait_for(lambda: self.states() == {ONE: 'suspect'})
+        self.wait_for(lambda: self.found() == [signals.PAUSED])
         self.host.owners.run()
         self.assertEqual({}, self.told(self.server))
 

@@ -2,6 +2,7 @@
 """Signals of the health of devices: what is read, and what it means."""
 
 import os
+import re
 
 import ddt
 import fixtures
@@ -30,10 +31,8 @@ OK, SUSPECT, BAD = (signals.State.OK, signals.State.SUSPECT,
                     signals.State.QUARANTINED)
 PORT = '0000:5d:00.0'
 B, C, D = (f'0000:{n:02x}:00.0' for n in (2, 3, 4))
-#: what a server that has the device can cause: never more than SUSPECT
-PROVOKED = ('fatal_errors', 'nonfatal_errors', 'corrected_errors',
-            'link_speed', 'recovery_failed', 'wedged', 'card_failed',
-            'card_errors', 'card_warns', 'wear', 'temperature', 'guest_paused')
+HEALTH = os.path.join(os.path.dirname(__file__),
+                      '../../docs/source/operate/health.rst')
 
 
 class WatchTestCase(configured.TestCase):
@@ -42,7 +41,7 @@ class WatchTestCase(configured.TestCase):
         super().setUp()
         self.set('act')
         self.watch = watch.Watch()
-        self.held, self.marks = False, ()
+        self.held, self.marks, self.whole = False, (), False
 
     def set(self, *items):
         self.config.config(group='accel', health=list(items))
@@ -55,11 +54,12 @@ class WatchTestCase(configured.TestCase):
     def judged(self, *readings):
         """A round that has begun before."""
         return self.watch.round({A: watch.Card(
-            ('pci', '1:2'), self.held, self.held, self.marks)}, {A: readings})
+            ('pci', '1:2'), self.held, self.held, self.marks, self.whole)},
+            {A: readings})
 
     def ends(self, is_reset=True):
         """The server of the device is gone."""
-        self.held = False
+        self.held = self.whole = False
         self.watch.begin_again(A, is_reset)
 
     def states(self, address=A):
@@ -75,15 +75,17 @@ def reading(signal, value=1, about='x'):
 
 @ddt.ddt
 class TableTest(WatchTestCase):
-    """Each row, free and held."""
+    """Each row: free, with a server that has a part, and all of it."""
 
     @ddt.data(*signals.SIGNALS)
     def test_row(self, signal):
         row = signals.SIGNALS[signal]
         self.set(f'{signal}=act')
-        for held, state in (False, row.free), (True, row.held):
+        for held, whole, state in (
+                (False, False, row.free), (True, False, row.held),
+                (True, True, row.state(True, True))):
             self.watch = watch.Watch()
-            self.held = held
+            self.held, self.whole = held, whole
             if row.counts:
                 self.round(reading(signal, 7))
                 self.assertEqual([], self.states())
@@ -96,15 +98,26 @@ class TableTest(WatchTestCase):
             self.assertEqual([] if state is OK else [(signal, state)],
                              self.states())
 
-    @ddt.data(*PROVOKED)
-    def test_server_cannot_quarantine(self, signal):
+    @ddt.data(*signals.SIGNALS)
+    def test_guest_cannot_quarantine(self, signal):
         row = signals.SIGNALS[signal]
-        self.assertLess(row.held.rank, BAD.rank)
-        # the others no guest can cause
+        if row.cause is signals.Cause.ANY:
+            self.assertLess(row.held.rank, BAD.rank)
+        if row.cause is not signals.Cause.NONE:
+            self.assertLess(row.state(True, True).rank, BAD.rank)
+
+    def test_page(self):
+        """The page says the same of each signal."""
+        with open(HEALTH, encoding='utf-8') as file:
+            table = re.search(
+                r'Which guests can cause a signal$(.*?)^[^ \n]', file.read(),
+                re.DOTALL | re.MULTILINE)[1]
+        rows = re.split(r'\n   \* - ', table)[2:]
         self.assertEqual(
-            {'link_errors', 'link_width', 'link_width_half', 'power', 'failed',
-             'recovered', 'programming', 'start', 'drill'},
-            signals.SIGNALS.keys() - {*PROVOKED})
+            [{name for name, row in signals.SIGNALS.items()
+              if row.cause is cause} for cause in (
+                 signals.Cause.ANY, signals.Cause.WHOLE, signals.Cause.NONE)],
+            [{*re.findall('``([a-z_]+)``', row)} for row in rows])
 
     @ddt.data(*signals.SIGNALS)
     def test_new_and_sticky(self, signal):
@@ -196,6 +209,31 @@ class RoundsTest(WatchTestCase):
             self.round(reading('link_errors', errors),
                        reading('fatal_errors', errors))
             self.assertEqual([('link_errors', BAD)], self.states())
+
+    def test_guest_takes_the_link_down(self):
+        """The reset after it ends that; a link that stays narrow does not."""
+        self.held = self.whole = True
+        found = [reading('link_errors', 0)], [
+            reading('link_errors', 1), reading('link_width_half')]
+        for readings in found:
+            self.round(*readings)
+        self.assertEqual(
+            {('link_errors', SUSPECT), ('link_width_half', SUSPECT)},
+            {*self.states()})
+        self.ends()
+        self.assertEqual(1, len(self.watch.fencing(A, found[1])))
+        self.round(*found[1])
+        self.assertEqual([('link_width_half', BAD)], self.states())
+        self.round(found[1][0])
+        self.assertEqual([], self.states())
+
+    def test_guest_takes_the_link_of_another_function_down(self):
+        card = watch.Card(('pci', '1:2'), False, True, slot_whole=True)
+        for errors in 0, 1:
+            self.watch.begin()
+            self.watch.round({A: card}, {A: [
+                reading('link_errors', errors), reading('link_width_half')]})
+        self.assertEqual({SUSPECT}, {state for _, state in self.states()})
 
     def test_kernel_tells_after_the_end(self):
         self.ends()
@@ -363,6 +401,19 @@ class BreakerTest(WatchTestCase):
         self.many(of=(A, B, C, D, '5'))
         self.assertEqual({}, self.many(A, B, of=(A, B, C, D, '5')))
         self.assertEqual([('power', BAD)], self.states())
+
+    def test_guests_do_not_spare_others(self):
+        """Two guests take down the links of their cards, and at the same time
+        a third one breaks."""
+        self.many()
+        cards = {address: watch.Card(
+            ('pci', '1:2'), address != C, address != C,
+            slot_whole=address != C) for address in (A, B, C, D)}
+        found = [reading('power')]
+        self.assertEqual({}, self.watch.round(
+            cards, {A: found, B: found, C: found, D: []}))
+        self.assertEqual([('power', BAD)], self.states(C))
+        self.assertEqual([('power', SUSPECT)], self.states(A))
 
     def test_the_only_one(self):
         """One device of two may just be broken."""
