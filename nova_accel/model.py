@@ -462,7 +462,7 @@ class Claim:
     created_type: str | None = None
     #: whether the driver may have left something of the server in the handle:
     #: then its release() is called. Written before prepare() for a handle
-    #: with created_type, and after it for drivers that prepare every handle
+    #: with created_type, and after it for all others
     prepared: bool = False
     #: JSON of what of the request is for the driver, '' where that is not
     #: known; written and read by attach.handles

@@ -117,8 +117,8 @@ class Maintenance:
                 device):
             raise exception.DeviceUnavailable(
                 f'{name} is not cleaned, because the driver '
-                f'{device.driver} cleans nothing between two servers: nothing '
-                f'has to be done.')
+                f'{device.driver} has neither release() nor RESETS: clean '
+                f'it yourself.')
         shown = self._inventory.shown_by()
         claims = []
         for part in [region] if region else device.regions or [device]:

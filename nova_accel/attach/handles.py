@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Handles that are made ready for a server and cleaned after it.
 
-vGPUs, which are made on demand, and the handles of drivers that prepare every
-one of theirs. Calls of a driver go through inventory.cards: one at a time for
-a handle, each with a time limit.
+vGPUs, which are made on demand, and the handles of drivers with a prepare(), a
+release() or RESETS (drivers.contract). Calls of a driver go through
+inventory.cards: one at a time for a handle, each with a time limit.
 """
 
 from collections.abc import Callable, Iterable
@@ -273,7 +273,7 @@ class Handles:
                 if hangs := self._inventory.cards.hanging(claim.key):
                     raise exception.DeviceTimeout(f'{hangs}.')
                 if not self._inventory.prepares_every_handle(device):
-                    # the driver leaves nothing, and cleans nothing
+                    # the driver cleans nothing, or made nothing
                     self._judge(claim, device, None)
                 return True
             driver = self._inventory.driver_of(device)
@@ -402,6 +402,12 @@ class Handles:
                         claim.handle.address, claim.holder,
                         claim.handle.address)
             result = 'waits for the operator'
+        elif not done and policy is not handover.Policy.NONE and (
+                claim.region_index is None and not claim.created_type):
+            LOG.warning('%s, which server %s had, is given to the next server '
+                        'as it is: the driver %s has cleaned nothing, and the '
+                        'policy is %s', claim.handle.address, claim.holder,
+                        device.driver, policy.value)
         self._note(claim, device, policy, done)
         self._note_handover(claim, device, done or 'none', result)
         if waits:

@@ -17,8 +17,8 @@ def load(names, kernel) -> dict[str, base.AcceleratorDriver]:
 
     :param names: entry point names in NAMESPACE.
     :param kernel: a nova_accel.host.kernel.Kernel, or a simulated one.
-    :raises UnusableDriver: the module of one cannot be imported, or it is for
-        another contract.
+    :raises UnusableDriver: the module of one cannot be imported, it is for
+        another contract, or its class does not say how devices are cleaned.
     :raises ConfigurationError: a name is not installed, or installed twice.
     """
     return {name: _load(name, kernel) for name in names}
@@ -49,9 +49,10 @@ def _load(name, kernel):
             raise TypeError(f'{driver!r} is not an AcceleratorDriver')
         if not isinstance(driver.KEYS, frozenset):
             raise TypeError(f'KEYS is {driver.KEYS!r} and not a frozenset')
-        return driver
     except (Exception, SystemExit) as error:
         _failed(None, extension.entry_point, error)
+    contract.check_class(name, type(driver))
+    return driver
 
 
 def _check_contract(name, extension):

@@ -88,9 +88,6 @@ class AcceleratorDriver(abc.ABC):
     #: the class itself has; without it the driver is not loaded
     CONTRACT: int
 
-    #: True: call prepare() and release() for every handle. False: only for
-    #: those that are made on demand
-    PREPARES_EVERY_HANDLE = False
     #: True: release() does no more under the policy clear than under reset: a
     #: device that was reset is clean
     RESET_IS_ALL = False
@@ -256,15 +253,16 @@ class AcceleratorDriver(abc.ABC):
 
     def prepare(self, device: model.Device, handle: model.AttachHandle,
                 created_type: str | None, fresh: bool, use: Use) -> None:
-        """Make a handle of a device with creatable types into that type.
+        """Make a handle ready for a server, or into a creatable type.
 
         Called for a handle that a server was given, and again before each
-        start of its guest: does nothing where it is of that type already, as
+        start of its guest, if the class has this method, release() or RESETS
+        (drivers.contract). Does nothing where it is of that type already, as
         after a restart of nova-compute, and makes it again where the kernel
         forgot it. Several handles of a device are made at once.
 
         :param created_type: name of one of the device's creatable types, None
-            where it has none and the driver PREPARES_EVERY_HANDLE.
+            where it has none.
         :param fresh: the server has just been given it: what it contains is
             not this server's.
         :param use: what the server asked for, and what is remembered of it.
@@ -273,8 +271,9 @@ class AcceleratorDriver(abc.ABC):
             another program has made something of the handle; all is as it was.
         :raises DeviceError: the kernel refused.
         """
-        raise exception.DeviceError(
-            f'{type(self).__name__} makes nothing of {device.address}.')
+        if created_type:
+            raise exception.DeviceError(
+                f'{type(self).__name__} makes nothing of {device.address}.')
 
     def created_type(self, device: model.Device, handle: model.AttachHandle,
                      ) -> str | None:
@@ -414,7 +413,7 @@ class PciDriver(AcceleratorDriver):
     #: of the entry point
     NAME: str
     #: True: release() resets the function of a handle, and a handle that
-    #: cannot be reset is not offered; needs PREPARES_EVERY_HANDLE
+    #: cannot be reset is not offered
     RESETS = False
     #: whether its devices change without a sign in any directory: then each is
     #: examined every [accel] discovery_interval
@@ -704,11 +703,6 @@ class PciDriver(AcceleratorDriver):
         """Whether the operator's policy is that we reset a handle."""
         return handover.policy(device, handle.address) in (
             handover.Policy.RESET, handover.Policy.CLEAR)
-
-    def prepare(self, device, handle, created_type, fresh, use):
-        """See the base class; makes nothing of a whole function."""
-        if created_type:
-            super().prepare(device, handle, created_type, fresh, use)
 
     def release(self, device, handle, created_type, use):
         """See the base class; resets the function where the driver RESETS.

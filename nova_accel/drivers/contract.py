@@ -9,6 +9,7 @@ import itertools
 import types
 import typing
 
+from nova_accel.drivers import base
 from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel import model
@@ -17,6 +18,61 @@ from nova_accel import model
 _MOST_READINGS = 256
 #: devices that one driver may find; more is a driver that does not end
 _MOST = 4096
+
+
+#: what drivers had to set before the methods of a class decided
+_FLAG = 'PREPARES_EVERY_HANDLE'
+
+
+def attends(driver: type[base.AcceleratorDriver]) -> bool:
+    """Return whether prepare() and release() are called for each handle, also
+    for those that are not made on demand: the class does something there."""
+    return _cleans(driver) or _has(driver, 'prepare')
+
+
+def check_class(name: str, driver: type[base.AcceleratorDriver]) -> None:
+    """Check that what a class has says how its devices are cleaned.
+
+    :raises UnusableDriver: it does not.
+    """
+    has, remedy = _ambiguous(driver)
+    if has:
+        raise exception.UnusableDriver(
+            f'The driver {name!r} of [accel] enabled_drivers cannot be loaded '
+            f'because its class {driver.__module__}.{driver.__qualname__} has '
+            f'{has}: {remedy}.')
+
+
+def _ambiguous(driver) -> tuple[str, str]:
+    """What a class has that is ambiguous, and what to do; '' for nothing."""
+    resets = getattr(driver, 'RESETS', False)
+    flag = getattr(driver, _FLAG, None)
+    if resets and not issubclass(driver, base.PciDriver):
+        return ('RESETS, which only a PciDriver has',
+                'derive it from PciDriver, or remove RESETS and reset the '
+                'device in release()')
+    if not _cleans(driver) and not _has(driver, 'reset_region'):
+        return (f'{"prepare() and " if _has(driver, "prepare") else ""}no '
+                f'release(), RESETS or reset_region()',
+                'to clean its devices after a server, write release(), or '
+                'reset_region() for devices with regions, or set RESETS = True '
+                'in a PciDriver')
+    if flag is not None and bool(flag) is not attends(driver):
+        return (f'{_FLAG} = {flag!r} and '
+                f'{"a" if attends(driver) else "no"} prepare(), release() or '
+                f'RESETS', f'remove {_FLAG}, which is not used any more')
+    return '', ''
+
+
+def _cleans(driver) -> bool:
+    return _has(driver, 'release') or bool(getattr(driver, 'RESETS', False))
+
+
+def _has(driver, method: str) -> bool:
+    """Whether a class has a method of its own, not that of base."""
+    return getattr(driver, method) not in (
+        getattr(base.AcceleratorDriver, method),
+        getattr(base.PciDriver, method))
 
 
 def addresses(driver: str, found: Iterable[typing.Any]) -> tuple[str, ...]:

@@ -420,8 +420,6 @@ class NvmeDriver(base.PciDriver):
 
     # What servers get
 
-    PREPARES_EVERY_HANDLE = True
-
     def prepare(self, device, handle, created_type, fresh, use):
         """See the base class; nothing is made. Another disk than the
         recorded one is refused, and one with something on it that no server

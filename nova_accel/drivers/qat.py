@@ -81,7 +81,6 @@ class QatDriver(base.PciDriver):
     POOLED = True
     POLLED = True
     #: VFIO resets a VF as well, and does not say whether that succeeded
-    PREPARES_EVERY_HANDLE = True
     RESETS = True
     RESET_IS_ALL = True
 

@@ -28,7 +28,6 @@ _IDLE = (None, 'pci-stub')
 class SlotDriver(base.PciDriver):
     """A driver that gives away and resets functions with their company."""
 
-    PREPARES_EVERY_HANDLE = True
     RESETS = True
     RESET_IS_ALL = True
 

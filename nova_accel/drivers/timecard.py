@@ -78,7 +78,6 @@ class TimecardDriver(base.PciDriver):
     NAME = 'timecard'
     SERVER_CAN_CHANGE_SERIAL = True
     POLLED = True
-    PREPARES_EVERY_HANDLE = True
     RESETS = True
 
     def check_options(self):

@@ -98,7 +98,6 @@ class VgpuDriver(base.PciDriver):
     CONTRACT = base.CONTRACT
     NAME = 'vgpu'
     #: VFs that are vGPUs as they are; the others have a type, and are made
-    PREPARES_EVERY_HANDLE = True
     RESET_IS_ALL = True
 
     # Configuration

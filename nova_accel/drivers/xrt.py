@@ -127,7 +127,6 @@ class XrtDriver(base.PciDriver):
 
     CONTRACT = base.CONTRACT
     NAME = 'xrt'
-    PREPARES_EVERY_HANDLE = True
 
     def check(self, device=None):
         """See the base class; what keeps guests from their functions."""

@@ -22,6 +22,7 @@ from typing import Any
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import contract
 from nova_accel.drivers import sets
 from nova_accel import exception
 from nova_accel.inventory import cards
@@ -88,7 +89,7 @@ class Inventory:
         self._tree = provider_tree.Tree(store)
         self._every_handle = frozenset(
             name for name, driver in drivers.items()
-            if driver.PREPARES_EVERY_HANDLE)
+            if contract.attends(type(driver)))
         self._pooled = frozenset(
             name for name, driver in drivers.items() if driver.POOLED)
         # guards what follows

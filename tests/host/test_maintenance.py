@@ -245,11 +245,12 @@ class CleanNothingTest(OrderTestCase):
 
     def test_driver_that_cleans_nothing(self):
         """As one of another package may."""
-        for name in 'PREPARES_EVERY_HANDLE', 'RESETS':
-            self.useFixture(fixtures.MonkeyPatch(
-                f'nova_accel.drivers.qat.QatDriver.{name}', False))
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.drivers.contract.check_class', lambda *args: None))
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.drivers.qat.QatDriver.RESETS', False))
         self.start_host(qats=[{'address': DISK, 'vfs': 2}], drivers=('qat',))
-        self.assertIn('the driver qat cleans nothing between two servers',
+        self.assertIn('the driver qat has neither release() nor RESETS',
                       self.refused('clean', DISK))
         self.assertEqual([], self.host.holdings.all())
 

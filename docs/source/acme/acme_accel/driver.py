@@ -19,7 +19,6 @@ class AcmeDriver(base.PciDriver):
     CONTRACT = 2
     NAME = 'acme'
     KEYS = frozenset(('power_limit',))
-    PREPARES_EVERY_HANDLE = True
     PROCESSES = {privileged.ctx: privileged.credentials}
     RESETS = True
 
