@@ -179,7 +179,7 @@ class Translation:
                     pci.identifier(self._kernel, address, 'device'),
                     pci.class_code(self._kernel, address) >> 16,
                     pci.physical_function(self._kernel, address),
-                    bool(pci.virtual_functions(self._kernel, address)))
+                    pci.can_have_vfs(self._kernel, address))
             except (OSError, ValueError):
                 # it has just gone
                 continue
@@ -271,7 +271,7 @@ class Translation:
             return False
         if not spec.functions:
             self._leave(f'{of} matches no device of this host: it stays. Run '
-                        f'this on a host that has one, or remove it.')
+                        f'this on a host that has one.')
             return False
         by_driver: dict[str, set[str]] = {}
         for function in spec.functions:
@@ -400,7 +400,7 @@ class Translation:
             if not gpus:
                 self._leave(f'{of}, which Nova creates on no device of this '
                             f'host: it stays. Run this on a host that has '
-                            f'one, or remove it.')
+                            f'one.')
             elif not all(self._can_create(gpu, name) for gpu in gpus):
                 self._leave(f'{of}, which is not a type of vGPUs: it stays.')
             else:
@@ -568,11 +568,8 @@ class Translation:
         moved: set[str] = set()
         left: set[str] = set()
         given = set()
-        for function in self._functions.values():
-            # Nova takes the first one that matches
-            spec = next((s for s in specs if function in s.functions), None)
-            if spec and any(nova_pci.asks_for(w, spec, function)
-                            for w in wanted):
+        for spec, function in self._specified(specs):
+            if any(nova_pci.asks_for(w, spec, function) for w in wanted):
                 (moved if spec.moves else left).add(function.card)
                 given.add(function.address)
         of = f'[pci] alias {name}'
@@ -582,7 +579,7 @@ class Translation:
                                   f'it stays.')
             else:
                 self._leave(f'{of} asks for no device of this host: it stays. '
-                            f'Run this on a host that has one, or remove it.')
+                            f'{self._way_to_match(wanted, specs)}')
             return False
         problem = ''
         if left:
@@ -612,6 +609,27 @@ class Translation:
                         f'{_LIVE}.')
         self._profile(profile, alias=name)
         return True
+
+    def _specified(self, specs) -> Iterator[tuple[
+            nova_pci.Spec, nova_pci.Function]]:
+        """Pair each function with its specification, for Nova the first one
+        that matches."""
+        for function in self._functions.values():
+            for spec in specs:
+                if function in spec.functions:
+                    yield spec, function
+                    break
+
+    def _way_to_match(self, wanted, specs) -> str:
+        """Return what to do about an alias that asks for no function."""
+        types = {function.address: (w['dev_type'], function.type)
+                 for spec, function in self._specified(specs) for w in wanted
+                 if nova_pci.is_like(w, spec, function)}
+        if not types:
+            return 'Run this on a host that has one.'
+        address, (asked, actual) = min(types.items())
+        return (f'Its device_type is {asked}, and Nova finds {address} as '
+                f'{actual}: correct it, and run this again.')
 
     def _group(self, cards: set[str]) -> dict[str, str] | None:
         """Return a request group for one of these devices, and for no other

@@ -30,13 +30,20 @@ class Function:
     kind: int
     #: address of its physical function, None where it is not a VF
     pf: str | None
-    #: it has VFs
+    #: it can have VFs, whether it has some now or not
     is_pf: bool
 
     @property
     def card(self) -> str:
         """Address of the function by which nova_accel knows the device."""
         return self.pf or self.address
+
+    @property
+    def type(self) -> str:
+        """Its device_type, as nova.virt.libvirt.host finds it."""
+        if self.pf:
+            return 'type-VF'
+        return 'type-PF' if self.is_pf else 'type-PCI'
 
 
 @dataclasses.dataclass
@@ -135,11 +142,14 @@ def _pattern(spec) -> str | None:
 
 def asks_for(wanted, spec, function) -> bool:
     """Whether a specification of an alias asks for a function, as in Nova."""
-    kind = ('type-VF' if function.pf else
-            'type-PF' if function.is_pf else 'type-PCI')
+    return (wanted.get('dev_type', function.type) == function.type
+            and is_like(wanted, spec, function))
+
+
+def is_like(wanted, spec, function) -> bool:
+    """Whether asks_for() is true but for the device_type."""
     name = wanted.get('resource_class')
-    return (wanted.get('dev_type', kind) == kind
-            and wanted.get('vendor_id', function.vendor).lower()
+    return (wanted.get('vendor_id', function.vendor).lower()
             == function.vendor
             and wanted.get('product_id', function.product).lower()
             == function.product

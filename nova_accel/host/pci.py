@@ -225,6 +225,18 @@ def virtual_functions(kernel, function: str) -> list[str]:
             for name in links]
 
 
+def can_have_vfs(kernel, function: str) -> bool:
+    """Whether a function is a PF, also one without a VF now.
+
+    :raises ValueError: sriov_totalvfs is not a number.
+    """
+    try:
+        return int(kernel.read(path(function, 'sriov_totalvfs'))) > 0
+    except OSError:
+        # the function does not support SR-IOV
+        return False
+
+
 def answers(kernel, function: str) -> bool:
     """Whether the configuration space of a PF can be read.
 

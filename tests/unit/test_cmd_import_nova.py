@@ -514,6 +514,43 @@ class AliasTest(ImportNovaTestCase):
         self.assertIn('resources:CUSTOM_ACCELERATOR_QAT',
                       self.profile('qat').groups[0])
 
+    #: as a L40S is: it can have VFs, and has none
+    PF = [{'address': GPU, 'total_vfs': 32}]
+
+    def test_gpu_that_can_have_vfs(self):
+        self.put_alias({'name': 'l40s', 'device_type': 'type-PF',
+                        **self.IDS}, gpus=self.PF)
+        self.assertEqual((0, ''), self.translated()[:2])
+        self.assertNotIn('alias', self.text)
+        self.assertEqual({GPU: 'gpu'}, self.offered())
+        self.assertIn('trait:CUSTOM_GPU_NVIDIA_L40S',
+                      self.profile('l40s').groups[0])
+
+    @ddt.data(('type-PCI', PF, 'type-PF'), ('type-VF', PF, 'type-PF'),
+              ('type-PF', GPUS, 'type-PCI'),
+              ('type-VF', GPUS, 'type-PCI'))
+    @ddt.unpack
+    def test_another_type(self, asked, gpus, actual):
+        self.put_alias({'name': 'l40s', 'device_type': asked, **self.IDS},
+                       gpus=gpus)
+        status, errors, _ = self.translated()
+        self.assertEqual(1, status)
+        self.assertIn(f'Its device_type is {asked}, and Nova finds {GPU} as '
+                      f'{actual}: correct it', errors)
+        self.assertNotIn('remove', errors)
+        self.assertEqual(1, self.text.count('alias = '))
+
+    def test_device_of_another_host(self):
+        """Another host may have it: it is not advised to remove it."""
+        self.put('[devices]\nenabled_mdev_types = nvidia-558\n[pci]\n'
+                 + spec(vendor_id='1234') + self.ALL + alias(
+                     name='a', vendor_id='1234', product_id='5678'),
+                 gpus=self.GPUS)
+        status, errors, _ = self.translated()
+        self.assertEqual(1, status)
+        self.assertEqual(3, errors.count('on a host that has one.'))
+        self.assertNotIn('remove', errors)
+
     def test_what_nova_refuses(self):
         self.put_alias({'name': 'a', 'numa_policy': 'often'})
         status, errors, _ = self.translated()
