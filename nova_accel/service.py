@@ -136,13 +136,12 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         cloud, holdings, handles, readiness, publisher, servers)
     moves = server_moves.Moves(
         cloud, holdings, reshape, servers, releases, carrying)
+    choice = device_choice.Choice(inventory, kernel)
     accelerators = server_accelerators.Accelerators(
         cloud, store, inventory, holdings, publisher, programming, handles,
-        readiness, settling, reshape, device_choice.Choice(
-            inventory, kernel),
-        servers, releases, moves)
+        readiness, settling, reshape, choice, servers, releases, moves)
     plugs = server_plugs.Plugs(
-        cloud, inventory, holdings, servers, accelerators, releases)
+        cloud, inventory, holdings, servers, accelerators, choice, releases)
     reconciler = reconcile.Reconciler(
         cloud, inventory, holdings, publisher, readiness, settling, servers,
         releases, moves, plugs, carrying)

@@ -22,6 +22,27 @@ class Choice:
         """:param kernel: nova_accel.host.kernel.Kernel or a simulated one."""
         self._inventory = inventory
         self._kernel = kernel
+        #: handle -> how many guests in a row have not started with it. In
+        #: memory only: a restart often ends the cause, and if it does not,
+        #: each handle costs one more build
+        self._failures: collections.Counter[model.AttachHandle] = (
+            collections.Counter())
+
+    def note_failed(self, handles: Iterable[model.AttachHandle]) -> None:
+        """Choose handles after their equals: a guest has not started with
+        them."""
+        known = {handle for device in self._inventory.devices.values()
+                 for handle in device.all_handles}
+        with self._inventory.claiming:
+            self._failures.update(known.intersection(handles))
+            # those of vGPUs come and go
+            for handle in self._failures.keys() - known:
+                del self._failures[handle]
+
+    def note_started(self, handles: Iterable[model.AttachHandle]) -> None:
+        """Choose handles like their equals: a guest has started with them."""
+        for handle in handles:
+            self._failures.pop(handle, None)
 
     def choose(self, server, takes, kept, soon=()):
         """Choose free handles of the allocated providers, all of them
@@ -56,10 +77,7 @@ class Choice:
             there += [closeness.Want(
                 [self._place(address)], 1, anywhere=True)
                 for address in server.pci_devices]
-        # those that are suspect last, also before what is merely close
-        well = {uuid: _well(found, amounts[uuid])
-                for uuid, found in free.items()}
-        for candidates in [well, *[free] * (well != free)]:
+        for candidates in self._by_preference(free, amounts):
             wants = [closeness.Want(
                 [one.device.place for one in candidates[uuid]], amount)
                 for uuid, amount in amounts.items()]
@@ -78,6 +96,27 @@ class Choice:
             f'{server.affinity}{_of_guest(server)}, and of what it was '
             f'allocated this host '
             f'has free {where}: the build is retried on another host.')
+
+    def _by_preference(self, free, amounts):
+        """Yield the free offers of all providers, the best first: what is
+        close matters less than what is suspect, or has failed."""
+        well = {uuid: _well(found, amounts[uuid])
+                for uuid, found in free.items()}
+        best = {uuid: self._without_failures(found, amounts[uuid])
+                for uuid, found in well.items()}
+        yield best
+        if well != best:
+            yield well
+        if free != well:
+            yield free
+
+    def _without_failures(self, free, amount):
+        """Return the offers of a provider with which the fewest guests have
+        failed to start, as many as are needed."""
+        failures = [self._failures[found.handle] for found in free]
+        most = sorted(failures)[amount - 1]
+        return [found for found, count in zip(free, failures)
+                if count <= most]
 
     def _free(self, provider, offered):
         """Return the free handles of a provider, as offers.

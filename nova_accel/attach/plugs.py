@@ -7,6 +7,7 @@ import dataclasses
 import typing
 
 from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import choice as device_choice
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
@@ -53,12 +54,14 @@ class Plugs:
                  holdings: server_holdings.Holdings,
                  servers: server_locks.Servers,
                  accelerators: server_accelerators.Accelerators,
+                 choice: device_choice.Choice,
                  releases: server_releases.Releases):
         self._cloud = cloud
         self._inventory = inventory
         self._holdings = holdings
         self._servers = servers
         self._accelerators = accelerators
+        self._choice = choice
         self._releases = releases
         self._plugging: dict[str, _Plugging] = {}
 
@@ -114,9 +117,11 @@ class Plugs:
 
     def _started(self, server_uuid):
         plugging = self._plugging.get(server_uuid)
-        for claim in plugging.claimed if plugging else ():
+        claimed = plugging.claimed if plugging else []
+        for claim in claimed:
             self._inventory.health.mark(
                 claim.device_address, signals.START, False)
+        self._choice.note_started(claim.handle for claim in claimed)
 
     def abandon(self, context, server_uuid: str) -> None:
         """Release what a build got that failed before its guest existed."""
@@ -133,21 +138,24 @@ class Plugs:
             # its failure was told where it was joined
             plugging.wait(server_uuid)
         claimed = self._holdings.now(plugging.claimed)
-        if not claimed:
-            return
-        for claim in claimed:
-            # QEMU and libvirt name the device that they cannot give to a guest
-            if not isinstance(error, exception.AcceleratorError) and (
-                    claim.handle.address in str(error)):
-                self._inventory.health.mark(
-                    claim.device_address, signals.START)
-        if self._runs_with(server_uuid, claimed):
+        # QEMU and libvirt name the device that they cannot give to a guest
+        named = ([] if isinstance(error, exception.AcceleratorError)
+                 else [claim for claim in claimed
+                       if claim.handle.address in str(error)])
+        for claim in named:
+            self._inventory.health.mark(claim.device_address, signals.START)
+        if claimed and self._runs_with(server_uuid, claimed):
             LOG.error('Server %s failed after its guest had started (%s); it '
                       'keeps its accelerators until the guest is gone',
                       server_uuid, error)
             return
-        self._releases.clean(
-            context, self._releases.begin(server_uuid, claimed))
+        if error:
+            # also those that could not be prepared, and are released already
+            self._choice.note_failed(
+                claim.handle for claim in named or plugging.claimed)
+        if claimed:
+            self._releases.clean(
+                context, self._releases.begin(server_uuid, claimed))
 
     def _runs_with(self, server_uuid, claims):
         try:

@@ -71,6 +71,126 @@ class PrepareTest(TestCase):
             [self.bad], self.host.devices_of(self.boot()))
 
 
+class StartTest(TestCase):
+    """libvirt does not start a guest with it."""
+
+    ADDRESSES = [A, B, '0000:b1:00.0', '0000:b2:00.0']
+
+    def refuse(self, *addresses, error='QEMU exited unexpectedly'):
+        """Let guests with these not start."""
+        takes = self.host.cloud._takes
+
+        def refuses(handle):
+            if handle.address in addresses:
+                raise RuntimeError(error.format(handle.address))
+            takes(handle)
+        self.host.cloud._takes = refuses
+
+        def accept():
+            self.host.cloud._takes = takes
+        return accept
+
+    def failed(self, builds):
+        """Build servers one after the other; return how many fail."""
+        count = 0
+        for _ in range(builds):
+            try:
+                self.host.delete(self.boot())
+            except RuntimeError:
+                count += 1
+            self.host.inventory.scanner.look()
+            self.host.report()
+        return count
+
+    def start_whole(self):
+        self.start(*({'address': address, 'vfs': 0}
+                     for address in self.ADDRESSES))
+
+    def test_default_options(self):
+        self.start_whole()
+        self.refuse(A)
+        self.assertEqual(1, self.failed(5))
+
+    def test_error_that_names_the_device(self):
+        self.start_whole()
+        self.refuse(A, error='vfio {}: no IRQ')
+        self.assertEqual(1, self.failed(5))
+
+    def test_health_off(self):
+        self.config.config(health=['off'], group='accel')
+        self.test_error_that_names_the_device()
+
+    def test_health_act(self):
+        self.config.config(health=['act'], group='accel')
+        self.test_default_options()
+
+    def test_vfs_of_one_card(self):
+        """The handle counts, and not the card."""
+        self.start({'address': A, 'vfs': 4, 'total_vfs': 4})
+        bad, *well = (handle.address for handle in
+                      self.host.inventory.devices[A].handles)
+        self.refuse(bad)
+        self.assertEqual(1, self.failed(5))
+        self.assertIn(*self.host.devices_of(self.boot()), well)
+
+    def test_with_others(self):
+        """A build with two devices fails: the other one is tried before the
+        bad one from then on."""
+        self.start_whole()
+        self.refuse(A)
+        self.assertRaises(RuntimeError, self.host.boot, {
+            f'resources1:{AI}': '2'}, self.host.allocation(A, AI, 2))
+        self.assertEqual(0, self.failed(3))
+
+    def test_none_is_better(self):
+        """If guests start with none, each is tried in turn."""
+        self.start_whole()
+        tried = []
+
+        def refuses(handle):
+            tried.append(handle.address)
+            raise RuntimeError('No memory')
+        self.host.cloud._takes = refuses
+        self.assertEqual(8, self.failed(8))
+        self.assertEqual(self.ADDRESSES * 2, tried)
+
+    def test_only_the_bad_one_is_near(self):
+        """What a flavor demands counts more than failures."""
+        self.start(*({'address': address, 'vfs': 0, 'numa_node': node}
+                     for address, node in zip(self.ADDRESSES, (0, 1, 2, 2))))
+        near = self.ADDRESSES[2:]
+        servers = [self.boot(), self.boot()]
+        accept = self.refuse(*near)
+        self.assertEqual(1, self.failed(1))
+        accept()
+        for server in servers:
+            self.host.delete(server)
+        self.assertEqual(near, self.host.devices_of(self.host.boot(
+            {f'resources1:{AI}': '2', 'accel:numa_affinity': 'required'},
+            self.host.allocation(A, AI, 2))))
+
+    def test_success_clears(self):
+        self.start_whole()
+        accept = self.refuse(A)
+        self.assertEqual(1, self.failed(1))
+        accept()
+        servers = [self.boot() for _ in self.ADDRESSES]
+        self.assertHas(servers[-1], A)
+        for server in servers:
+            self.host.delete(server)
+        self.assertHas(self.boot(), A)
+
+    def test_fails_after_the_start(self):
+        """The guest runs: the device is not the cause."""
+        self.start_whole()
+        server = self.host.cloud.add_server(SPECS)
+        self.host.cloud.allocate(server, self.host.allocation(A, AI))
+        self.assertRaises(RuntimeError, self.host.spawn, server,
+                          fails_after_start=RuntimeError('metadata'))
+        self.host.delete(server)
+        self.assertHas(self.boot(), A)
+
+
 class InAGuestTest(TestCase):
     """A guest has it without a claim, as after an older copy of the claim store
     was put back, and that was not seen yet."""
