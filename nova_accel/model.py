@@ -260,6 +260,8 @@ class Device:
     reason: str = ''
     #: whether its reason is a failure that a reset may end
     failed: bool = False
+    #: whether its reason is that nova.conf does not offer it: it is well
+    is_not_offered: bool = False
     #: what is on it that nova_accel has not put there, a clause; '' where it
     #: is blank or was offered before. No server gets it, but for one that has
     #: a claim on it already

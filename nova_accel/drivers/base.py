@@ -163,7 +163,9 @@ class AcceleratorDriver(abc.ABC):
         """One device as it is now; None when it is not this driver's.
 
         May block for ever: that costs this device only. A device with a
-        defect is returned with health QUARANTINED and the reason. One that
+        defect is returned with health QUARANTINED and the reason, and one that
+        is well and that nova.conf does not offer also with is_not_offered: the
+        owner of a server that has it does not read that it failed. One that
         the host cannot examine because a guest has it (bound to vfio-pci)
         is returned as it is in before.
 
@@ -403,6 +405,10 @@ class Failure(Defect):
     """A defect of a device that a reset may end, see steps()."""
 
 
+class NotOffered(Defect):
+    """Why the configuration does not offer a device, which is well."""
+
+
 class PciDriver(AcceleratorDriver):
     """A driver whose devices are PCI functions that are not VFs.
 
@@ -533,7 +539,8 @@ class PciDriver(AcceleratorDriver):
         except Defect as e:
             return dataclasses.replace(
                 self._quarantined(device, before, str(e)),
-                failed=isinstance(e, Failure))
+                failed=isinstance(e, Failure),
+                is_not_offered=isinstance(e, NotOffered))
         except (OSError, ValueError) as e:
             return self._quarantined(device, before,
                                      f'sysfs cannot be read ({e})')
@@ -550,7 +557,7 @@ class PciDriver(AcceleratorDriver):
 
     def _check_rule(self, device):
         if self.NEEDS_RULE and not rules.DeviceRules().includes(device):
-            raise Defect(
+            raise NotOffered(
                 f'the driver {self.NAME} offers only what a rule of [accel] '
                 f'include_devices names: add address={device.address}, or '
                 f'vendor={device.vendor_id} product={device.product_id}, to '

@@ -256,7 +256,7 @@ class DflDriver(base.PciDriver):
         # a server that has the card keeps it
         return dataclasses.replace(
             device, health=model.Health.QUARANTINED if reason
-            else model.Health.OK, reason=reason)
+            else model.Health.OK, reason=reason, is_not_offered=bool(reason))
 
     def _why_not_whole(self, address) -> str:
         """Why no guest is given the PF of a card without VFs, or ''."""

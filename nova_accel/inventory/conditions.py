@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import typing
 
+from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel.health import watch
@@ -319,11 +320,14 @@ class Conditions:
         other servers.
         """
         if device.health is model.Health.GONE:
-            return _State.GONE
+            # the scanner passes over what the operator excludes
+            return (_State.GONE if rules.DeviceRules().applied(device)
+                    else _State.OK)
         reported = self._table.reports.reported(device.address)
         if is_disabled or _OF_DEVICE & self._table.kinds(
                 device.address) or (
-                reported and reported.health is not model.Health.OK):
+                reported and reported.health is not model.Health.OK
+                and not reported.is_not_offered):
             return _State.QUARANTINED
         return _State.SUSPECT if any(
             finding.acts and finding.signal not in (

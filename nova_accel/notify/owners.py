@@ -69,7 +69,7 @@ class Owners:
     def _now(self) -> dict[str, dict[str, str]]:
         """Return what the metadata of each server have to say."""
         inventory, out = self._inventory, self._reconciler.out
-        conditions = inventory.health.conditions() if signals.acts() else {}
+        conditions = inventory.health.conditions()
         groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
         servers: dict[str, dict[str, str]] = {}
         for claim in self._holdings.all():

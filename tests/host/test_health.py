@@ -793,15 +793,51 @@ class NotToldTest(HealthTestCase):
     MODE = 'observe'
     POOLS = 'none'
 
-    def test_observed_only(self):
+    def setUp(self):
+        super().setUp()
         self.start(ONE)
-        server = self.boot()
-        for fault in {'attributes': HALF}, {'vanish': True}:
-            self.host.kernel.set_fault(ONE, **fault)
-            # a device that is gone is scanned for, and then known
-            self.look()
-            self.look()
-            self.host.owners.run()
-            self.assertEqual({}, self.host.cloud.read()['servers'][server][
-                'metadata'])
+        self.server = self.boot()
+
+    def told(self):
+        # a device that is gone is scanned for, and then known
+        self.look()
+        self.look()
+        self.host.owners.run()
+        return [*self.host.cloud.read()['servers'][self.server][
+            'metadata'].values()]
+
+    def test_observed_only(self):
+        self.host.kernel.set_fault(ONE, attributes=HALF)
+        self.assertEqual([], self.told())
+
+    def test_what_is_certain(self):
+        """Owners read it in each mode."""
+        self.host.kernel.set_fault(ONE, dead=True)
+        self.assertEqual(['failed: 1 of 1'], self.told())
+        self.host.kernel.set_fault(ONE, dead=None, vanish=True)
+        self.assertEqual(['gone: 1 of 1'], self.told())
+
+    def test_operator_excludes_it(self):
+        self.config.config(
+            group='accel', exclude_devices=[f'address={ONE}'])
+        self.restart()
+        self.assertEqual([], self.told())
         self.assertEqual('gone', self.states()[ONE])
+
+
+class RuleTakenAwayTest(base.HostTestCase):
+
+    def test_disk_is_well(self):
+        self.config.config(group='accel', health=['act'])
+        self.start_host(drivers=('nvme',), nvmes=[{'address': ONE}])
+        server = self.host.boot(
+            {'resources1:CUSTOM_ACCELERATOR_SSD': '1'},
+            self.host.allocation(resource_class='CUSTOM_ACCELERATOR_SSD'))
+        self.config.config(group='accel', include_devices=[])
+        self.restart()
+        self.host.inventory.scanner.look()
+        device = self.host.inventory.devices[ONE]
+        self.assertIn('offers only what a rule', device.reason)
+        self.host.owners.run()
+        self.assertEqual({}, self.host.cloud.read()['servers'][server][
+            'metadata'])
