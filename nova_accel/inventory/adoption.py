@@ -111,9 +111,12 @@ class Adoption:
 
     def _with_record(self, device, before, known):
         """Keep the previous record if a server may have modified the device.
+
+        :param known: of the card with its serial number; what was at the
+            address may not have reported one.
         """
         same = before and not identity.is_other_card(before, device)
-        if same or not known:
+        if not known or same and before.serial == device.serial:
             known = before if same else None
         if (known and known.record != device.record
                 and self._may_be_changed(device)

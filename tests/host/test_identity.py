@@ -68,6 +68,7 @@ class IdentityTestCase(base.HostTestCase):
                 for h in self.host.store.handovers()]
 
 
+@ddt.ddt
 class DiskTest(IdentityTestCase):
 
     def setUp(self):
@@ -133,6 +134,26 @@ class DiskTest(IdentityTestCase):
         self.assertEqual([], self.host.holdings.all())
         self.assertNotIn(EMPTY, self.fenced())
         self.boot(EMPTY)
+
+    @ddt.data(ONE, TWO)
+    def test_excluded_meanwhile(self, excluded):
+        """Two disks change their slots while one of the slots is excluded."""
+        servers = {ONE: self.server, TWO: self.boot(TWO)}
+        self.write(TWO, 'another secret')
+        self.config.config(
+            group='accel', exclude_devices=[f'address={excluded}'])
+        self.restart()
+        self.exchange((ONE, TWO))
+        self.host.delete(servers[excluded])
+        self.config.config(group='accel', exclude_devices=[])
+        self.restart()
+        self.host.reconciler.run()
+        left, = {ONE, TWO} - {excluded}
+        self.assertEqual([servers[left]], self.host.currents())
+        self.assertEqual(1, len(self.host.holdings.all()))
+        self.host.delete(servers[left])
+        self.assertEqual([], self.host.holdings.all())
+        self.assertEqual(('', ''), (self.data(ONE), self.data(TWO)))
 
     def test_moved_with_a_part_that_is_not_settled(self):
         """What a server has is not cleaned with the rest of its card."""
