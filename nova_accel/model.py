@@ -256,6 +256,9 @@ class Device:
     #: serial number, '' where it is not known: AcceleratorDriver.serial(), as
     #: it was when the device came
     serial: str = ''
+    #: whether a server can change that: what the store has of the card applies
+    #: to its address as well
+    serial_can_change: bool = False
     health: Health = Health.OK
     reason: str = ''
     #: whether its reason is a failure that a reset may end
@@ -317,6 +320,12 @@ class Device:
     def card(self) -> 'CardKey':
         """How rows of the store know it."""
         return CardKey(self.address, self.serial, self.ids)
+
+    def is_of(self, row: 'CardKey') -> bool:
+        """Return whether a row of the store may be about it: also if a server
+        has changed its serial number since."""
+        return row.means(self.card) or self.serial_can_change and row.means(
+            self.card._replace(serial=''))
 
     def functions(self) -> set[str]:
         """Every function of it that we use: the card's, the handles', and

@@ -422,15 +422,15 @@ class Handles:
         if not claim.prepared or claim.created_type:
             # its server has left nothing
             return
-        if policy is handover.Policy.NONE or (
-                policy is handover.Policy.RESET and not done):
-            self._holdings.note_unclean(claim, handover.Policy.NONE.value)
+        none = handover.Policy.NONE
+        if policy is none or policy is handover.Policy.RESET and not done:
+            self._holdings.note_unclean(claim, device, none.value)
         elif policy is handover.Policy.RESET and (
                 claim.region_index is not None
                 or not self._inventory.driver_of(device).RESET_IS_ALL):
-            self._holdings.note_unclean(claim, policy.value)
+            self._holdings.note_unclean(claim, device, policy.value)
         else:
-            self._holdings.note_unclean(claim, None)
+            self._holdings.note_unclean(claim, device, None)
 
     def _note_handover(self, claim, device, method, result):
         now = self._inventory.devices.get(claim.device_address)

@@ -256,16 +256,19 @@ class Holdings:
         """Return the handles that were released without cleaning."""
         return self._store.unclean()
 
-    def note_unclean(self, claim: model.Claim, policy: str | None) -> None:
+    def note_unclean(self, claim: model.Claim, device: model.Device,
+                     policy: str | None) -> None:
         """Write down whether the handle of a claim that ends is clean.
 
+        :param device: of the handle.
         :param policy: of [accel] handover, under which it was released; None
             where it is clean.
         :raises AcceleratorsUnavailable: that cannot be written down.
         """
         address = claim.device_address
         self._store.change_unclean(
-            [row for row in self.unclean() if row.card.means(claim.card)
+            [row for row in self.unclean()
+             if (row.card.means(claim.card) or device.is_of(row.card))
              and offers.handle_at(row, address) == claim.handle.address],
             [values.Unclean(claim.handle.address, address, claim.serial,
                             claim.ids, policy)] if policy else ())

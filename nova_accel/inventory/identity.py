@@ -24,8 +24,9 @@ A claim without a serial number is as where none is known at its address and the
 card is not found at others. Products are compared by the ids of vendor and
 device, and those of the subsystem where both are known. A row of a disabled
 device (values.Disabled), which has no product, goes by the same table; where
-that is EXCHANGED, every device with the serial number is disabled. Pure: no
-I/O, no state.
+that is EXCHANGED, every device with the serial number is disabled. A device
+whose serial number a server can change is disabled by its address as well
+(model.Device.is_of). Pure: no I/O, no state.
 """
 
 from collections.abc import Iterable, Mapping
@@ -98,6 +99,10 @@ def disabled(devices: Mapping[str, model.Device],
         where, device = whereabouts(row, devices)
         there = [device] if device and where is not Where.EXCHANGED else (
             _others(row.device_address, row.serial, devices))
+        here = devices.get(row.device_address)
+        if here and here.is_of(row.card):
+            # a server may have made it look like another card
+            there.append(here)
         found.update({device.address: row for device in there})
     return found
 

@@ -268,7 +268,7 @@ def of_unclean(devices: Iterable[model.Device],
     """Yield the holds of handles that their present policy would have
     cleaned."""
     for device in devices if rows else ():
-        of_card = [row for row in rows if row.card.means(device.card)]
+        of_card = [row for row in rows if device.is_of(row.card)]
         for part, shown in parts(device) if of_card else ():
             for handle in shown.handles:
                 had = {row.policy for row in of_card

@@ -290,7 +290,9 @@ class Scanner:
             if serial is None and before and (
                     before.health is not model.Health.GONE):
                 serial = before.serial
-            device = dataclasses.replace(device, serial=serial or '')
+            device = dataclasses.replace(
+                device, serial=serial or '',
+                serial_can_change=driver.SERVER_CAN_CHANGE_SERIAL)
             device = self.rules.applied(device)
         if device is not None:
             device = _with_policy(device)

@@ -571,6 +571,49 @@ class OtherKindsTest(IdentityTestCase):
         self.host.give_back()
         self.boot(A)
 
+    def start_clock(self):
+        self.CLASS = CLOCK
+        self.start_host(timecards=[{'address': A,
+                                    'serial': '3c:6d:89:00:12:fe'}],
+                        drivers=('timecard',))
+        return self.boot(A)
+
+    def write_serial(self):
+        self.simulated.kernel.change_timecard(A, serial='3c:6d:89:00:99:99')
+
+    def test_guest_undoes_the_operators_word(self):
+        server = self.start_clock()
+        self.host.disable(A)
+        self.write_serial()
+        self.host.cloud.stop_guest(server)
+        self.restart()
+        self.assertEqual({A}, self.host.inventory.table.disabled().keys())
+        self.host.delete(server)
+        self.host.report()
+        self.host.give_back()
+        self.assertRaises(exception.AcceleratorError, self.boot, A)
+        self.restart()
+        self.assertRaises(exception.AcceleratorError, self.boot, A)
+        self.host.enable()
+        self.host.report()
+        self.host.give_back()
+        self.assertHas(self.boot(A), A)
+
+    def test_guest_makes_it_look_clean(self):
+        """Its policy was none, and is clear when the next server comes."""
+        self.config.config(group='accel', handover=['none'])
+        server = self.start_clock()
+        self.write_serial()
+        self.host.delete(server)
+        self.assertEqual(1, len(self.host.store.unclean()))
+        self.config.config(group='accel', handover=['clear'])
+        before = self.resets(A)
+        self.restart()
+        self.host.reconciler.run()
+        self.assertLess(before, self.resets(A))
+        self.assertEqual(frozenset(), self.host.store.unclean())
+        self.assertHas(self.boot(A), A)
+
 
 class FpgaTest(base.HostTestCase):
     """What a project has loaded stays its own, wherever the card goes."""
