@@ -9,6 +9,7 @@ from cliff import command
 
 from nova_accel.cmd import output
 from nova_accel.cmd import store
+from nova_accel.cmd import working
 from nova_accel import exception
 from nova_accel.inventory import identity
 from nova_accel import model
@@ -106,7 +107,10 @@ class Drain(_Disables, output.Table):
 
 
 class Enable(_OfDevice):
-    """Undo nova-accel disable or drain of a device."""
+    """Undo nova-accel disable or drain of a device.
+
+    It is refused while nova-accel prove works on the device.
+    """
 
     def take_action(self, parsed_args):
         known = store.to_write(parsed_args)
@@ -121,6 +125,7 @@ class Enable(_OfDevice):
             if not mine:
                 raise
             address = parsed_args.device
+        working.check_idle(known.path, address)
         known.enable(mine)
         self.app.stdout.write(
             f'{address} is enabled; nova-compute offers it within seconds, or '

@@ -19,6 +19,7 @@ from oslo_privsep import priv_context
 
 from nova_accel.cmd import output
 from nova_accel.cmd import store
+from nova_accel.cmd import working
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel.drivers import base
@@ -41,6 +42,8 @@ class Prove(output.Table):
     vGPU is created and removed. With --erase it is also cleaned as after a
     server, which erases disks, and its first region is programmed with
     --bitstream and read back. The exit status is 1 where a step failed.
+    Before each step it checks that the device is still disabled and free;
+    nova-accel enable refuses the device meanwhile.
     """
 
     COLUMNS = ('Step', 'Result', 'Seconds', 'Found')
@@ -76,8 +79,11 @@ class Prove(output.Table):
         # reset alone changes nothing that lasts
         CONF.set_override('handover', [
             'clear' if parsed_args.erase else 'reset'], group='accel')
-        self._rows = [_tried(name, step) for name, step in _steps(
-            kernel, driver, device, parsed_args)]
+        with working.on(store.path_of(parsed_args), device.address,
+                        'nova-accel prove'):
+            self._rows = list(_rows(
+                _steps(kernel, driver, device, parsed_args),
+                lambda: _free(store.read(parsed_args), device.address)))
         if parsed_args.report:
             _write(parsed_args.report, kernel, device, self._rows)
         return self.COLUMNS, self._rows
@@ -158,6 +164,21 @@ def _steps(kernel, driver, known, wanted,
         yield 'clean', lambda: _skip(_ERASES)
     found.clear()
     yield 'find and read again', find
+
+
+def _rows(steps, check) -> Iterator[tuple[str, str, str, str]]:
+    """Try one step after another.
+
+    :param check: raises InvalidRequest where the device is not free any more:
+        then no other step is tried.
+    """
+    for name, step in steps:
+        try:
+            check()
+        except exception.InvalidRequest as error:
+            yield name, FAILED, '0.0', str(error)
+            return
+        yield _tried(name, step)
 
 
 class _Skipped(Exception):

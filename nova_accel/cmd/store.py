@@ -34,7 +34,7 @@ def read(parsed_args) -> claim_store.ClaimStore:
     :raises ConfigurationError: the configuration cannot be read.
     :raises AcceleratorsUnavailable: the store cannot.
     """
-    return claim_store.copy_of(_path(parsed_args))
+    return claim_store.copy_of(path_of(parsed_args))
 
 
 def to_write(parsed_args) -> claim_store.ClaimStore:
@@ -43,7 +43,7 @@ def to_write(parsed_args) -> claim_store.ClaimStore:
     :raises ConfigurationError: the configuration cannot be read.
     :raises AcceleratorsUnavailable: see claim_store.existing().
     """
-    return claim_store.existing(_path(parsed_args))
+    return claim_store.existing(path_of(parsed_args))
 
 
 def given_whole(known: claim_store.ClaimStore, kernel,
@@ -65,6 +65,10 @@ def path() -> str:
     return os.path.join(CONF.state_path, claim_store.file_name(CONF.host))
 
 
-def _path(parsed_args) -> str:
+def path_of(parsed_args) -> str:
+    """Return the path of the store that the arguments mean.
+
+    :raises ConfigurationError: the configuration cannot be read.
+    """
     configuration.read(parsed_args.config_file)
     return parsed_args.store or path()

@@ -248,7 +248,7 @@ class StoresTest(DisableTestCase):
               contextlib.closing(sqlite3.connect(other)) as copy):
             source.backup(copy)
         os.chmod(self.directory, 0o755)
-        path = disable.store._path
+        path = disable.store.path_of
 
         def as_another_user(parsed_args):
             found = path(parsed_args)
@@ -256,7 +256,7 @@ class StoresTest(DisableTestCase):
             self.addCleanup(os.seteuid, 0)
             return found
         self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.cmd.store._path', as_another_user))
+            'nova_accel.cmd.store.path_of', as_another_user))
         for name in other, self.path:
             # the second has a log (WAL), so that SQLite opens it
             error = self.refused('disable', '--store', name, A)

@@ -3,20 +3,33 @@
 
 import json
 import os
+import subprocess
+import sys
+from unittest import mock
 
 import ddt
 from oslo_privsep import priv_context
 import yaml
 
+from nova_accel.cmd import disable
 from nova_accel.cmd import prove
 from nova_accel import conf
 from nova_accel import drivers
+from nova_accel.drivers import gpu
 from nova_accel import sim
 from nova_accel.store import values
 from tests.unit import commands
 from tests.unit.host import A, B, FUNCTION, OTHER, SHELL
 from tests.unit.test_claims import claim
 
+#: works on a device until it is killed
+_WORKS = """
+import sys, time
+from nova_accel.cmd import working
+with working.on(sys.argv[1], sys.argv[2], 'nova-accel prove'):
+    print('works', flush=True)
+    time.sleep(60)
+"""
 NEW = '2026-11-24T00:00:00+00:00'
 
 
@@ -179,6 +192,66 @@ class ProveTest(commands.StoreCommandTestCase):
                          self.prove()['create and remove']['Found'])
         self.assertEqual('0', self.kernel.read(
             f'bus/pci/devices/{A[:-1]}1/nvidia/current_vgpu_type'))
+
+    def test_enabled_meanwhile(self):
+        """By other means than the command, and a guest has it then."""
+        store = self.host('gpu', gpus=[{'address': A}])
+        answers = gpu.GpuDriver.answers
+
+        def enabled(driver, device):
+            store.enable(store.disabled())
+            store.add([claim(device_address=A)])
+            return answers(driver, device)
+        with mock.patch.object(gpu.GpuDriver, 'answers', enabled):
+            rows = self.prove(failed=('reset of handle 0',))
+        self.assertIn(f'run nova-accel disable {A} first',
+                      rows['reset of handle 0']['Found'])
+        self.assertEqual('reset of handle 0', list(rows)[-1])
+        self.assertEqual([], self.kernel.resets(A))
+
+    def enable(self):
+        return commands.run(
+            'enable', '--store', self.path, A, enable=disable.Enable)
+
+    def test_enable_waits(self):
+        store = self.host('gpu', gpus=[{'address': A}])
+        refused = []
+
+        def tries(driver, device):
+            refused.extend((self.enable(), self.call(A)))
+            return True
+        with mock.patch.object(gpu.GpuDriver, 'answers', tries):
+            self.prove()
+        for answer in refused:
+            self.assertEqual(1, answer.returncode)
+            self.assertIn(f'while nova-accel prove (process {os.getpid()}) '
+                          f'works on it', answer.stderr)
+        self.assertEqual(1, len(store.disabled()))
+        self.assertEqual([], self.left())
+        self.assertEqual(0, self.enable().returncode)
+
+    def left(self):
+        return [name for name in os.listdir(os.path.dirname(self.path))
+                if name.endswith('working')]
+
+    def test_killed(self):
+        self.host('gpu', gpus=[{'address': A}])
+        with subprocess.Popen([sys.executable, '-c', _WORKS, self.path, A],
+                              stdout=subprocess.PIPE, text=True) as process:
+            self.assertEqual('works\n', process.stdout.readline())
+            answer = self.enable()
+            process.kill()
+        self.assertIn(f'while nova-accel prove (process {process.pid})',
+                      answer.stderr)
+        self.assertEqual(1, len(self.left()))
+        self.assertEqual(0, self.enable().returncode)
+        self.assertEqual([], self.left())
+
+    def test_file_cannot_be_written(self):
+        self.host('gpu', gpus=[{'address': A}])
+        os.symlink('/dev/null', f'{self.path}.{A}.working')
+        self.assertIn('cannot be written', self.call(A).stderr)
+        self.assertEqual([], self.kernel.resets(A))
 
     def test_not_free(self):
         store = self.host('gpu', disabled=False, gpus=[{'address': A}])
