@@ -117,10 +117,8 @@ class Regions:
     def _part(self, claims):
         """Return the device and the region of claims; None where they are
         gone."""
-        device = self._inventory.devices.get(claims[0].device_address)
-        if device is None or device.health is model.Health.GONE:
-            return None, None
-        return device, device.find_region(claims[0].region_index)
+        device = self._inventory.present(claims[0].device_address)
+        return device, device and device.find_region(claims[0].region_index)
 
     def _clear_memory(self, device, region):
         """Clear the memory of the card where the operator can: how, or

@@ -184,7 +184,7 @@ class Handles:
             claims = self._follow(claims, where, device)
             if not claims:
                 return True
-            if device is None or device.health is model.Health.GONE:
+            if not (device and self._inventory.present(device.address)):
                 self._clean_when_back(claims, device)
             self._regions.look_after(claims)
             device = self._inventory.devices.get(

@@ -220,10 +220,9 @@ class Reconciler:
         inventory = self._inventory
         found = []
         for claim in snapshot.claims():
-            device = inventory.devices.get(claim.device_address)
-            if (device and device.health is not model.Health.GONE
-                    and claim.handle.address in snapshot.running.get(
-                        claim.instance_uuid, ())):
+            device = inventory.present(claim.device_address)
+            if device and claim.handle.address in snapshot.running.get(
+                    claim.instance_uuid, ()):
                 new = {name: value for name, value in
                        inventory.identity_for_claim(device.address).items()
                        if value and not getattr(claim, name)}
@@ -461,7 +460,8 @@ class Reconciler:
             claims = [c for c in claims if c.state is model.ClaimState.BOUND]
         # one of a card that is away goes back once the card is there, without
         # the pause of a try that failed
-        claims = [c for c in claims if not self._is_away(c)]
+        claims = [c for c in claims
+                  if self._inventory.present(c.device_address)]
         out = {claim.uuid for claim in claims}
         if not claims or due > now:
             return out
@@ -488,10 +488,6 @@ class Reconciler:
         if not out:
             self._pauses.pop(server_uuid, None)
         return out
-
-    def _is_away(self, claim):
-        device = self._inventory.devices.get(claim.device_address)
-        return device is None or device.health is model.Health.GONE
 
     def _fence_strangers(self, snapshot):
         """Fence what a guest has without a claim, until the guest is gone."""

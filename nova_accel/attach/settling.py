@@ -141,10 +141,9 @@ class Settling:
 
     def is_settled(self, claim: model.Claim) -> bool:
         """Return whether a claim may be judged: its device is not in doubt."""
-        device = self._inventory.devices.get(claim.device_address)
-        return (device is None or device.health is model.Health.GONE
-                or not any(row.means(device)
-                           for row in self._holdings.unsettled()))
+        device = self._inventory.present(claim.device_address)
+        return device is None or not any(
+            row.means(device) for row in self._holdings.unsettled())
 
     def run(self) -> bool:
         """Settle what can be; the others stay withheld.
@@ -170,8 +169,8 @@ class Settling:
             lambda: self._store_age.allocated(self._inventory.providers()))
         for device in self._inventory.devices.values():
             rows = [row for row in todo if row.means(device)]
-            if not rows or device.health is model.Health.GONE or (
-                    device.address, None) not in parts:
+            if not (rows and self._inventory.present(device.address)
+                    and (device.address, None) in parts):
                 continue
             try:
                 self._settle(device, rows, parts, guests, given)

@@ -132,6 +132,11 @@ class Inventory:
         and from holds. Do not change the dict."""
         return self.table.snapshot()
 
+    def present(self, address: str) -> model.Device | None:
+        """Return a device, or None if its driver does not find it now."""
+        gone = holds.Kind.GONE in self.table.kinds(address)
+        return None if gone else self.devices.get(address)
+
     def find(self, address: str, index: int | None,
              ) -> tuple[model.Device, model.Region | None]:
         """Return a device for a NEW claim, and its region if index is not
