@@ -52,7 +52,8 @@ class Check(output.Table):
     def run(self, parsed_args):
         self._status = 0
         # what would be logged is shown, and what ends late is not waited for
-        logging.disable(logging.CRITICAL)
+        if not self.app.options.debug:
+            logging.disable(logging.CRITICAL)
         try:
             super().run(parsed_args)
         except exception.ConfigurationError as error:

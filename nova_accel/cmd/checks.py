@@ -27,6 +27,7 @@ from nova_accel.cmd import loading
 from nova_accel.cmd import store
 from nova_accel import conf
 from nova_accel import drivers
+from nova_accel.drivers import handover
 from nova_accel.drivers import options
 from nova_accel.drivers import sriov
 from nova_accel import exception
@@ -36,6 +37,7 @@ from nova_accel.host import privileged
 from nova_accel.host import vfio
 from nova_accel import inventory
 from nova_accel.inventory import cards
+from nova_accel import log as logging
 from nova_accel import machine
 from nova_accel import model
 from nova_accel import privsep
@@ -43,6 +45,7 @@ from nova_accel.store import claim_store
 from nova_accel import versions
 
 CONF = conf.CONF
+LOG = logging.getLogger(__name__)
 Line = check_line.Line
 split = check_line.split
 OK, WARNING = check_line.OK, check_line.WARNING
@@ -78,6 +81,8 @@ class Host:
         self.failed: dict[str, str] = {}
         self.devices: dict[str, model.Device] = {}
         self.providers: list[inventory.Provider] = []
+        #: address of a device without a provider -> why
+        self.unreported: dict[str, str] = {}
         #: why no device could be read
         self.problem = ''
         #: what could not be asked, see Scanner.failures()
@@ -104,13 +109,16 @@ class Host:
                     self.drivers.update(drivers.load([name], self.kernel))
                 except exception.ConfigurationError as error:
                     self.failed[name] = str(error)
+                    LOG.error('The driver %s is not loaded', name,
+                              exc_info=error)
             found = inventory.Inventory(
                 self.drivers, self._memory(), reads_serials=False)
             found.scanner.scan()
             self.devices = found.devices
             self.failures = found.scanner.failures()
             self.providers = list(found.providers_of(
-                CONF.host, '00000000-0000-0000-0000-000000000000').values())
+                CONF.host, inventory.ANY_ROOT).values())
+            self.unreported = found.unreported(CONF.host)
             # the readers of malformed options would say them again
             if not options.malformed():
                 self._judge(found)
@@ -458,12 +466,30 @@ def _device(host, device) -> Iterator[Line]:
         said = ('not given to servers' if health is model.Health.OK
                 else health.value)
         yield Line(FAILURE, f'it is {said}: {found}', remedy)
-    if not bad:
-        resets = {method for handle in device.all_handles
-                  if handle.type is model.HandleType.PCI
-                  for method in pci.reset_methods(host.kernel, handle.address)}
+    unreported = host.unreported.get(device.address)
+    if unreported:
+        yield Line(FAILURE, f'it is not reported to Placement: '
+                            f'{unreported.rstrip(".")}',
+                   f'correct what the driver {device.driver} reports of it')
+    if not bad and not unreported:
         yield Line(OK, f'{device.type} of the driver {device.driver}, '
-                       f'reset by {", ".join(sorted(resets)) or "its driver"}')
+                       f'{_cleaning(host, device)}')
+
+
+def _cleaning(host, device) -> str:
+    """Return how a device is cleaned between two servers, as a clause."""
+    if device.all_handles and {
+            handover.policy(device, handle.address)
+            for handle in device.all_handles} <= {
+                handover.Policy.NONE, handover.Policy.OPERATOR}:
+        return 'not cleaned between two servers'
+    driver = host.drivers[device.driver]
+    resets = {method for handle in device.all_handles
+              if getattr(driver, 'RESETS', False)
+              and driver.is_reset(device, handle)
+              for method in pci.reset_methods(host.kernel, handle.address)}
+    return (f'reset by {", ".join(sorted(resets))}' if resets
+            else 'cleaned by its driver')
 
 
 def _conflict(host, device) -> Iterator[Line]:

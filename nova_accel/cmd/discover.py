@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import textwrap
+import traceback
 
 from nova_accel.cmd import configuration
 from nova_accel.cmd import output
@@ -26,8 +27,6 @@ from nova_accel.store import claim_store
 
 CONF = conf.CONF
 
-#: in place of the uuid of the compute node, which only nova-compute knows
-_ROOT = '00000000-0000-0000-0000-000000000000'
 #: characters of a line of a reason
 _REASON_WIDTH = 44
 _LONG_COLUMNS = ('Provider', 'NUMA', 'Resource class', 'Total', 'Reserved',
@@ -128,13 +127,11 @@ class Discover(output.Lister):
     def _rows_of(self, device, held):
         """A row of the device, and one for each region."""
         what = ' '.join((device.type, device.vendor, device.product))
-        try:
-            naming.device_traits(device)
-        except exception.InvalidName as error:
-            health = self._health(None, f'not reported: {error}')
-        else:
-            health = self._health(device.health, self._why(
-                (device.address, None), device))
+        unreported = self._unreported.get(device.address)
+        health = (
+            self._health(None, f'not reported: {unreported}') if unreported
+            else self._health(device.health, self._why(
+                (device.address, None), device)))
         if not device.regions:
             yield (device.address, what, '',
                    *self._use(device, held), health)
@@ -204,7 +201,8 @@ class Discover(output.Lister):
 
     def _providers(self, found):
         providers = collections.defaultdict(list)
-        for provider in found.providers_of(CONF.host, _ROOT).values():
+        for provider in found.providers_of(
+                CONF.host, inventory.ANY_ROOT).values():
             # a pool stands where its first device does
             for address in provider.addresses:
                 providers[address].append(provider)
@@ -213,8 +211,14 @@ class Discover(output.Lister):
             rows += [_row(p, [self._devices[a] for a in p.addresses])
                      for p in providers[address]
                      if p.addresses[0] == address
-                     ] if providers[address] else [_unreported(device)]
+                     ] if providers[address] else [
+                         self._without_provider(device)]
         return rows
+
+    def _without_provider(self, device):
+        return (naming.device_provider_name(CONF.host, device.address),
+                _numa(device), '', '', '', _handles(device), '',
+                f'not reported: {self._unreported.get(device.address)}')
 
     def _discover(self, known, kernel):
         """
@@ -228,6 +232,8 @@ class Discover(output.Lister):
                 loaded.update(drivers.load([name], kernel))
             except Exception as e:
                 # one bad driver must not hide the devices of the others
+                if self.app.options.debug:
+                    traceback.print_exception(e, file=self.app.stderr)
                 failed[f'driver {name}'] = str(e) or repr(e)
         self._loaded = loaded
         # without claims, and devices that it can see: to a driver every such
@@ -238,8 +244,9 @@ class Discover(output.Lister):
             memory.set_devices(store.given_whole(known, kernel))
         self._reasons = _disable(memory, known) if known else {}
         found = inventory.Inventory(loaded, memory, reads_serials=False)
-        with _quiet(inventory.__name__):
-            # what it would log is shown
+        # what it would log is shown, without tracebacks
+        with contextlib.nullcontext() if self.app.options.debug else _quiet(
+                inventory.__name__):
             found.scanner.scan()
             # after it: until then no card is at the address
             there = {(address, region.index) for address, device
@@ -249,6 +256,7 @@ class Discover(output.Lister):
                 if (address, index) in there:
                     found.table.contents.set_loaded(
                         address, index, content)
+            self._unreported = found.unreported(CONF.host)
         failed.update(found.scanner.failures())
         for what, why in failed.items():
             self.app.stderr.write(f'WARNING: {what}: {why}\n')
@@ -357,17 +365,6 @@ def _healths(devices, parts):
                 else f'{device.address} {found.health.value}',
                 found.reason))))
     return lines or [model.Health.OK.value]
-
-
-def _unreported(device):
-    """A device with a name that cannot be a trait."""
-    try:
-        why = f'no traits: {naming.device_traits(device)}'
-    except exception.InvalidName as e:
-        why = str(e)
-    return (naming.device_provider_name(CONF.host, device.address),
-            _numa(device), '', '', '', _handles(device), '',
-            f'not reported: {why}')
 
 
 def _numa(device):

@@ -48,7 +48,8 @@ def _load(name, kernel):
         if not isinstance(driver, base.AcceleratorDriver):
             raise TypeError(f'{driver!r} is not an AcceleratorDriver')
         if not isinstance(driver.KEYS, frozenset):
-            raise TypeError(f'KEYS is {driver.KEYS!r} and not a frozenset')
+            raise TypeError(f'KEYS is a {type(driver.KEYS).__name__} and not a '
+                            f'frozenset')
     except (Exception, SystemExit) as error:
         _failed(None, extension.entry_point, error)
     contract.check_class(name, type(driver))

@@ -541,9 +541,13 @@ class PciDriver(AcceleratorDriver):
                 self._quarantined(device, before, str(e)),
                 failed=isinstance(e, Failure),
                 is_not_offered=isinstance(e, NotOffered))
-        except (OSError, ValueError) as e:
+        except OSError as e:
             return self._quarantined(device, before,
                                      f'sysfs cannot be read ({e})')
+        except ValueError as e:
+            return self._quarantined(
+                device, before,
+                f'sysfs cannot be read ({type(e).__name__}: {e})')
 
     def _with_migration(self, device, before):
         """What is true of one handle is true of all."""

@@ -45,6 +45,9 @@ from nova_accel.store import claim_store
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
+#: for providers_of() where the uuid of the node's own provider is not known
+ANY_ROOT = '00000000-0000-0000-0000-000000000000'
+
 Provider = providers.Provider
 
 
@@ -422,9 +425,16 @@ class Inventory:
             self._parts = providers.by_part(made)
         return made
 
-    def _make(self, offered, node, root_uuid):
+    def unreported(self, node: str) -> dict[str, str]:
+        """Return the devices without a provider: address -> why."""
+        found: dict[str, str] = {}
+        self._make(self.offered(), node, ANY_ROOT, found.__setitem__)
+        return found
+
+    def _make(self, offered, node, root_uuid, report=None):
         return providers.providers(
-            self.devices.values(), offered, node, root_uuid, self._unnamable,
+            self.devices.values(), offered, node, root_uuid,
+            report or self._unnamable,
             lambda device: self._pool_of(node, device),
             {naming.set_provider_name(node, found): len(found)
              for found in sets.wanted()}, self.contents.all_returning(),

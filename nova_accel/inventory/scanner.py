@@ -244,13 +244,13 @@ class Scanner:
     def _driver_failed(self, name: str, error: Exception) -> None:
         with self._lock:
             new = name not in self._failed
-            self._failed[name] = str(error) or repr(error)
+            self._failed[name] = _sentence(error)
         for address in self._reports.of_driver(name):
             self._withheld.withhold(address, Kind.SCAN_FAILED,
                                     f'its driver failed: {_clause(error)}')
         if new:
             LOG.error('Devices of the driver %s are withheld: %s', name,
-                      error or repr(error),
+                      _clause(error),
                       exc_info=exception.without_sentence(error))
 
     def _add_card(self, batch, name: str, address: str) -> None:
@@ -440,7 +440,7 @@ class Scanner:
         reason = f'its scan failed: {_clause(error)}'
         if self._note_due(address, name, reason):
             LOG.error('Device %s of the driver %s is withheld: %s', address,
-                      name, error or repr(error),
+                      name, reason,
                       exc_info=exception.without_sentence(error))
         self._withheld.withhold(address, Kind.SCAN_FAILED, reason)
 
@@ -717,4 +717,13 @@ def _with_policy(device: model.Device) -> model.Device:
 
 def _clause(error: BaseException) -> str:
     """Return an error as a clause of a longer sentence."""
-    return str(error).rstrip('.') or repr(error)
+    return _sentence(error).rstrip('.')
+
+
+def _sentence(error: BaseException) -> str:
+    """Return the text of an error, with the type of one not in nova_accel."""
+    if not str(error):
+        return repr(error)
+    if isinstance(error, exception.AcceleratorError):
+        return str(error)
+    return f'{type(error).__name__}: {error}'

@@ -806,6 +806,57 @@ class DeviceTest(CheckTestCase):
         self.set('accel', enabled_drivers='gpu')
         self.assertFails(GPU, 'reset', f'{GPU}=operator')
 
+    def use_acme(self, *change):
+        package = self.useFixture(acme.Installed())
+        if change:
+            package.change('driver', *change)
+        self.use_kernel(self.useFixture(SimulatedHost(
+            acmes=[{'address': GPU}])).kernel)
+        self.set('accel', enabled_drivers='acme')
+
+    def found(self):
+        line, = [line for line in self.lines if line['Check'] == GPU]
+        return line['Result'], line['Found']
+
+    def test_name_that_placement_refuses(self):
+        self.use_acme('CUSTOM_ACME_FIRMWARE_{firmware}', 'Firmware')
+        self.call_check()
+        result, found = self.found()
+        self.assertEqual('failure', result)
+        self.assertIn("it is not reported to Placement: the driver acme "
+                      "reports of it what cannot be shown (ValueError: "
+                      "'Firmware' is not a name for Placement", found)
+
+    def test_exception_with_debug(self):
+        self.use_acme('        firmware = self.kernel.read(',
+                      """        {}['power']
+        firmware = self.kernel.read(""")
+        self.assertNotIn('Traceback', self.call().stderr)
+        errors = commands.run('--debug', 'check', '--config-file', self.config,
+                              check=check.Check).stderr
+        self.assertIn('Traceback', errors)
+        self.assertIn("{}['power']", errors)
+
+    def test_cleaned_by(self):
+        self.use_acme()
+        self.call_check()
+        self.assertEqual(('ok', 'AI of the driver acme, reset by flr'),
+                         self.found())
+        self.set('accel', handover='none')
+        self.call_check()
+        self.assertEqual(
+            ('ok', 'AI of the driver acme, not cleaned between two servers'),
+            self.found())
+
+    def test_cleaned_by_its_driver(self):
+        self.use_acme('    RESETS = True\n', '')
+        self.call_check()
+        self.assertEqual(('ok', 'AI of the driver acme, cleaned by its '
+                                'driver'), self.found())
+
+    def call_check(self):
+        self.lines = json.loads(self.call('-f', 'json').stdout)
+
     def test_group_that_is_shared(self):
         self.use_kernel(self.useFixture(SimulatedHost(
             gpus=[{'address': GPU, 'iommu_group': 7}],

@@ -7,15 +7,19 @@ import io
 import json
 import os
 import pathlib
+import sys
 import uuid
 
+import ddt
 import fixtures
 from oslo_config import fixture as config_fixture
+from testtools import matchers
 
 from nova_accel import conf
 from nova_accel.drivers import dfl
 from nova_accel import model
 from nova_accel.store import values
+from tests import acme
 from tests.unit import commands
 from tests.unit.host import A, B, FIRST, FUNCTION, plain, SimulatedHost
 from tests.unit.test_claims import claim, DISABLED, handle
@@ -287,3 +291,68 @@ class Discover(commands.StoreCommandTestCase):
             self.call('--long', '-f', 'json').stdout)
         self.assertEqual(plain(FUNCTION),
                          found[B]['regions'][1]['function-uuid'])
+
+
+@ddt.ddt
+class AuthorTest(commands.StoreCommandTestCase):
+    """What the author of a driver of another package reads."""
+
+    COMMAND = 'discover'
+
+    def setUp(self):
+        super().setUp()
+        self.package = self.useFixture(acme.Installed())
+        self.host = self.useFixture(SimulatedHost(acmes=[{'address': A}]))
+        self.configure(simulated_host=self.host.path, enabled_drivers='acme')
+
+    def health(self, *arguments):
+        result = self.call('-f', 'csv', *arguments)
+        row, = csv.DictReader(io.StringIO(result.stdout))
+        return row['Health'], result.stderr
+
+    def debug(self):
+        return self.main('--debug', 'discover', '--config-file', self.config)
+
+    def fail_with_key_error(self):
+        self.package.change('driver', '        firmware = self.kernel.read(',
+                            """        {}['power']
+        firmware = self.kernel.read(""")
+
+    def test_exception(self):
+        self.fail_with_key_error()
+        result = self.call('-f', 'json')
+        self.assertIn(f"{A}: its scan failed: KeyError: 'power'",
+                      result.stderr)
+        self.assertNotIn('Traceback', result.stderr)
+
+    def test_exception_with_debug(self):
+        self.fail_with_key_error()
+        errors = self.debug().stderr
+        self.assertIn('Traceback', errors)
+        self.assertIn("{}['power']", errors)
+
+    def test_value(self):
+        self.package.change('driver', "re.fullmatch('[0-9]+', firmware)",
+                            "int('many')")
+        self.assertIn("sysfs cannot be read (ValueError: invalid literal",
+                      self.health()[0])
+
+    def test_driver_that_cannot_be_imported(self):
+        self.package.change('driver', 'import re\n', 'import re\n{}[0]\n')
+        self.assertNotIn('Traceback', self.call().stderr)
+        for name in 'driver', 'privileged', 'simulated':
+            sys.modules.pop(f'{acme.NAME}.{name}', None)
+        errors = self.debug().stderr
+        self.assertIn('Traceback', errors)
+        self.assertIn('acme_accel/driver.py', errors)
+
+    @ddt.data(('CUSTOM_ACME_FIRMWARE_{firmware}', 'firmware-{firmware}'),
+              ("type='AI'", "type='AI' * 200"))
+    @ddt.unpack
+    def test_name_that_placement_refuses(self, old, new):
+        """It is not ok, in all forms of the command."""
+        self.package.change('driver', old, new)
+        health, _ = self.health()
+        self.assertThat(health, matchers.StartsWith('not reported: '))
+        self.assertEqual(health, self.health('--long')[0])
+        self.assertNotIn('{', health)
