@@ -290,6 +290,11 @@ class Host:
     def clean(self, name):
         self.maintenance.clean(name)
 
+    def ten_minutes_pass(self):
+        """Failed bitstreams of projects do not count any more."""
+        with self.store._transaction() as db:
+            db.execute('DELETE FROM attempts')
+
     def forget(self, address):
         """As if nothing had ever been programmed."""
         self.inventory.contents.forget(address, 0, model.OPERATOR)

@@ -44,7 +44,8 @@ CALLS = {
     claim_store.ClaimStore: (
         'add', 'change', 'remove', 'set_loaded', 'place', 'set_reserved',
         'await_operator', 'add_handover', 'settle', 'disable', 'enable',
-        'restore', 'set_node', 'forget_ended'),
+        'restore', 'set_node', 'forget_ended', 'begin_attempt',
+        'end_attempt'),
     sim.SimulatedKernel: (
         'program_dfl_port', 'reset_dfl_port', 'create_mdev', 'remove_mdev',
         'reset_nvme', 'start_nvme_sanitize', 'format_nvme',

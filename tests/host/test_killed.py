@@ -256,7 +256,8 @@ class FpgaTest(KilledTestCase, OperationsMixin):
     def test_runtime_programming(self):
         def begin():
             self.booted()
-            self.compute.run([['ask', SERVER, self.other]])
+            self.compute.run([
+                ['ten_minutes_pass'], ['ask', SERVER, self.other]])
 
         def after():
             self.compute.run([['reconcile'], ['run_runtime']])
@@ -300,7 +301,8 @@ class TenantsImageTest(KilledTestCase):
             self.simulated.kernel, vf(A)))
 
     def test_plug(self):
-        points = self.at_each_point(lambda: None, lambda: [
+        points = self.at_each_point(lambda: self.compute.run(
+            [['ten_minutes_pass']]), lambda: [
             ['boot', self.SPECS, self.allocation,
              {'accel:bitstream_id': self.tenants}, SERVER]], self.delete)
         # among others after program_dfl_port and after set_loaded
