@@ -505,6 +505,11 @@ class Claim:
             '', self.consumer_uuid) else Role.OLD)
 
     @property
+    def waits(self) -> bool:
+        """Whether its handle waits for the operator: no server has it."""
+        return self.state is ClaimState.WAITING
+
+    @property
     def holder(self) -> str:
         """The server, for log lines."""
         return self.instance_uuid or '(unknown)'

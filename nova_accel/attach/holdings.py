@@ -14,7 +14,7 @@ DELETING; where admin.maintenance cleans a device that no server has, as
 DELETING.
 
 A claim that is DELETING belongs to its server no more, yet its device is not
-free. One that is WAITING is of no server, and only waiting() tells of it: the
+free. One that is WAITING is of no server, and all() leaves it out: the
 handle waits until the operator releases it by ``nova-accel release``, or by
 ``reserved`` in Placement (inventory.ledger), which ends it; or until it is
 settled or cleaned, as above. Every other transition raises IllegalTransition.
@@ -86,8 +86,7 @@ class Holdings:
                 if claim.state is not _State.DELETING]
 
     def all(self) -> list[model.Claim]:
-        """Return every claim of this host, also those being released, but not
-        those of waiting()."""
+        """Return the claims of all servers, also those being released."""
         return self._store.claims()
 
     def now(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
@@ -284,7 +283,7 @@ class Holdings:
                 self._store.await_operator(claim)
 
     def returned(self, waiting: Iterable[model.Claim]) -> None:
-        """End claims of waiting(), whose handles the operator has cleaned.
+        """End claims of handles that waited, and the operator has cleaned.
 
         :raises AcceleratorsUnavailable: that cannot be written down.
         """
@@ -292,10 +291,6 @@ class Holdings:
             self._store.remove(waiting)
         for claim in waiting:
             LOG.info('The operator has released %s', _device(claim))
-
-    def waiting(self) -> tuple[model.Claim, ...]:
-        """Return the claims of handles that wait for the operator."""
-        return self._store.waiting()
 
     def note_handover(
             self, device: model.Device, before: model.Region | None,

@@ -42,6 +42,7 @@ from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
+from nova_accel.inventory import holds
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import text
@@ -348,8 +349,9 @@ class Reconciler:
         """
         found = [c for c in self._holdings.all()
                  if name in (c.uuid, c.handle.address)]
-        waiting = [c for c in self._holdings.waiting()
-                   if name in (c.uuid, c.handle.address)]
+        waiting = [offer.claim for offer in self._inventory.offered().all()
+                   if offer.claim and offer.has(holds.Kind.WAITING)
+                   and name in (offer.claim.uuid, offer.handle.address)]
         if waiting:
             return self._release_waiting(waiting)
         if not found:

@@ -140,10 +140,11 @@ class StoreAge:
         claims = [c for there in newer.values() for c in there.claims
                   if handles[c.handle] == 1]
         uuids, taken = {c.uuid for c in claims}, {c.handle for c in claims}
-        gone = [c for c in (*self._holdings.all(), *self._holdings.waiting())
-                if c.uuid in uuids or c.handle in taken
-                or c.instance_uuid in newer and (
-                    c.state is not model.ClaimState.DELETING)]
+        gone = [c for offer in self._inventory.offered().all()
+                for c in [offer.claim] if c and (
+                    c.uuid in uuids or c.handle in taken
+                    or c.instance_uuid in newer and (
+                        c.state is not model.ClaimState.DELETING))]
         todo = set(self._inventory.devices if newer
                    else self._devices_of_refused())
         if not (todo or claims):

@@ -40,7 +40,7 @@ class Claims(output.Lister):
         known = store.read(parsed_args)
         loaded = known.loaded()
         rows, held = [], set()
-        for claim in (*known.claims(), *known.waiting()):
+        for claim in known.all_claims():
             held.add(claim.part)
             if (parsed_args.device in (None, claim.device_address,
                                        claim.handle.address)
@@ -50,7 +50,7 @@ class Claims(output.Lister):
                     claim.handle.address, self._holder(claim), claim.group,
                     _state(claim), claim.since, *_content(
                         loaded, claim.device_address, claim.region_index),
-                    offers.WAITS if _waits(claim) else claim.error))
+                    offers.WAITS if claim.waits else claim.error))
         for address, index in sorted(loaded):
             if ((address, index) not in held and not parsed_args.server
                     and parsed_args.device in (None, address)):
@@ -70,12 +70,8 @@ class Claims(output.Lister):
                 sorted(rows, key=lambda row: list(map(str, row))))
 
     def _holder(self, claim):
-        return (claim.instance_uuid if self.structured or _waits(claim)
+        return (claim.instance_uuid if self.structured or claim.waits
                 else claim.holder)
-
-
-def _waits(claim):
-    return claim.state is model.ClaimState.WAITING
 
 
 def _region(index):

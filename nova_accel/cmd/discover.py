@@ -163,7 +163,7 @@ class Discover(output.Lister):
 
         Which claims have an allocation is not known here.
         """
-        claims = (*known.claims(), *known.waiting()) if known else ()
+        claims = known.all_claims() if known else ()
         facts = (*found.table.all_holds(),
                  *offers.of_claims(found.devices, claims),
                  *offers.of_unclean(found.devices.values(),

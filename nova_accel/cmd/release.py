@@ -30,7 +30,7 @@ class Release(command.Command):
     def take_action(self, parsed_args):
         known = store.to_write(parsed_args)
         if not any(parsed_args.claim in (c.uuid, c.handle.address)
-                   for c in (*known.claims(), *known.waiting())):
+                   for c in known.all_claims()):
             raise exception.DeviceUnavailable(
                 f'No claim on this host is called {parsed_args.claim!r}: name '
                 f'a handle that nova-accel claims shows.')

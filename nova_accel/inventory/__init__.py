@@ -409,7 +409,7 @@ class Inventory:
         if moving:
             return self._make(self._offers([
                 moving.get(claim.uuid, claim)
-                for claim in self._store.claims()]), node, root_uuid)
+                for claim in self._store.all_claims()]), node, root_uuid)
         offered = self.offered()
         with self._lock:
             if self._made[0] == (offered, node, root_uuid):
@@ -446,21 +446,20 @@ class Inventory:
         :param ends: UUIDs of claims that end soon: without them.
         """
         if ends:
-            return self._offers([claim for claim in self._store.claims()
+            return self._offers([claim for claim in self._store.all_claims()
                                  if claim.uuid not in ends])
         # read first: a later change computes it again
         made_of = (self._store.generation, self.table.generation, self.lost)
         with self._lock:
             if self._offered[0] == made_of:
                 return self._offered[1]
-        offered = self._offers(self._store.claims())
+        offered = self._offers(self._store.all_claims())
         with self._lock:
             self._offered = made_of, offered
         return offered
 
-    def _offers(self, claims: Iterable[model.Claim]) -> offers.Offers:
+    def _offers(self, claims: Collection[model.Claim]) -> offers.Offers:
         devices = self.devices
-        claims = (*claims, *self._store.waiting())
         return offers.offers(devices, claims, (
             *self.table.all_holds(),
             *offers.of_claims(devices, claims, self.lost),

@@ -124,7 +124,7 @@ class Offers:
         found = (*common, *own) if own else common
         if claim and claim.state is _State.DELETING:
             state = State.RELEASING
-        elif claim and claim.state is not _State.WAITING:
+        elif claim and not claim.waits:
             state = State.HELD
         elif any(hold.kind.withholds for hold in found):
             state = State.WITHHELD
@@ -147,7 +147,7 @@ class Offers:
         return [offer.handle for offer in self.of(part)
                 if offer.state is State.FREE]
 
-    def waiting(self, found: Iterable[Offer]) -> tuple[model.Claim, ...]:
+    def all_wait(self, found: Iterable[Offer]) -> tuple[model.Claim, ...]:
         """Return the claims of handles, the oldest first, if all of them wait
         for the operator to release them."""
         claims = [offer.claim if offer.has(Kind.WAITING) else None
@@ -212,7 +212,7 @@ def of_claims(devices: Mapping[str, model.Device],
     taken: dict[Part, set[model.AttachHandle]] = collections.defaultdict(set)
     for claim in claims:
         taken[claim.part].add(claim.handle)
-        if claim.state is _State.WAITING:
+        if claim.waits:
             yield _of_claim(Kind.WAITING, claim, WAITS)
         elif claim.state is _State.DELETING:
             yield _of_release(claim)

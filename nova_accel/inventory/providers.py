@@ -302,7 +302,7 @@ def _amount(use: _Use, counting: Collection[offers.Offer],
     """
     fenced = is_withheld or bool(found or may_have) and not any(
         offer.is_fit for offer in counting) or len(counting) < whole
-    waiting = use.offered.waiting(found)
+    waiting = use.offered.all_wait(found)
     everything = {offer.handle for offer in (*found, *counting)}
     return _Amount(
         max(len(everything), whole) if fenced else len(counting), fenced,

@@ -193,7 +193,7 @@ class Tree:
     def _note(self, rows: _Rows, returned: Iterable[model.Claim]) -> None:
         """Write rows of the ledger, and what the operator has released."""
         uuids = {waiting.uuid for waiting in returned}
-        back = [w for w in self._store.waiting() if w.uuid in uuids]
+        back = [c for c in self._store.all_claims() if c.uuid in uuids]
         self._ledger.write(rows, back)
         for waiting in back:
             LOG.info('The operator has released %s of %s',

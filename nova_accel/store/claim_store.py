@@ -86,7 +86,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
                 holds.unsettle(db, row)
             handles = {claim.handle for claim in claims}
             self._exchange_claims(db, [
-                c for c in self.waiting() if c.handle in handles], claims)
+                c for c in self.all_claims()
+                if c.waits and c.handle in handles], claims)
 
     def restore(self, claims: Iterable[model.Claim],
                 gone: Iterable[model.Claim],
@@ -112,7 +113,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
         """Write rows of the ledger, all or none.
 
         :param rows: by provider uuid and resource class; None removes one.
-        :param returned: of waiting(), whose handles the operator has released.
+        :param returned: claims of handles that the operator has released.
         """
         with self._transaction() as db:
             reserved.write(db, rows)

@@ -64,21 +64,20 @@ class Claims(lineage.History):
 
     def claims(self, instance_uuid: str | None = None,
                role: model.Role | None = None) -> list[model.Claim]:
-        """Return those of one server, or all but those of waiting(); in the
-        order of groups and handles.
+        """Return those of one server, or of all servers; in the order of groups
+        and handles.
 
         From memory: this process alone writes them.
         """
         return [claim for claim in self._known.claims
                 if instance_uuid in (None, claim.instance_uuid)
                 and role in (None, claim.role)
-                and claim.state is not model.ClaimState.WAITING]
+                and not claim.waits]
 
-    def waiting(self) -> tuple[model.Claim, ...]:
-        """Return those of handles that wait for the operator, the oldest
-        first."""
-        return tuple(claim for claim in self._known.claims
-                     if claim.state is model.ClaimState.WAITING)
+    def all_claims(self) -> tuple[model.Claim, ...]:
+        """Return those of claims(), and those of handles that wait for the
+        operator, the oldest of these first."""
+        return self._known.claims
 
     def await_operator(self, claim: model.Claim) -> None:
         """End a claim; its handle waits from now on, if it does not already.
@@ -88,7 +87,8 @@ class Claims(lineage.History):
         with self._transaction() as db:
             self._end(db, [claim])
             self._exchange_claims(db, [claim], [claim.that_waits()] if not any(
-                c.handle == claim.handle for c in self.waiting()) else ())
+                c.waits and c.handle == claim.handle
+                for c in self._known.claims) else ())
 
     def by_uuid(self, uuids: Collection[str]) -> list[model.Claim]:
         """Return those of these claims that are there, in the order of
@@ -181,8 +181,7 @@ def read(db: sqlite3.Connection) -> tuple[model.Claim, ...]:
 def _in_order(claims: Iterable[model.Claim]) -> tuple[model.Claim, ...]:
     # those that wait, of no group, stay as they came
     return tuple(sorted(claims, key=lambda c: (
-        c.group, '' if c.state is model.ClaimState.WAITING
-        else c.handle.address)))
+        c.group, '' if c.waits else c.handle.address)))
 
 
 def _row(claim: model.Claim) -> dict[str, Any]:

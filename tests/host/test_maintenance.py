@@ -208,13 +208,13 @@ class CleanDiskTest(OrderTestCase):
         self.assertIn(f'{policy} is its policy in [accel] handover',
                       self.refused('clean', DISK))
         self.assertKept()
-        self.assertEqual((), self.host.holdings.waiting())
+        self.assertFalse([c for c in self.host.store.all_claims() if c.waits])
 
     def test_it_has_waited_for_the_operator(self):
         """He has it cleaned, under another policy by then."""
         self.config.config(handover=['operator'], group='accel')
         self.host.delete(self.boot())
-        waits, = self.host.holdings.waiting()
+        waits, = self.host.store.all_claims()
         self.config.config(handover=[], group='accel')
         self.assertRaises(exception.AcceleratorError, self.boot)
         # where it cannot be, it is of no server still
@@ -225,8 +225,7 @@ class CleanDiskTest(OrderTestCase):
         self.kernel.set_fault(DISK, format=None)
         self.done('clean', DISK)
         self.assertEqual('', self.kernel.data_of_disk(DISK))
-        self.assertEqual(([], ()), (self.host.holdings.all(),
-                                    self.host.holdings.waiting()))
+        self.assertEqual((), self.host.store.all_claims())
         for _ in range(2):
             self.host.report()
         self.assertHas(self.boot(), waits.handle.address)

@@ -650,7 +650,7 @@ class WaitingTest(StoreTestCase):
     def assertWaiting(self, *claims):
         for store in self.store, claim_store.ClaimStore(self.path):
             self.assertEqual([c.handle for c in claims],
-                             [c.handle for c in store.waiting()])
+                             [c.handle for c in store.all_claims() if c.waits])
 
     def test_changes(self):
         self.assertWaiting()
@@ -664,7 +664,8 @@ class WaitingTest(StoreTestCase):
         self.assertEqual([], self.store.claims())
         # with the ledger, in one transaction
         row = values.Reserved(0, 1)
-        self.store.set_reserved({('p', 'VGPU'): row}, self.store.waiting()[:1])
+        self.store.set_reserved(
+            {('p', 'VGPU'): row}, self.store.all_claims()[:1])
         self.assertWaiting(self.one)
         self.assertEqual({('p', 'VGPU'): row}, self.store.reserved())
 
@@ -675,7 +676,7 @@ class WaitingTest(StoreTestCase):
         self.assertUnavailable('no such table', self.store.await_operator,
                                self.two)
         self.assertUnavailable('no such table', self.store.set_reserved, {
-            ('p', 'VGPU'): values.Reserved(0, 1)}, self.store.waiting())
+            ('p', 'VGPU'): values.Reserved(0, 1)}, self.store.all_claims())
         with self.file() as db:
             db.execute('ALTER TABLE gone RENAME TO claims')
         self.assertWaiting(self.one)

@@ -278,7 +278,7 @@ class World(fixtures.Fixture):
             return
         value, releases = self.included
         if releases and self.reserved < value:
-            self.released += [w.handle.address for w in self.store.waiting()
+            self.released += [c.handle.address for c in self.store.all_claims()
                               ][:value - self.reserved]
             self.his = min(self.his, self.reserved)
         elif self.reserved != value:
@@ -289,7 +289,7 @@ class World(fixtures.Fixture):
         """Placement has what we want."""
         if uuid == getattr(self, 'uuid', None):
             self.included = self.reserved, (
-                not self.pool and len(self.store.waiting()) == 4
+                not self.pool and len(self.store.all_claims()) == 4
                 and not self.is_marked)
 
     @property
@@ -300,8 +300,8 @@ class World(fixtures.Fixture):
     def expected(self):
         """What is reserved in the end: his, as far as there is as much; all
         where nothing is fit."""
-        return min(self.his, 4 - len(self.store.waiting())) or (
-            4 if len(self.store.waiting()) == 4 else 0)
+        return min(self.his, 4 - len(self.store.all_claims())) or (
+            4 if len(self.store.all_claims()) == 4 else 0)
 
     def item(self):
         return self.nova.placement[self.uuid][0][CLASS]
@@ -396,7 +396,7 @@ class RandomTest(testtools.TestCase):
             waiting = {handle(GPUS[n]) for name, n in steps
                        if name == 'waits'}
             world.settle()
-            left = [w.handle for w in world.store.waiting()]
+            left = [w.handle for w in world.store.all_claims()]
             self.assertEqual(world.expected, world.reserved)
             self.assertLessEqual(
                 {h.address for h in waiting} - {h.address for h in left},
@@ -420,7 +420,7 @@ class RandomTest(testtools.TestCase):
         before it counts, and nothing is released that he has not released."""
         with World(pool) as world:
             world.do(steps)
-            waiting = len(world.store.waiting())
+            waiting = len(world.store.all_claims())
             world.heard(world.uuid)
             his = world.his
             world.nova.kill = kill
@@ -441,7 +441,7 @@ class RandomTest(testtools.TestCase):
                        for s in (*steps, *then)):
                 self.assertEqual(0, world.reserved)
             if not writes:
-                self.assertLessEqual(waiting, len(world.store.waiting()))
+                self.assertLessEqual(waiting, len(world.store.all_claims()))
             if not writes and not waiting:
                 world.his = his
                 self.assertEqual(world.expected, world.reserved)

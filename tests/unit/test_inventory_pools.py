@@ -364,7 +364,7 @@ class TreeTest(inventory_host.InventoryTestBase):
         self.reserve(f'{NODE}_accel_{A}', 0)
         self.update()
         self.assertEqual([B], [w.device_address
-                               for w in self.store.waiting()])
+                               for w in self.store.all_claims()])
 
     def test_waiting_goes_and_comes_back(self):
         self.pools()
@@ -378,7 +378,7 @@ class TreeTest(inventory_host.InventoryTestBase):
         self.driver.devices = tuple(map(gpu, (A, B, C)))
         for _ in range(3):
             self.assertEqual((2, 0), self.reserved())
-        self.assertEqual(1, len(self.store.waiting()))
+        self.assertEqual(1, len(self.store.all_claims()))
 
     def test_other_traits(self):
         """A device that has other traits is in another pool; what a server

@@ -149,6 +149,6 @@ class StateTest(testtools.TestCase):
         """The oldest first; none where another one does not."""
         two, one = claims = [claim(a, WAITING) for a in reversed(VFS)]
         found = offered(card(), claims=claims)
-        self.assertEqual((two, one), found.waiting(found.of((A, None))))
+        self.assertEqual((two, one), found.all_wait(found.of((A, None))))
         found = offered(card(), claims=[one])
-        self.assertEqual((), found.waiting(found.of((A, None))))
+        self.assertEqual((), found.all_wait(found.of((A, None))))
