@@ -110,27 +110,27 @@ class Reconciler:
         released = self._releases.retry(
             self._cloud.admin_context(), self._settling.is_settled)
         snapshot, failure = self._snapshot(self._holdings.all())
-        self._fence_strangers(snapshot)
+        self._withhold_strangers(snapshot)
         self._remember_cards(snapshot)
         judged = judgement.judge(snapshot)
         self._forget_pauses(snapshot, judged)
-        lost: list[model.Claim] = []
+        unallocated: list[model.Claim] = []
         out: set[str] = set()
         for server_uuid, claims in judgement.by_server(
                 judged.values()).items():
             try:
                 released += self._make_good(
-                    server_uuid, claims, judged, lost, out)
+                    server_uuid, claims, judged, unallocated, out)
             except Exception as error:
-                lost += [c for c in claims
-                         if (c.uuid, _Verdict.LOST) in judged]
+                unallocated += [c for c in claims
+                                if (c.uuid, _Verdict.LOST) in judged]
                 failure = failure or error
         self.out = frozenset(out)
         if snapshot.consumers is not None:
-            # what was lost before stays so where its server has begun
+            # what was unallocated stays so where its server has begun
             # something meanwhile, as nothing is judged of that
-            before = self._inventory.lost
-            self._set_lost([*lost, *(
+            before = self._inventory.unallocated
+            self._withhold_unallocated([*unallocated, *(
                 c for c in self._holdings.all() if c.uuid in before
                 and c.state is not model.ClaimState.DELETING
                 and snapshot.is_lost(c))])
@@ -176,10 +176,11 @@ class Reconciler:
                 snapshot, open_moves=frozenset(cloud.open_moves(old)))
         return snapshot, failure
 
-    def _make_good(self, server_uuid, claims, judged, lost, out):
+    def _make_good(self, server_uuid, claims, judged, unallocated, out):
         """Act on what is still true of a server, while it is locked.
 
-        :param lost: receives claims that no allocation stands behind still.
+        :param unallocated: receives claims that no allocation stands behind
+            still.
         :param out: receives uuids of claims whose devices are out of the
             guest still, and go back into it.
         :returns: how many accelerators were released.
@@ -200,7 +201,8 @@ class Reconciler:
             if failure:
                 raise failure
             if found[_Verdict.LOST]:
-                lost += self._reallocate(server_uuid, found[_Verdict.LOST])
+                unallocated += self._reallocate(
+                    server_uuid, found[_Verdict.LOST])
             gone = [c for c in (
                 *found[_Verdict.ABANDONED], *found[_Verdict.NOT_ASKED])
                 if self._settling.is_settled(c)]
@@ -233,20 +235,20 @@ class Reconciler:
 
     # Servers without an allocation
 
-    def _set_lost(self, claims):
+    def _withhold_unallocated(self, claims):
         """Offer to no other server what servers hold without an allocation."""
         inventory = self._inventory
-        before = inventory.lost
-        inventory.set_lost(c.uuid for c in claims)
-        changed = before ^ inventory.lost
+        before = inventory.unallocated
+        inventory.unallocated = frozenset(c.uuid for c in claims)
+        changed = before ^ inventory.unallocated
         if changed:
             self._publisher.show_devices(
                 self._cloud.admin_context(),
                 [c for c in self._holdings.all() if c.uuid in changed])
-        self._once.only('lost', {c.instance_uuid for c in claims})
+        self._once.only('unallocated', {c.instance_uuid for c in claims})
         for server_uuid in {c.instance_uuid for c in claims}:
             self._once.say(
-                ('lost', server_uuid), LOG.warning,
+                ('unallocated', server_uuid), LOG.warning,
                 'Server %s holds accelerators of which Placement has none '
                 'allocated to it, as after an unshelve that failed; they are '
                 'offered to no other server. Confirm or revert its resize, '
@@ -266,17 +268,17 @@ class Reconciler:
                 left += mine
                 continue
             try:
-                lost = {(c.provider_uuid, c.resource_class) for c in mine}
+                wanted = {(c.provider_uuid, c.resource_class) for c in mine}
                 held = [c for c in self._holdings.of(server_uuid, mine[0].role)
                         if c.consumer_uuid == consumer
-                        and (c.provider_uuid, c.resource_class) in lost]
+                        and (c.provider_uuid, c.resource_class) in wanted]
                 with self._offered(mine):
                     self._cloud.reallocate(
                         server_uuid, consumer,
                         self._resources(server.accelerators, held))
             except exception.PlacementUnavailable as error:
-                self._once.say(('lost', server_uuid, 'why'), LOG.warning,
-                               '%s', error)
+                self._once.say(('unallocated', server_uuid, 'why'),
+                               LOG.warning, '%s', error)
                 left += mine
                 continue
             LOG.warning('Server %s holds accelerators of which Placement had '
@@ -302,21 +304,21 @@ class Reconciler:
 
     @contextlib.contextmanager
     def _offered(self, claims):
-        """While Placement must allocate what is lost: it allocates
+        """While Placement must allocate what claims have: it allocates
         nothing that is reserved. After an error it is reserved again."""
         inventory = self._inventory
-        uuids = {c.uuid for c in claims} & inventory.lost
+        uuids = {c.uuid for c in claims} & inventory.unallocated
 
-        def show(lost):
+        def show(unallocated):
             if uuids:
-                inventory.set_lost(lost)
+                inventory.unallocated = unallocated
                 self._publisher.show_devices(
                     self._cloud.admin_context(), claims)
-        show(inventory.lost - uuids)
+        show(inventory.unallocated - uuids)
         try:
             yield
         except Exception:
-            show(inventory.lost | uuids)
+            show(inventory.unallocated | uuids)
             raise
 
     @staticmethod
@@ -491,8 +493,8 @@ class Reconciler:
             self._pauses.pop(server_uuid, None)
         return out
 
-    def _fence_strangers(self, snapshot):
-        """Fence what a guest has without a claim, until the guest is gone."""
+    def _withhold_strangers(self, snapshot):
+        """Withhold what a guest has without a claim, until it is gone."""
         strangers = snapshot.strangers()
         if any(not self._once.has(('stranger', address))
                for address in strangers):

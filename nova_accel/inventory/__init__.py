@@ -95,10 +95,11 @@ class Inventory:
             if contract.attends(type(driver)))
         self._pooled = frozenset(
             name for name, driver in drivers.items() if driver.POOLED)
+        #: UUIDs of claims without an allocation in Placement, which would give
+        #: their devices to others: offered() withholds them
+        self.unallocated: frozenset[str] = frozenset()
         # guards what follows
         self._lock = locks.Lock('inventory')
-        #: what set_lost() was called with last
-        self._lost: frozenset[str] = frozenset()
         #: name and uuid of the node that Nova told last
         self._root: tuple[str, str] | None = None
         #: what offered() was made of, and the result
@@ -306,23 +307,6 @@ class Inventory:
                 self.table.withheld.lift(address, holds.Kind.IN_GUEST)
         return found
 
-    @property
-    def lost(self) -> frozenset[str]:
-        """UUIDs of the claims whose devices are offered to no server, see
-        set_lost()."""
-        with self._lock:
-            return self._lost
-
-    def set_lost(self, claims: Iterable[str]) -> None:
-        """Offer the devices of these to no server, and those of the last call
-        again.
-
-        :param claims: UUIDs of those of servers to which Placement has
-            allocated nothing: it would give the devices to others.
-        """
-        with self._lock:
-            self._lost = frozenset(claims)
-
     # What regions carry
 
     def programming_failed(self, address: str, index: int,
@@ -449,7 +433,8 @@ class Inventory:
             return self._offers([claim for claim in self._store.all_claims()
                                  if claim.uuid not in ends])
         # read first: a later change computes it again
-        made_of = (self._store.generation, self.table.generation, self.lost)
+        made_of = (self._store.generation, self.table.generation,
+                   self.unallocated)
         with self._lock:
             if self._offered[0] == made_of:
                 return self._offered[1]
@@ -462,7 +447,7 @@ class Inventory:
         devices = self.devices
         return offers.offers(devices, claims, (
             *self.table.all_holds(),
-            *offers.of_claims(devices, claims, self.lost),
+            *offers.of_claims(devices, claims, self.unallocated),
             *offers.of_unclean(devices.values(), self._store.unclean())),
             sets.wanted())
 

@@ -149,7 +149,7 @@ class Adoption:
             for r in device.regions))
 
     def _may_be_changed(self, device) -> bool:
-        """Return whether a server has the device, or has left it uncleaned."""
+        """Return whether a server has the device, or has left data in it."""
         return any(c.card.means(device.card) for c in self._store.claims()
                    ) or any(row.means(device)
                             for row in self._store.unsettled())

@@ -203,11 +203,11 @@ def parts(device: model.Device,
 
 
 def of_claims(devices: Mapping[str, model.Device],
-              claims: Iterable[model.Claim], lost: Collection[str] = (),
-              ) -> Iterator[holds.Hold]:
+              claims: Iterable[model.Claim],
+              unallocated: Collection[str] = ()) -> Iterator[holds.Hold]:
     """Yield the holds that follow from claims.
 
-    :param lost: UUIDs of claims without an allocation in Placement.
+    :param unallocated: UUIDs of claims without an allocation in Placement.
     """
     taken: dict[Part, set[model.AttachHandle]] = collections.defaultdict(set)
     for claim in claims:
@@ -216,7 +216,7 @@ def of_claims(devices: Mapping[str, model.Device],
             yield _of_claim(Kind.WAITING, claim, WAITS)
         elif claim.state is _State.DELETING:
             yield _of_release(claim)
-        if claim.uuid in lost:
+        if claim.uuid in unallocated:
             yield _of_claim(Kind.UNALLOCATED, claim, (
                 f'server {claim.holder} has it, and its allocation is missing '
                 f'in Placement'))

@@ -312,7 +312,7 @@ class Tree:
 
     def _plan_stale(self, plan, node, there, foreign, wanted, gone,
                     ) -> tuple[list[_Shown], set[str]]:
-        """Fence what has no device, and remove it in a later pass: removing a
+        """Reserve what has no device, and remove it in a later pass: removing a
         provider with allocations fails, and Nova's whole report with it.
 
         :returns: those to be fenced; addresses of which something is left.
