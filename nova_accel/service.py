@@ -148,8 +148,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     paused = paused_guests.Paused(cloud, inventory, holdings)
     owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
     notices = device_notices.Notices(cloud, inventory, holdings)
-    metrics = metrics_file.MetricsFile(
-        store, inventory, holdings, loader)
+    metrics = metrics_file.MetricsFile(store, inventory, loader)
     drill = health_drill.Drill(inventory)
     maintenance = device_maintenance.Maintenance(
         cloud, kernel, store, inventory, holdings, publisher, programming,

@@ -10,7 +10,6 @@ import collections
 from collections.abc import Collection, Iterable, Mapping
 import typing
 
-from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import loading
 from nova_accel import conf
 from nova_accel import files
@@ -18,6 +17,7 @@ from nova_accel.health import signals
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import conditions as device_conditions
+from nova_accel.inventory import offers
 from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import values
@@ -51,6 +51,7 @@ METRICS = {
 _PREFIX = 'nova_accel_'
 _RESULTS = (values.CLEAN, *(end for end in values.ENDS if end != values.CLEAN))
 _FAILED = 'failed'
+_HELD = offers.State.HELD, offers.State.RELEASING
 _NONE: Mapping[str, int] = {}
 _Sample = tuple[str, Mapping[str, str], float]
 
@@ -62,7 +63,7 @@ class Facts(typing.NamedTuple):
     conditions: Mapping[str, device_conditions.Condition]
     #: (device address, region index) -> name of the provider
     providers: Mapping[tuple[str, int | None], str]
-    claims: Iterable[model.Claim]
+    offered: offers.Offers
     #: result -> number
     handovers: Mapping[str, int]
     #: addresses that the operator has disabled
@@ -129,31 +130,29 @@ def _samples(facts: Facts) -> Iterable[_Sample]:
 
 
 def _use(facts: Facts) -> Iterable[_Sample]:
-    held: collections.Counter = collections.Counter()
-    left: collections.Counter = collections.Counter()
-    for claim in facts.claims:
-        ends = claim.state is model.ClaimState.DELETING
-        (left if ends and claim.error else held)[claim.part] += 1
     for address, device in sorted(facts.devices.items()):
         for part in device.regions or [device]:
             index = part.index if isinstance(part, model.Region) else None
             of = {'device': address, 'region': '' if index is None
                   else str(index),
                   'provider': facts.providers.get((address, index), '')}
+            found = facts.offered.of((address, index))
+            held = [offer for offer in found if offer.state in _HELD]
+            left = [offer for offer in held
+                    if offer.state is offers.State.RELEASING
+                    and offer.claim and offer.claim.error]
             yield 'handles', of, len(part.handles)
-            yield 'claims', of, held[address, index]
-            yield 'unreleased_claims', of, left[address, index]
+            yield 'claims', of, len(held) - len(left)
+            yield 'unreleased_claims', of, len(left)
 
 
 class MetricsFile:
 
     def __init__(self, store: claim_store.ClaimStore,
                  inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
                  loader: loading.Loader):
         self._store = store
         self._inventory = inventory
-        self._holdings = holdings
         self._loader = loader
         self._handovers: collections.Counter[str] = collections.Counter()
         self._programmings: collections.Counter[str] = collections.Counter()
@@ -193,7 +192,7 @@ class MetricsFile:
                 part: shown[uuid].name
                 for part, uuid in inventory.shown_by().items()
                 if uuid in shown},
-            self._holdings.all(), self._handovers, {
+            inventory.offered(), self._handovers, {
                 address for address, disabled
                 in inventory.table.disabled().items()
                 if disabled.is_operators},

@@ -24,6 +24,7 @@ import yaml
 from nova_accel import files
 from nova_accel.health import signals
 from nova_accel.inventory import conditions
+from nova_accel.inventory import offers
 from nova_accel.notify import metrics
 from nova_accel.store import values
 from tests.host import base
@@ -233,7 +234,8 @@ class TextTest(testtools.TestCase):
         return metrics.text(metrics.Facts(
             {ONE: device}, {ONE: conditions.Condition(
                 signals.State.OK, '', signals.State.OK)},
-            {(ONE, 0): 'p0', (ONE, 1): 'p1'}, [], {}, **more))
+            {(ONE, 0): 'p0', (ONE, 1): 'p1'},
+            offers.Offers({}, (), ()), {}, **more))
 
     def test_texts_of_devices(self):
         """A serial number is what a card tells."""

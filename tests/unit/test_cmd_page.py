@@ -18,6 +18,7 @@ from nova_accel.cmd import tree
 from nova_accel.health import signals
 from nova_accel.health import watch
 from nova_accel.inventory import conditions
+from nova_accel.inventory import offers
 from nova_accel import naming
 from nova_accel.notify import metrics as host_metrics
 from tests import pages_in_browser
@@ -244,7 +245,8 @@ class FileTest(commands.CommandTestCase):
                 {device.address: conditions.Condition(
                     signals.State.SUSPECT, 'x', signals.State.OK,
                     (finding,))},
-                {(device.address, None): 'a_accel_x'}, (), {})))
+                {(device.address, None): 'a_accel_x'},
+                offers.Offers({}, (), ()), {})))
         path = os.path.join(self.directory, 'page.html')
         done = commands.run('page', path, '--metrics', metrics,
                             page=page.Page)
