@@ -52,7 +52,6 @@ overlap *         part    a server has the PF and these  the server is deleted
                           way round
 cleaning          part    a region is cleaned after its  the end of that
                           last server
-programming       part    a region is programmed         the end of that
 incomplete-set    card    another device of its set is   all devices of the set
                           missing or withheld            are here
 suspect           card    a health finding says that it  a health reading
@@ -60,9 +59,9 @@ suspect           card    a health finding says that it  a health reading
 ================  ======  =============================  ======================
 
 A kind with * survives a restart of nova-compute. A hold of scope part or handle
-may also apply to the whole card. Three kinds do not remove a handle from
-Placement: a server can be allocated a region that is *cleaning* or
-*programming* and waits for it, and a *suspect* device is the last choice.
+may also apply to the whole card. Two kinds do not remove a handle from
+Placement: a server can be allocated a region that is *cleaning* and waits for
+it, and a *suspect* device is the last choice.
 """
 
 from collections.abc import Iterable
@@ -122,7 +121,6 @@ class Kind(enum.Enum):
                    'nova-compute allocates it, or the server is deleted')
     OVERLAP = 'overlap', Scope.PART, True, 'the server is deleted'
     CLEANING = 'cleaning', Scope.PART, False, 'the end of that'
-    PROGRAMMING = 'programming', Scope.PART, False, 'the end of that'
     INCOMPLETE_SET = ('incomplete-set', Scope.CARD, False,
                       'all devices of the set are here')
     SUSPECT = 'suspect', Scope.CARD, False, 'a health reading'
@@ -130,7 +128,7 @@ class Kind(enum.Enum):
     @property
     def withholds(self) -> bool:
         """Whether Placement counts the handle out."""
-        return self not in (Kind.CLEANING, Kind.PROGRAMMING, Kind.SUSPECT)
+        return self not in (Kind.CLEANING, Kind.SUSPECT)
 
 
 @dataclasses.dataclass(frozen=True)
