@@ -3,7 +3,8 @@
 
 They run as root, which owns every sysfs attribute and device node that they
 write. One process therefore keeps a single capability, to read a bitstream in
-nova's own directory. The other starts only to erase disks, for which the
+nova's own directory, and to open a group of VFIO that belongs to another user.
+The other starts only to erase disks, for which the
 kernel demands CAP_SYS_ADMIN. The entry points are in
 nova_accel.host.privileged. Drivers of other packages have contexts of their
 own.

@@ -173,9 +173,10 @@ class Accelerators:
         self._await_clean(context, {take.provider_uuid for take in takes})
         # where a device was disabled just now, another one of its pool will do
         self._store.refresh()
+        kept = [claim for keep in steps.keep for claim in keep.claims]
+        self._ask_users(server, takes, kept)
         with self._inventory.claiming:
-            chosen = self._choice.choose(server, takes, [
-                claim for keep in steps.keep for claim in keep.claims])
+            chosen = self._choice.choose(server, takes, kept)
             todo = []
             for take in takes:
                 mine = [chosen[take.provider_uuid].pop(0)
@@ -188,6 +189,20 @@ class Accelerators:
         # from now on none begins
         self._programming.await_ordered(claims)
         return todo
+
+    def _ask_users(self, server, takes, kept):
+        """Withhold what would be chosen if a process of the host has it
+        open."""
+        asked: set = set()
+        while True:
+            chosen = [
+                (device, handle) for found in self._choice.choose(
+                    server, takes, kept).values()
+                for device, handle in found if handle not in asked]
+            if not chosen:
+                return
+            self._inventory.ask_users(chosen)
+            asked.update(handle for _, handle in chosen)
 
     def _await_clean(self, context, provider_uuids):
         """Wait for what cleans regions, or clean them where a crash left

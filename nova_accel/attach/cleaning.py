@@ -31,6 +31,7 @@ from nova_accel.attach import programming as region_programming
 from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel import exception
+from nova_accel.host import vfio
 from nova_accel import inventory as host_inventory
 from nova_accel import log as logging
 from nova_accel import model
@@ -175,11 +176,17 @@ class Regions:
                 f'retried on another host.') from error
 
     def _reset(self, device, region):
+        driver = self._inventory.driver_of(device)
+
+        def reset():
+            vfio.check_not_in_use(
+                driver.kernel, region.handles,
+                f'{device.address} {region.name} cannot be reset')
+            return driver.reset_region(device, region)
         try:
             return self._inventory.cards.call(
                 device.address, f'Resetting {device.address} {region.name}',
-                self._inventory.driver_of(device).reset_region, device, region,
-                seconds=CONF.accel.device_timeout, patient=True)
+                reset, seconds=CONF.accel.device_timeout, patient=True)
         except exception.DeviceTimeout:
             raise
         except exception.DeviceError:

@@ -360,9 +360,9 @@ class Handles:
             if handle.type is model.HandleType.MDEV or any(
                     pci.is_open(driver.kernel, function)
                     for function in handle.addresses):
-                loading.check_not_in_a_guest(
-                    self._cloud, [handle], f'{handle.address} cannot be '
-                                           f'released')
+                loading.check_not_in_use(
+                    self._cloud, driver.kernel, [handle],
+                    f'{handle.address} cannot be released')
             done = driver.release(device, *args)
         except Exception as error:
             text = str(error) or repr(error)

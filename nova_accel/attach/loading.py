@@ -9,7 +9,7 @@ however the programming ended.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 import contextlib
 import dataclasses
 import time
@@ -22,6 +22,7 @@ from nova_accel.bitstream import glance
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.health import signals
+from nova_accel.host import vfio
 from nova_accel import inventory as host_inventory
 from nova_accel import locks
 from nova_accel import log as logging
@@ -208,8 +209,8 @@ class Loader:
 
         def program():
             # the last moment: a guest may have got it while this call waited
-            check_not_in_a_guest(
-                self._cloud, region.handles,
+            check_not_in_use(
+                self._cloud, driver.kernel, region.handles,
                 f'{device.address} {region.name} cannot be programmed')
             step.admit()
             with step.beginning() as goes_on:
@@ -251,10 +252,11 @@ class Loader:
             self._inventory.health.mark(device.address, signals.PROGRAMMING)
 
 
-def check_not_in_a_guest(cloud: novas.Cloud,
-                         handles: Iterable[model.AttachHandle],
-                         refused: str) -> None:
-    """Check that no guest that runs has one of these, whatever claims say.
+def check_not_in_use(cloud: novas.Cloud, kernel,
+                     handles: Collection[model.AttachHandle],
+                     refused: str) -> None:
+    """Check that no guest that runs and no process of the host has one of
+    these, whatever claims say.
 
     :param refused: what cannot be done then, as a clause.
     :raises DeviceUnavailable: one has.
@@ -269,3 +271,4 @@ def check_not_in_a_guest(cloud: novas.Cloud,
                      f'{min(addresses & there)}')
             raise exception.DeviceUnavailable(
                 f'{found}: see the log of nova-compute.', found=found)
+    vfio.check_not_in_use(kernel, handles, refused)

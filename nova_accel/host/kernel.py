@@ -340,6 +340,16 @@ class Kernel:
         """
         return privileged.read_acs(function)
 
+    def is_group_open(self, function: str) -> bool:
+        """Whether a process has a device of a function's IOMMU group open by
+        VFIO.
+
+        Waits while a process opens one, which resets the device.
+
+        :raises OSError: ENOENT when the group has no node.
+        """
+        return privileged.is_group_open(function)
+
     def reset_function(self, function: str) -> None:
         """Reset a PCI function by the first of its methods that works.
 

@@ -267,15 +267,20 @@ def reads_as_ones(kernel, function: str) -> bool:
     return 'ffff' in ids(kernel, function)
 
 
+def group(kernel, function: str) -> str | None:
+    """Return the number of its IOMMU group, None without one."""
+    return _target(kernel, path(function, 'iommu_group'))
+
+
 def group_members(kernel, function: str) -> list[str] | None:
     """Return the functions of its IOMMU group, itself included.
 
     None without a group: the host does not use an IOMMU.
     """
-    group = _target(kernel, path(function, 'iommu_group'))
-    if group is None:
+    found = group(kernel, function)
+    if found is None:
         return None
-    return kernel.listdir(f'kernel/iommu_groups/{group}/devices')
+    return kernel.listdir(f'kernel/iommu_groups/{found}/devices')
 
 
 def obstacle(kernel, function: str, companions=()) -> str:

@@ -92,6 +92,8 @@ _END, _SAMPLES, _SAMPLE = 1 << 20, 254, 4096
 _MAX_NAMESPACES = 1024
 #: of one type that a controller has
 _MAX_RESOURCES = 0xffff
+#: ida_alloc() of Linux gives groups their numbers
+_MAX_GROUP = 0x7fffffff
 _FME_PORT_PR = 0xb680
 _FME_PORT_RELEASE = 0x4004b681
 _FME_PORT_ASSIGN = 0x4004b682
@@ -749,6 +751,22 @@ TIMECARD_WRITABLE = {
     **{f'sma{number}': '(IN|OUT):( [A-Za-z0-9_]{1,16}){0,16}'
        for number in range(1, 5)},
 }
+
+
+@privsep.ctx.entrypoint
+def is_group_open(function: str) -> bool:
+    check_function(function)
+    group = os.path.basename(os.readlink(
+        f'{SYS}/bus/pci/devices/{function}/iommu_group'))
+    check_number('group', int(group), _MAX_GROUP)
+    try:
+        # it reaches the kernel alone, and not the device
+        os.close(os.open(f'{DEV}/vfio/{group}', os.O_RDONLY))
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return True
+    return False
 
 
 @privsep.ctx.entrypoint

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 import contextlib
 import fnmatch
 
+from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
 
@@ -76,6 +77,45 @@ def migrates(kernel, handle: model.AttachHandle, device: str,
     except OSError as error:
         return '', (f'it cannot be read which VFIO driver it has in a guest '
                     f'({error.strerror})')
+
+
+def use(kernel, handle: model.AttachHandle) -> str:
+    """Return which function of a handle a process has open, as a clause, or
+    ''.
+
+    vfio-pci and its variants enable a function that is opened
+    (vfio_pci_core_enable() of Linux), but a driver of the host may have left
+    it enabled. A group can be opened once: vfio_group_fops_open() in
+    drivers/vfio/group.c refuses it with EBUSY while a process has the group
+    open, or a device of it by /dev/vfio/devices (vfio_device_block_group(),
+    Linux 6.6). Without the node of the group, as without CONFIG_VFIO_GROUP,
+    nothing is known.
+    """
+    for function in (handle.addresses
+                     if handle.type is model.HandleType.PCI else ()):
+        with contextlib.suppress(OSError):
+            if (kernel.read(pci.path(function, 'enable')) != '0'
+                    and pci.is_for_vfio(kernel, function)
+                    and kernel.is_group_open(function)):
+                return (
+                    f'a process of the host has {function} open through VFIO '
+                    f'("fuser -v /dev/vfio/{pci.group(kernel, function)} '
+                    f'/dev/vfio/devices/*" shows which)')
+    return ''
+
+
+def check_not_in_use(kernel, handles: Iterable[model.AttachHandle],
+                     refused: str) -> None:
+    """Check that no process of the host has one of these open.
+
+    :param refused: what cannot be done then, as a clause.
+    :raises DeviceUnavailable: one has.
+    """
+    for handle in handles:
+        if used := use(kernel, handle):
+            raise exception.DeviceUnavailable(
+                f'{refused}, because {used}: end that process.',
+                found=f'{refused} while a process of the host has it open')
 
 
 def is_by_iommu(migrates_by: str) -> bool:

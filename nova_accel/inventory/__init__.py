@@ -7,6 +7,7 @@ devices       the only owner of the state of devices, with its parts reports,
 holds         why a device, a region or a handle is withheld: one table
 cards         one card, one worker, one time limit
 scanner       asks the drivers, card by card; hears of changes
+users         asks the kernel which devices processes of the host use
 conditions    what follows from the health of devices
 recovery      brings back cards that no server has
 identity      pure: which card is the one that a server got
@@ -17,6 +18,7 @@ tree          resource providers -> Nova's provider tree
 Nothing here imports Nova. The store of claims is handed in.
 """
 
+import collections
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -35,6 +37,7 @@ from nova_accel.inventory import providers
 from nova_accel.inventory import recovery
 from nova_accel.inventory import scanner
 from nova_accel.inventory import tree as provider_tree
+from nova_accel.inventory import users as device_users
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
@@ -70,8 +73,8 @@ class Inventory:
             device_spec'; '' when none has. It is called by the worker of the
             card, under its time limit, and may read the host. Such a device
             is withheld, and logged once as an ERROR.
-        :param reads_serials: whether to read serial numbers, for some of
-            which privileges are needed.
+        :param reads_serials: whether to read serial numbers, and who uses
+            devices, for which privileges are needed.
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
         #: held while a handle is chosen and claimed
@@ -84,9 +87,10 @@ class Inventory:
         self.cards = cards.Cards(hangs=self._hangs, ended=self._ended)
         #: what follows from the health of the devices
         self.health = conditions.Conditions(self.table, store)
+        self.users = device_users.Users(self.table, drivers)
         self.scanner = scanner.Scanner(
             drivers, self.table, self.cards, taken_elsewhere,
-            self.health, reads_serials)
+            self.health, self.users, reads_serials)
         self.recovery = recovery.Recovery(
             self.table, self.cards, store, self.claiming, drivers, self.health)
         self._tree = provider_tree.Tree(store)
@@ -239,6 +243,24 @@ class Inventory:
             raise cannot('does not answer', f'does not answer ({why}): '
                          f'power-cycle the card, or delete the server')
         return device, region
+
+    def ask_users(self, chosen: Iterable[
+            tuple[model.Device, model.AttachHandle]]) -> None:
+        """Withhold handles that a process of the host has open, before a
+        server gets them.
+
+        :raises DeviceTimeout: the kernel does not answer.
+        """
+        of_card = collections.defaultdict(list)
+        for device, handle in chosen:
+            of_card[device.address].append(handle)
+        for address, handles in of_card.items():
+            self.cards.call(
+                # beside what is done for other servers of the card
+                f'users:{address}',
+                f'Asking which processes of the host have {address} open',
+                self.users.ask, self.devices[address], handles,
+                seconds=CONF.accel.discovery_timeout, patient=True)
 
     def identity_for_claim(self, address: str) -> dict[str, Any]:
         """Return the fields of a claim that say which card it is about."""

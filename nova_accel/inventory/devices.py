@@ -58,6 +58,8 @@ class _Now(typing.NamedTuple):
     #: identity.places() and identity.disabled() of these devices
     places: dict[str, tuple[identity.Where, model.Device]] = {}
     disabled: dict[str, values.Disabled] = {}
+    #: handles that servers have, or that are released after them
+    claimed: frozenset[model.AttachHandle] = frozenset()
 
 
 class DeviceTable:
@@ -124,6 +126,11 @@ class DeviceTable:
         """See identity.disabled()."""
         return self._now().disabled
 
+    @property
+    def claimed(self) -> frozenset[model.AttachHandle]:
+        """The handles of all claims."""
+        return self._now().claimed
+
     def remove(self, address: str) -> None:
         """See Reports.remove()."""
         with self.reports.lock:
@@ -146,16 +153,21 @@ class DeviceTable:
         disabled = identity.disabled(reported, self._store.disabled())
         misplaced = identity.misplaced(claims, places)
         claimed = {claim.device_address for claim in claims}
+        handles = frozenset(claim.handle for claim in claims)
         found = {
             address: tuple([
-                *_reported(device), *self.withheld.of(address),
+                *_reported(device),
+                # the guest of a server that was claimed since has it
+                *(hold for hold in self.withheld.of(address)
+                  if hold.kind is not Kind.IN_USE
+                  or hold.handle not in handles),
                 *self._whose(device, misplaced.get(address), claimed),
                 *_disabled(address, disabled.get(address))])
             for address, device in reported.items()}
         return _Now(made_of, {
             address: self._computed(device, found[address])
             for address, device in reported.items()
-        }, found, places, disabled)
+        }, found, places, disabled, handles)
 
     def _whose(self, device: model.Device, misplaced: str | None,
                claimed: set[str]) -> Iterator[holds.Hold]:

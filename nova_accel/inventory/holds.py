@@ -21,6 +21,8 @@ shared            card    another driver has one of its  the operator: nova.conf
                           functions
 in-guest          card    a guest has a part of it       the guest stops, or is
                           without a claim                claimed
+in-use            handle  a process of the host has it   the process ends, or
+                          open through VFIO              closes it
 unhealthy         card    a health finding says so       a health reading
 disabled *        card    the operator has disabled it,  nova-accel enable
                           or a health finding that does
@@ -105,6 +107,8 @@ class Kind(enum.Enum):
     SHARED = 'shared', Scope.CARD, False, 'the operator: nova.conf'
     IN_GUEST = ('in-guest', Scope.CARD, False,
                 'the guest stops, or is claimed')
+    IN_USE = ('in-use', Scope.HANDLE, False,
+              'the process ends, or closes it')
     UNHEALTHY = 'unhealthy', Scope.CARD, False, 'a health reading'
     DISABLED = 'disabled', Scope.CARD, True, 'nova-accel enable'
     MISPLACED = ('misplaced', Scope.CARD, True,

@@ -23,6 +23,7 @@ from nova_accel.drivers import contract
 from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel.host import pci
+from nova_accel.host import vfio
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import conditions as device_conditions
 from nova_accel.inventory import devices
@@ -94,7 +95,7 @@ class Recovery:
                 else:
                     self._tried[address] = reasons
                     batch.add(address, f'Recovering {address}', self._recover,
-                              driver, address, about=address)
+                              driver, device, about=address)
         for call in batch:
             try:
                 call.outcome()
@@ -107,7 +108,13 @@ class Recovery:
 
     # In the worker of the card, whether it is waited for or not
 
-    def _recover(self, driver, address) -> None:
+    def _recover(self, driver, device) -> None:
+        address = device.address
+        if any(vfio.use(driver.kernel, handle)
+               for handle in device.all_handles):
+            # the next comparison tries again
+            self._tried.pop(address, None)
+            return
         try:
             driver.recover(address)
         finally:

@@ -33,6 +33,7 @@ from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import conditions
 from nova_accel.inventory import devices
 from nova_accel.inventory import holds
+from nova_accel.inventory import users as device_users
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
@@ -54,7 +55,8 @@ class Scanner:
     def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
                  table: devices.DeviceTable, cards: card_calls.Cards,
                  taken_elsewhere: Callable[[model.Device], str],
-                 health: conditions.Conditions, reads_serials: bool = True):
+                 health: conditions.Conditions, users: device_users.Users,
+                 reads_serials: bool = True):
         """:raises ConfigurationError: a rule of the operator cannot be
         read."""
         self._reads_serials = reads_serials
@@ -67,6 +69,7 @@ class Scanner:
         self._cards = cards
         self._taken_elsewhere = taken_elsewhere
         self._health = health
+        self._users = users
         self.rules = rules.DeviceRules()
         #: see watch()
         self._after_look: Sequence[limited.Background] = ()
@@ -296,6 +299,7 @@ class Scanner:
             device = self.rules.applied(device)
         if device is not None:
             device = _with_policy(device)
+            self._ask_users(device)
         conflict = ''
         if device is not None and (not driver.NEEDS_RULE
                                    or self.rules.includes(device)):
@@ -309,6 +313,10 @@ class Scanner:
                     reason=f'{kept}, and goes with it as a function of the '
                            f'same slot: take it out of there')
         return ticket, state, device, conflict
+
+    def _ask_users(self, device: model.Device) -> None:
+        if self._reads_serials:
+            self._users.ask(device)
 
     def _reported_by(self, name: str, address: str) -> model.Device | None:
         """Return what a driver said last of a device, None where it did
@@ -625,6 +633,7 @@ class Scanner:
         name, address = device.driver, device.address
         driver = self._drivers[name]
         state = driver.state(address)
+        self._ask_users(device)
         if not reads_health:
             return state, None
         try:

@@ -6,13 +6,17 @@ a hold             comes by             goes by
 =================  ===================  =======================================
 of a kind          withhold()           lift(); drop(): the device is removed
 SUSPECT            set_suspects()       set_suspects()
+IN_USE             set_in_use()         set_in_use(); drop()
 =================  ===================  =======================================
 
-A device has at most one hold of each kind.
+A device has at most one hold of each kind, and each handle one of IN_USE.
 """
+
+from collections.abc import Collection
 
 from nova_accel.inventory import holds
 from nova_accel.inventory import reports as device_reports
+from nova_accel import model
 from nova_accel import text
 
 
@@ -22,6 +26,7 @@ class Withheld:
         self._reports = reports
         self._holds: dict[str, dict[holds.Kind, holds.Hold]] = {}
         self._suspects: dict[str, holds.Hold] = {}
+        self._in_use: dict[str, list[holds.Hold]] = {}
 
     def withhold(self, address: str, kind: holds.Kind, reason: str) -> bool:
         """Withhold a device from all servers.
@@ -49,8 +54,28 @@ class Withheld:
     def drop(self, address: str) -> None:
         """Forget the holds of a device that is removed."""
         with self._reports.lock:
-            if self._holds.pop(address, None):
+            if (self._holds.pop(address, None)
+                    or self._in_use.pop(address, None)):
                 self._reports.changed()
+
+    def set_in_use(self, address: str, found: Collection[holds.Hold],
+                   about: Collection[model.AttachHandle] | None = None,
+                   ) -> tuple[list[holds.Hold], list[holds.Hold]]:
+        """Withhold these handles of a device because of processes of the host.
+
+        :param about: the handles to change; None for all of the device.
+        :returns: the holds that begin, and those that end.
+        """
+        with self._reports.lock:
+            before = self._in_use.get(address, [])
+            begun = [hold for hold in found if hold not in before]
+            ended = [hold for hold in before if hold not in found
+                     and (about is None or hold.handle in about)]
+            if begun or ended:
+                self._in_use[address] = [
+                    *(hold for hold in before if hold not in ended), *begun]
+                self._reports.changed()
+            return begun, ended
 
     def set_suspects(self, suspects: dict[str, str]) -> None:
         """Make these devices, and no others, the last choice for servers.
@@ -73,4 +98,5 @@ class Withheld:
         with self._reports.lock:
             suspect = self._suspects.get(address)
             return [*self._holds.get(address, {}).values(),
+                    *self._in_use.get(address, ()),
                     *([suspect] if suspect else [])]

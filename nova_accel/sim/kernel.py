@@ -181,6 +181,11 @@ class SimulatedKernel(sysfs.Reads,
                     0x1d if host.iommu else 0)
         return None
 
+    def is_group_open(self, function):
+        members, _ = sysfs.find(
+            self._tree(), f'{_PCI}/{function}/iommu_group/devices')
+        return any(member in self._look()[1]['guests'] for member in members)
+
     def reset_function(self, function):
         while True:
             with self._update() as (host, state):

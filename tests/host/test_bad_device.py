@@ -6,6 +6,7 @@ from unittest import mock
 import uuid
 
 from nova_accel import exception
+from nova_accel.inventory import offers
 from tests.host import base
 from tests.host.test_pf_and_vfs import AI, NPU, RULE
 from tests.unit.host import A, B
@@ -191,26 +192,194 @@ class StartTest(TestCase):
         self.assertHas(self.boot(), A)
 
 
+class InUseTest(TestCase):
+    """A process of the host has it open through VFIO, and libvirt does not
+    know of it."""
+
+    def setUp(self):
+        super().setUp()
+        # looks are those of the test
+        self.config.config(discovery_interval=3600, group='accel')
+
+    def look(self):
+        self.host.inventory.scanner.look()
+        self.host.report()
+
+    def handles(self, address=A):
+        return [handle.address for handle
+                in self.host.inventory.devices[address].handles]
+
+    def free(self):
+        return sorted(
+            offer.handle.address
+            for offer in self.host.inventory.offered().all()
+            if offer.state is offers.State.FREE)
+
+    def total(self):
+        """What Placement counts of all."""
+        return sum(
+            provider['inventory'][AI]['total'] -
+            provider['inventory'][AI]['reserved'] for provider
+            in self.host.cloud.read()['providers'].values()
+            if AI in provider['inventory'])
+
+    def resets(self):
+        return self.host.kernel.resets(A)
+
+    def test_vf(self):
+        """Three of three builds use others; it is offered again when the
+        process has closed it."""
+        self.start({'address': A, 'vfs': 4, 'total_vfs': 4})
+        used, *others = self.handles()
+        self.host.kernel.guest_takes(used)
+        self.look()
+        self.assertEqual(others, self.free())
+        self.assertEqual(3, self.total())
+        self.assertIn(f'A handle of {A} is not given to servers, because a '
+                      f'process of the host has {used} open through VFIO '
+                      f'("fuser -v /dev/vfio/', self.log.output)
+        servers = [self.boot() for _ in others]
+        self.assertEqual(others, sorted(
+            address for server in servers
+            for address in self.host.devices_of(server)))
+        self.look()
+        self.host.boot_that_fails(SPECS, self.host.allocation(A, AI))
+        self.assertNotIn(used, [function for function, _ in self.resets()])
+        self.host.kernel.guest_returns(used)
+        self.look()
+        self.assertHas(self.boot(), used)
+        self.assertEqual(4, self.total())
+
+    def test_before_the_start(self):
+        """Also what was open before nova-compute has started."""
+        self.start({'address': A, 'vfs': 4, 'total_vfs': 4})
+        used, *others = self.handles()
+        self.host.kernel.guest_takes(used)
+        self.restart()
+        self.assertEqual(others, self.free())
+        self.assertEqual(3, self.total())
+
+    def test_opened_since_the_last_look(self):
+        """A build asks again; each build succeeds."""
+        self.start({'address': A, 'vfs': 4, 'total_vfs': 4})
+        first, second, *others = self.handles()
+        self.host.kernel.guest_takes(first)
+        self.host.kernel.guest_takes(second)
+        self.assertHas(self.boot(), others[0])
+        self.assertHas(self.boot(), others[1])
+        self.assertEqual([], self.free())
+
+    def test_whole_functions(self):
+        self.start({'address': A, 'vfs': 0}, {'address': B, 'vfs': 0})
+        self.host.kernel.guest_takes(A)
+        self.look()
+        self.assertEqual([B], self.free())
+        self.host.delete(self.boot())
+        self.assertEqual([], self.resets())
+        self.host.kernel.guest_returns(A)
+        self.look()
+        self.assertEqual([A, B], self.free())
+
+    def test_opened_while_it_is_released(self):
+        """It is not reset before the process has closed it."""
+        self.start({'address': A, 'vfs': 0})
+        server = self.boot()
+        before = self.resets()
+        self.host.cloud.stop_guest(server, undefine=True)
+        self.host.kernel.guest_takes(A)
+        self.host.delete(server)
+        self.assertEqual(before, self.resets())
+        claim, = self.host.holdings.being_released()
+        self.assertIn(f'cannot be released, because a process of the host '
+                      f'has {A} open', claim.error)
+        self.host.kernel.guest_returns(A)
+        self.host.reconciler.run()
+        self.assertEqual([], self.host.holdings.being_released())
+        self.assertEqual([A], self.free())
+
+    def test_qat(self):
+        """Three boots use others, and what is open is not reset."""
+        self.start_host(qats=[{'address': A, 'vfs': 16}], drivers=('qat',))
+        used, *others = self.handles()
+        self.host.kernel.guest_takes(used)
+        self.restart()
+        name, = (name for provider
+                 in self.host.cloud.read()['providers'].values()
+                 for name in provider['inventory'])
+        for _ in range(3):
+            server = self.host.boot({f'resources1:{name}': '1'},
+                                    self.host.allocation(A, name))
+            self.assertIn(*self.host.devices_of(server), others)
+            self.host.delete(server)
+        self.assertNotIn(used, [function for function, _ in self.resets()])
+        self.assertEqual(sorted(others), self.free())
+
+    def test_set(self):
+        """What is open withholds its set."""
+        self.config.config(device_sets=[f'{A} {B}'], group='accel')
+        self.start({'address': A, 'vfs': 0}, {'address': B, 'vfs': 0})
+        self.host.kernel.guest_takes(A)
+        self.look()
+        self.assertEqual([], self.free())
+        self.host.kernel.guest_returns(A)
+        self.look()
+        self.assertEqual([A, B], self.free())
+
+    def test_left_enabled(self):
+        """A driver of the host has left it enabled: no process has it."""
+        self.start({'address': A, 'vfs': 0})
+        self.host.kernel.rebind(A, 'vfio-pci')
+        self.host.kernel.set_fault(A, attributes={'enable': '1'})
+        self.look()
+        self.assertEqual([A], self.free())
+        self.assertHas(self.boot(), A)
+
+    def test_cost(self):
+        """Of a handle that is idle one attribute is read; of one that a server
+        has, none; the privileged process is asked about neither."""
+        self.start({'address': A, 'vfs': 4, 'total_vfs': 4})
+        server = self.boot()
+        mine, = self.host.devices_of(server)
+        for handle in self.handles():
+            if handle != mine:
+                self.host.kernel.rebind(handle, 'vfio-pci')
+        self.look()
+        reads, read = [], self.host.kernel.read
+
+        def reads_attribute(path):
+            if path.endswith('/enable'):
+                reads.append(path)
+            return read(path)
+        with mock.patch.object(self.host.kernel, 'read', reads_attribute), (
+                mock.patch.object(self.host.kernel, 'is_group_open',
+                                  side_effect=AssertionError)):
+            self.host.inventory.users.ask(self.host.inventory.devices[A])
+            self.assertEqual(3, len(reads))
+            # a build, about the one handle that it chooses
+            self.boot()
+        self.assertEqual(4, len(reads))
+
+
 class InAGuestTest(TestCase):
-    """A guest has it without a claim, as after an older copy of the claim store
-    was put back, and that was not seen yet."""
+    """A guest has got it without a claim while a server was built."""
 
     def test_it_is_not_reset(self):
         self.start({'address': A, 'vfs': 0, 'total_vfs': 0})
         cloud, kernel = self.host.cloud, self.host.kernel
         stranger = str(uuid.uuid4())
-        cloud.start_guest(stranger, self.host.inventory.devices[A].handles)
-        resets = []
+        handles = self.host.inventory.devices[A].handles
+        start, resets = cloud.start_guest, []
+
+        def starts_first(*_args):
+            start(stranger, handles)
+            raise RuntimeError('in use by driver QEMU')
         reset = kernel.reset_function
 
         def resets_function(address, *args):
             resets.append(address)
             return reset(address, *args)
         kernel.reset_function = resets_function
-        self.restart()
-        with mock.patch.object(
-                self.host.cloud, 'start_guest',
-                side_effect=RuntimeError('in use by driver QEMU')):
+        with mock.patch.object(cloud, 'start_guest', starts_first):
             self.assertRaises(RuntimeError, self.boot)
         self.host.reconciler.run()
         self.assertEqual([], resets)

@@ -14,6 +14,7 @@ import testtools
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel import exception
+from nova_accel.host import kernel
 from nova_accel import inventory
 from nova_accel.inventory import holds
 from nova_accel.inventory import offers
@@ -57,7 +58,8 @@ class Driver(base.AcceleratorDriver):
     """
 
     def __init__(self, *devices):
-        super().__init__(kernel=None)
+        # one without devices
+        super().__init__(kernel.Kernel(os.devnull))
         self.devices = devices
         self.trouble = {}
         self.calls = []

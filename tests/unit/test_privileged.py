@@ -122,6 +122,7 @@ class Privileged(configured.TestCase):
                      (self.kernel.unbind, address),
                      (self.kernel.probe, address),
                      (self.kernel.reset_function, address),
+                     (self.kernel.is_group_open, address),
                      (self.kernel.write_timecard, address, 'sma1', 'OUT:'),
                      (self.kernel.set_numvfs, address, 0),
                      (self.kernel.clear_dfl_port_errors, address, 0),
@@ -335,6 +336,20 @@ class Privileged(configured.TestCase):
         with open(f'{self.root}/sys/{self.device}/driver_override') as file:
             self.assertEqual('\n', file.read())
         self.assertEqual(PF, self.kernel.read('bus/pci/drivers_probe'))
+
+    def test_group(self):
+        at = f'{self.root}/sys/{self.device}'
+        self.fails(errno.ENOENT, self.kernel.is_group_open, PF)
+        os.makedirs(f'{self.root}/sys/kernel/iommu_groups/12')
+        os.symlink('../../../../kernel/iommu_groups/12', f'{at}/iommu_group')
+        self.fails(errno.ENOENT, self.kernel.is_group_open, PF)
+        self.write(f'{self.root}/dev/vfio/12', '')
+        self.assertFalse(self.kernel.is_group_open(PF))
+        with mock.patch('os.open', side_effect=OSError(
+                errno.EBUSY, 'Device or resource busy')) as opens:
+            self.assertTrue(self.kernel.is_group_open(PF))
+        opens.assert_called_once_with(
+            f'{self.root}/dev/vfio/12', os.O_RDONLY)
 
     def test_reset(self):
         self.fails(errno.ENOENT, self.kernel.reset_function, PF)
@@ -777,7 +792,8 @@ class Privileged(configured.TestCase):
             'clear_dfl_port_errors', 'program_xclbin', 'rebind',
             'set_numvfs', 'write_attribute', 'read_qat_heartbeat',
             'create_mdev', 'remove_mdev', 'check_disks', 'reset_nvme',
-            'unbind', 'probe', 'reset_function', 'write_timecard',
+            'unbind', 'probe', 'reset_function', 'is_group_open',
+            'write_timecard',
             'reset_dfl_port', 'close_mailbox', 'read_signatures', 'read_afu',
             'offer_xclbin', 'withdraw_xclbin')]
         for entry_point in entry_points:

@@ -1,0 +1,60 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Processes of the host that have devices open through VFIO.
+
+Data planes, containers and a second libvirt use devices, too, and Nova's
+libvirt does not know of them. Each scan and each look asks the kernel about
+the handles that no server has, and so does each build about the handles that
+it chooses: the hold "in-use" begins and ends with the answer.
+
+One attribute of sysfs is read for each handle that is idle. Only if the kernel
+has enabled its function does the privileged process open its group.
+"""
+
+from collections.abc import Collection, Mapping
+
+from nova_accel.drivers import base
+from nova_accel.host import vfio
+from nova_accel.inventory import devices
+from nova_accel.inventory import holds
+from nova_accel.inventory import offers
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel import text
+
+LOG = logging.getLogger(__name__)
+
+
+class Users:
+
+    def __init__(self, table: devices.DeviceTable,
+                 drivers: Mapping[str, base.AcceleratorDriver]):
+        self._table = table
+        self._drivers = drivers
+
+    def ask(self, device: model.Device,
+            about: Collection[model.AttachHandle] | None = None) -> None:
+        """Withhold those handles that a process of the host has open.
+
+        May wait as long as such a process opens the device, which resets it.
+
+        :param about: some handles of the device; None for all.
+        """
+        kernel = self._drivers[device.driver].kernel
+        found = [
+            holds.Hold(holds.Kind.IN_USE, device.address, reason, part[1],
+                       handle, text.now())
+            for part, shown in offers.parts(device) for handle in shown.handles
+            if (about is None or handle in about)
+            and handle not in self._table.claimed
+            and (reason := vfio.use(kernel, handle))]
+        begun, ended = self._table.withheld.set_in_use(
+            device.address, [
+                # the guest of a server may have got it meanwhile
+                hold for hold in found
+                if hold.handle not in self._table.claimed], about)
+        for hold in begun:
+            LOG.warning('A handle of %s is not given to servers, because %s',
+                        hold.device, hold.reason)
+        for hold in ended:
+            LOG.info('A handle of %s can be given to servers again; it was '
+                     'withheld because %s', hold.device, hold.reason)
