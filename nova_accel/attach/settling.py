@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Devices that may have data of a server although no claim says so.
 
-The table ``unsettled`` of the store has them: those of a host whose store is
+The table ``holds`` of the store has them: those of a host whose store is
 new or an older copy (attach.store_age), and a card that was gone when its
 server was deleted (attach.handles). They are withheld until this table says
 what follows:

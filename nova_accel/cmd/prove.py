@@ -106,6 +106,10 @@ def _free(known, name) -> model.Device:
             f'{address} cannot be tried while {", ".join(sorted(holders))} '
             f'holds it: run nova-accel drain {address}, and wait until no '
             f'claim is left.')
+    if any(row.means(device) for row in known.unsettled()):
+        raise exception.InvalidRequest(
+            f'{address} cannot be tried, because it may contain data of a '
+            f'server: run nova-accel discover for the reason.')
     return device
 
 

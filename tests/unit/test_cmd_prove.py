@@ -54,6 +54,8 @@ class ProveTest(commands.StoreCommandTestCase):
                        **(options or {}))
         self.kernel = sim.SimulatedKernel(path)
         store = self.open_store()
+        # nova-compute has compared the host with Placement and libvirt
+        store.settle([values.EVERYTHING])
         store.set_devices(self.found(driver, options or {}))
         if disabled:
             store.disable(values.Disabled(A, '', 'to be tried', NEW), ())
@@ -263,3 +265,11 @@ class ProveTest(commands.StoreCommandTestCase):
         self.assertIn('give --erase', self.call(
             A, '--bitstream', 'a.xclbin').stderr)
         self.assertEqual(1, self.call(B).returncode)
+
+    def test_owner_unknown(self):
+        """A guest may have it, although no claim says so."""
+        store = self.host('gpu', gpus=[{'address': A}])
+        for row in values.Unsettled(address=A), values.EVERYTHING:
+            store.settle(store.unsettled(), [row])
+            self.assertIn('may contain data of a server', self.call(A).stderr)
+        self.assertEqual([], self.kernel.resets(A))
