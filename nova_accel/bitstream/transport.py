@@ -145,6 +145,7 @@ def _within(client, what, end, response, function, *args) -> typing.Any:
     _LATE.add(future)
     future.add_done_callback(_LATE.discard)
     if response is not None:
+        future.add_done_callback(lambda _: _close(response))
         _end(response)
     raise _Late(
         f'Glance at {where(client)} was asked for {what} and did not answer '
@@ -163,6 +164,13 @@ def _end(response) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
+def _close(response) -> None:
+    # under eventlet a thread that still reads it makes this a reentrant call;
+    # it closes the answer when it ends
+    with contextlib.suppress(RuntimeError):
+        response.close()
+
+
 @contextlib.contextmanager
 def _open(client, path, what):
     """Yield the successful answer to a GET, with its body unread.
@@ -172,7 +180,8 @@ def _open(client, path, what):
     """
     end = time.monotonic() + CONF.accel.glance_timeout
     response = _within(client, what, end, None, _get, client, path, what)
-    with contextlib.closing(response):
+    with contextlib.ExitStack() as stack:
+        stack.callback(_close, response)
         if response.ok and response.status_code < 300:
             yield response
             return
