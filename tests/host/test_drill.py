@@ -50,6 +50,9 @@ class DrillTestCase(test_health.HealthTestCase,
         return {f.signal for f in known.findings} if known else set()
 
     def in_metrics(self):
+        # the first look may not have written it yet
+        if not os.path.exists(self.file):
+            return False
         with open(self.file) as file:
             return 'signal="drill"' in file.read()
 

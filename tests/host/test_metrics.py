@@ -360,14 +360,23 @@ class DoNotAnswerTest(NoticesTestCase):
         self.assertEqual('quarantined', self.notices()[0][1]['state'])
 
     def test_directory(self):
-        """A server of files is gone for a while."""
+        """A server of files is gone for a while: who opens a pipe to write
+        waits for a reader, also in a thread of the operating system."""
         self.settled(self.host.metrics)
-        returns = threading.Event()
-        self.addCleanup(returns.set)
+        pipe = os.path.join(self.directory, 'pipe')
+        os.mkfifo(pipe)
+
+        def returns():
+            if os.path.exists(pipe):
+                reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+                self.addCleanup(os.close, reader)
+                os.unlink(pipe)
+        self.addCleanup(returns)
         create = files.create
 
         def waits(*args):
-            returns.wait()
+            if os.path.exists(pipe):
+                os.close(os.open(pipe, os.O_WRONLY))
             create(*args)
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.files.create', waits))
@@ -380,7 +389,7 @@ class DoNotAnswerTest(NoticesTestCase):
         self.assertTrue(self.host.metrics.background.runs)
         self.assertIn('suspect', [
             payload['state'] for _, payload in self.notices()])
-        returns.set()
+        returns()
         self.settled(self.host.metrics)
         self.assertIn('nova_accel_device_info', self.written())
 
