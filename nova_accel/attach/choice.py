@@ -35,7 +35,7 @@ class Choice:
                  for handle in device.all_handles}
         with self._inventory.claiming:
             self._failures.update(known.intersection(handles))
-            # those of vGPUs come and go
+            # handles of vGPUs come and go
             for handle in self._failures.keys() - known:
                 del self._failures[handle]
 

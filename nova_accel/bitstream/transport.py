@@ -147,7 +147,11 @@ def _within(client, what, end, response, function, *args) -> typing.Any:
     if response is not None:
         future.add_done_callback(lambda _: _close(response))
         _end(response)
-    raise _Late(
+    raise _no_answer(client, what)
+
+
+def _no_answer(client, what) -> _Late:
+    return _Late(
         f'Glance at {where(client)} was asked for {what} and did not answer '
         f'within {CONF.accel.glance_timeout} s ([accel] glance_timeout): '
         f'check that it runs.')
@@ -207,10 +211,7 @@ def _get(client, path, what):
             f'token of a user: repeat the operation as the user of the '
             f'server.') from None
     except ks_exc.ConnectTimeout:
-        raise _Late(
-            f'Glance at {where(client)} was asked for {what} and did not '
-            f'answer within {CONF.accel.glance_timeout} s ([accel] '
-            f'glance_timeout): check that it runs.') from None
+        raise _no_answer(client, what) from None
     except (ks_exc.ClientException, requests.RequestException, OSError,
             # of http.client, for an answer that is not HTTP
             ValueError) as error:
