@@ -1,13 +1,14 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Bitstreams on the local disk, by the hash of their content.
 
-The directory belongs to one nova-compute:
+Several nova-computes of one machine may share the directory:
 
 ``<algorithm>-<digest>``
     the data of an image, complete and verified. Its modification time is the
     time of the last use.
-``<algorithm>-<digest>.part``
-    a download that has not ended.
+``<random>.part``
+    a download that has not ended. One that is older than a download may take
+    is of a process that was killed.
 ``image-<uuid>``
     a symbolic link to the content that a Glance image had last.
 
@@ -21,6 +22,8 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import tempfile
+import time
 
 from nova_accel.bitstream import glance
 from nova_accel import conf
@@ -34,6 +37,8 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 _PART = '.part'
+#: seconds that a download may be over before its file counts as abandoned
+_SPARE = 600
 _LINK = 'image-'
 #: files that are kept: each use examines all of them, and a project can make
 #: any number of small ones
@@ -56,7 +61,7 @@ class BitstreamCache:
 
     def __init__(self, directory: str, needed: Callable[[], Iterable[str]]
                  = lambda: ()):
-        """Remove what a killed process left.
+        """Remove surplus files, and those of killed processes.
 
         :param directory: [accel] bitstream_cache of nova-compute; created if
             missing.
@@ -78,9 +83,6 @@ class BitstreamCache:
             'download', 'The data of a bitstream',
             lambda: glance.download_seconds())
         with self._writing():
-            for name in self._names():
-                if name.endswith(_PART):
-                    self._unlink(name)
             self._trim()
 
     @contextlib.contextmanager
@@ -195,20 +197,22 @@ class BitstreamCache:
             os.symlink(image.content, self._path(name))
 
     def _download(self, client, image) -> None:
-        name = image.content + _PART
         try:
             with self._writing():
                 self._make_room(image)
-                with open(self._path(name), 'wb', opener=_private) as file:
-                    glance.download(client, image, file)
-                    file.flush()
-                    _fsync(file.fileno())
-                os.rename(self._path(name), self._path(image.content))
+                # another nova-compute may download the same content
+                number, path = tempfile.mkstemp(_PART, '', self.directory)
+                try:
+                    with open(number, 'wb') as file:
+                        glance.download(client, image, file)
+                        file.flush()
+                        _fsync(file.fileno())
+                    os.rename(path, self._path(image.content))
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+                    raise
                 self._sync()
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._unlink(name)
-            raise
         finally:
             with self._room:
                 self._under_way.pop(image.content, None)
@@ -253,11 +257,14 @@ class BitstreamCache:
 
     def _trim(self) -> None:
         """Remove the least recently used files down to the size limit, with
-        the downloads under way, and to _MOST; and links that lead nowhere.
+        the downloads under way, and to _MOST; links that lead nowhere; and
+        downloads of killed processes.
 
         Leased files, and those that servers need, stay, even above the limits.
         """
         limit = CONF.accel.bitstream_cache_size << 20
+        # each chunk that arrives sets the time of the file
+        abandoned = glance.download_seconds() + _SPARE
         kept = set()
         for image_id in self._needed():
             with contextlib.suppress(OSError, exception.BitstreamError):
@@ -267,10 +274,13 @@ class BitstreamCache:
             for name in self._names():
                 if name.startswith(_LINK):
                     links.append(name)
-                elif not name.endswith(_PART):
-                    with contextlib.suppress(FileNotFoundError):
-                        stat = os.stat(self._path(name))
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    stat = os.stat(self._path(name))
+                    if not name.endswith(_PART):
                         files.append((stat.st_mtime_ns, stat.st_size, name))
+                    elif time.time() - stat.st_mtime > abandoned:
+                        self._unlink(name)
             excess = sum(size for _, size, _ in files) + sum(
                 {**self._under_way}.values()) - limit
             surplus = len(files) - _MOST
@@ -289,10 +299,6 @@ class BitstreamCache:
 def _digest(path: str, algorithm: str) -> str:
     with open(path, 'rb') as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
-
-
-def _private(path, flags):
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _checked(image_id) -> str:

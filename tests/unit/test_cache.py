@@ -369,19 +369,36 @@ class CacheTest(testtools.TestCase):
             self.assertEqual(b'x' * MIB, works.result(20))
 
     def test_start_after_a_kill(self):
-        """The next process removes what a download left."""
-        image = self.server.image(b'x' * 100)
-        part = pathlib.Path(self.directory, image.content + '.part')
-        part.write_bytes(b'y' * 500)
+        """The next process removes an abandoned download, and no other one."""
+        parts = [pathlib.Path(self.directory, f'{name}.part')
+                 for name in ('abandoned', 'under-way')]
+        for part in parts:
+            part.write_bytes(b'y' * 500)
+        long_ago = time.time() - glance.download_seconds() - 601
+        os.utime(parts[0], (long_ago, long_ago))
         cache.BitstreamCache(self.directory)
-        self.assertEqual(set(), self.contents())
+        self.assertEqual([parts[1]],
+                         [*pathlib.Path(self.directory).iterdir()])
 
-    def test_continued_after_a_kill(self):
-        """What a dead download left is not taken for data."""
-        image = self.server.image(b'x' * 100)
-        pathlib.Path(self.directory, image.content + '.part').write_bytes(
-            b'y' * 500)
-        self.assertEqual(b'x' * 100, self.use(image))
+    def test_two_processes_download_the_same(self):
+        """A second nova-compute of this machine does not truncate the file
+        that the first one writes, or has just given to a server."""
+        image = self.server.image(b'x' * MIB)
+        other = cache.BitstreamCache(self.directory)
+        download, began = glance.download, threading.Event()
+
+        def slow(client, image, file):
+            if not began.is_set():
+                began.set()
+                download(client, image, file)
+                with other.fetch(client, image) as leased:
+                    self.assertEqual(
+                        MIB, os.path.getsize(leased.path))
+                return
+            download(client, image, file)
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.bitstream.glance.download', slow))
+        self.assertEqual(b'x' * MIB, self.use(image))
         self.assertEqual({image.content}, self.contents())
 
     def test_by_image(self):
