@@ -426,6 +426,12 @@ class Cloud:
 
         :param starting: the first one, in which Nova moves allocations.
         """
+        with self._reporting:
+            self._report(parts, starting)
+        if starting:
+            parts.reshape.end_start()
+
+    def _report(self, parts, starting):
         tree = Tree(self)
         if parts.reporting.report(tree, NODE, None, starting):
             names = {p.get('name') for p in self.other_providers.values()}
@@ -436,15 +442,13 @@ class Cloud:
                 _check_names(provider)
             with self.state() as state:
                 _write(state, tree)
-        else:
-            tree = Tree(self)
-            allocations = {
-                consumer: {'allocations': allocation} for consumer, allocation
-                in self.read()['allocations'].items()}
-            parts.reporting.report(tree, NODE, allocations)
-            self.reshape(tree, allocations)
-        if starting:
-            parts.reshape.end_start()
+            return
+        tree = Tree(self)
+        allocations = {
+            consumer: {'allocations': allocation} for consumer, allocation
+            in self.read()['allocations'].items()}
+        parts.reporting.report(tree, NODE, allocations)
+        self.reshape(tree, allocations)
 
     def reshape(self, tree, allocations):
         """Placement changes inventories and allocations at once."""
