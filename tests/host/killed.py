@@ -33,29 +33,9 @@ from stevedore import extension
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import naming
-from nova_accel import sim
-from nova_accel.store import claim_store
 from tests.host import base
-from tests.host import cloud as clouds
+from tests.host import outside
 from tests import limits
-
-#: what changes something outside of the process
-CALLS = {
-    claim_store.ClaimStore: (
-        'add', 'change', 'remove', 'set_loaded', 'place', 'set_reserved',
-        'await_operator', 'add_handover', 'settle', 'disable', 'enable',
-        'restore', 'set_node', 'forget_ended', 'begin_attempt',
-        'end_attempt'),
-    sim.SimulatedKernel: (
-        'program_dfl_port', 'reset_dfl_port', 'create_mdev', 'remove_mdev',
-        'reset_nvme', 'start_nvme_sanitize', 'format_nvme',
-        'restore_nvme_namespaces', 'format_nvme_vf', 'reset_nvme_vf',
-        'unbind', 'reset_function', 'probe',
-        'write_attribute', 'write_timecard', 'program_xclbin',
-        'close_mailbox', 'offer_xclbin', 'withdraw_xclbin', 'call'),
-    clouds.Cloud: (
-        'show', 'attach', 'detach', 'start_guest', 'reshape', 'carry'),
-}
 
 
 class Killed(Exception):
@@ -169,9 +149,7 @@ class Points:
         #: of the calls that end, one after another
         self._numbers = itertools.count(1)
         self._counts = False
-        for kind, names in CALLS.items():
-            for name in names:
-                setattr(kind, name, self._around(name, getattr(kind, name)))
+        outside.watch(outside.CHANGES, self._around)
 
     @contextlib.contextmanager
     def counted(self, kill_at):
@@ -181,7 +159,7 @@ class Points:
         yield
         self._counts = False
 
-    def _around(self, name, method):
+    def _around(self, kind, name, method):
         def call(*args, **kwargs):
             if self._counts and self._kill_at == 0:
                 self._kill(f'before {name}')
