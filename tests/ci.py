@@ -39,6 +39,8 @@ UNSTEADY = 1
 #: minutes after which the other release of Nova is not begun, the lab is not
 #: built, no trial is begun, and nothing runs any more
 OTHER, LAB, TRIALS, END = 35, 38, 52, 80
+#: errors of a failed test in the summary, and characters of a line there
+_ERRORS, _WIDE = 3, 400
 #: tests.lab.UNFIT
 UNFIT = 69
 #: of stestr, and of tests.nova
@@ -49,6 +51,11 @@ _SKIPPED = re.compile(r'^ - Skipped: (\d+)| failed, (\d+) skipped', re.M)
 _RAN = re.compile(r'^Ran (\d+) tests? in ', re.M)
 _BROKEN = re.compile(r'^FAILED \(failures=(\d+)\)', re.M)
 _TRIAL = re.compile(r'^(proven|FAILED|skipped|not run) +\d+  ', re.M)
+#: what stestr prints of a failed test, and the last line of a traceback
+_TEST = re.compile(r'^(tests\.\S+)\n-+\n', re.M)
+_RAISED = re.compile(r'^ {0,4}([\w.]*(?:Error|Exception|Mismatch|Timeout)\w*'
+                     r'(?:: .*)?)$', re.M)
+_LOGGED = re.compile(r'^.* ERROR .*$', re.M)
 _DIED = re.compile('without returning a status|process-returncode|'
                    r'subunit\.parser')
 
@@ -82,6 +89,23 @@ class Step:
         return (_TRIAL.findall(self.output).count('FAILED')
                 + self._count(_FAILED) + self._count(_BROKEN)
                 or int(self.status not in (0, None)))
+
+    @property
+    def reasons(self) -> list[str]:
+        """A line for each failed test, and what it logged as errors; without
+        tests, the last lines. Whoever prints all of a run may cut its middle,
+        where the tracebacks are."""
+        if not self.status:
+            return []
+        tests = _TEST.split(_told(self.output))[1:]
+        lines = []
+        for test, details in zip(tests[::2], tests[1::2], strict=True):
+            _, _, traceback = details.partition('Captured traceback:')
+            raised = _RAISED.findall(traceback.partition('\nCaptured ')[0])
+            lines.append(f'{test}: {raised[-1] if raised else "?"}')
+            lines += dict.fromkeys(_LOGGED.findall(details)[:_ERRORS])
+        return [line[:_WIDE] for line in
+                lines or self.output.splitlines()[-_ERRORS:]]
 
     def __str__(self):
         if self.status is None:
@@ -306,6 +330,8 @@ class Run:
         if len(self.unsteady) > UNSTEADY:
             lines.append(f'FAILED: {len(self.unsteady)} tests passed only the '
                          f'second time; at most {UNSTEADY} may.')
+        for step in self.steps:
+            lines += [f'{step.name}: {reason}' for reason in step.reasons]
         failed = sum(step.failed for step in self.steps)
         if len(self.unsteady) > UNSTEADY:
             failed += len(self.unsteady)

@@ -34,6 +34,44 @@ NOVA ?= 34.0.0
 .venv31/stamp: ; @echo no network; exit 1
 """
 
+FAILED = """
+Failed 2 tests - output below:
+==============================
+
+tests.host.test_a.A.test_one
+----------------------------
+
+Captured traceback:
+~~~~~~~~~~~~~~~~~~~
+    Traceback (most recent call last):
+  File "test_a.py", line 147, in test_one
+    self.assertEqual(3, 2)
+testtools.matchers._impl.MismatchError: 3 != 2
+
+    During handling of the above exception, another exception occurred:
+
+    Traceback (most recent call last):
+  File "test_a.py", line 148, in test_one
+    return function(*args, **kwargs)
+    AssertionError: 3 != 2: no
+
+Captured pythonlogging:
+~~~~~~~~~~~~~~~~~~~~~~~
+    2026-11-28 INFO [nova] Traceback (most recent call last):
+ValueError: as expected
+2026-11-28 ERROR [nova] Instance failed to spawn
+
+tests.host.test_a.B.test_two
+----------------------------
+
+Captured traceback:
+~~~~~~~~~~~~~~~~~~~
+tests.limits.TestTimeout: late
+
+ - Passed: 0
+ - Failed: 2
+"""
+
 
 class RunTest(testtools.TestCase):
 
@@ -72,6 +110,21 @@ class RunTest(testtools.TestCase):
                         's: host: 7 passed, 0 failed',
                         's: docs: 1 passed, 0 failed')
         self.assertNotIn('built', self.said.getvalue())
+
+    def test_why_a_test_failed(self):
+        """The summary, which is at the end, has the reason of each test."""
+        self.write('said', FAILED)
+        self.do('step', 'host', 'sh', '-c', 'cat said; exit 1', limit=1)
+        self.assertEnds(
+            '0 passed, 2 failed', True,
+            'host: tests.host.test_a.A.test_one: AssertionError: 3 != 2: no',
+            'host: 2026-11-28 ERROR [nova] Instance failed to spawn',
+            'host: tests.host.test_a.B.test_two: tests.limits.TestTimeout: '
+            'late')
+        self.do('step', 'docs', 'sh', '-c', 'echo WARNING: no label; exit 2',
+                limit=1)
+        self.assertEnds('0 passed, 3 failed', True,
+                        'docs: WARNING: no label')
 
     def test_two_parts_at_a_time(self):
         self.write('names', 'host one two')
