@@ -43,6 +43,20 @@ class AcceleratorError(Exception):
         return text.shortened(for_owner(self), FAULT)
 
 
+def sentence(error: BaseException) -> str:
+    """Return the text of an error, with the type of one not in nova_accel."""
+    if not str(error):
+        return repr(error)
+    if isinstance(error, AcceleratorError):
+        return str(error)
+    return f'{type(error).__name__}: {error}'
+
+
+def clause(error: BaseException) -> str:
+    """Return sentence() as a part of a longer sentence."""
+    return sentence(error).rstrip('.')
+
+
 def for_owner(error: Exception) -> str:
     """Return what the owner of a server may read of an error: in the fault of
     the server, its metadata, or the answer of the API.

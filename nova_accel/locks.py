@@ -39,7 +39,7 @@ ORDER = (
     'ordered',     # attach.programming: regions that the operator programs
     'reporting',   # Nova's resource tracker: COMPUTE_RESOURCE_SEMAPHORE
     'background',  # host.limited: one piece of work at a time
-    'scan',        # inventory.scanner
+    'scan',        # inventory.scan_state
     'inventory',   # inventory: what providers are made of
     'cards',       # inventory.cards: calls of drivers
     'fabric',      # drivers.fabric: a partition is changed

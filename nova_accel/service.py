@@ -249,8 +249,8 @@ def _start(host: Host) -> None:
         LOG.warning('%s', sentence)
     host.inventory.scanner.configure()
     host.inventory.scanner.scan()
-    host.inventory.scanner.check_configuration()
-    host.inventory.scanner.watch(host.kernel, host.after_look)
+    host.inventory.configuration.check()
+    host.inventory.looks.watch(host.kernel, host.after_look)
     # what a process that is gone was doing when it went
     host.holdings.doubt(
         [c for c in host.holdings.all() if c.state in (

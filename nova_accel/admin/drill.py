@@ -33,9 +33,9 @@ class Drill:
         device, _ = identity.part(address, self._inventory.devices)
         mode = self._check(device)
         with self._inventory.health.drilled(address):
-            self._inventory.scanner.looks.start()
+            self._inventory.looks.background.start()
             time.sleep(float(seconds))
-        self._inventory.scanner.looks.start()
+        self._inventory.looks.background.start()
         also = (', Placement and the owners of its servers'
                 if mode is signals.Mode.ACT else '')
         return (f'{address} reported a false finding (signal {signals.DRILL}) '

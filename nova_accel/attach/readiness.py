@@ -138,7 +138,7 @@ class Readiness:
         for address in {*mine.values()} - {
                 claim.device_address for claim in self._holdings.all()
                 if claim.uuid not in mine}:
-            self._inventory.scanner.look_between_servers(address)
+            self._inventory.looks.between_servers(address)
 
     def begin_again(self, claim: model.Claim) -> None:
         """Drop what the health of a device was while a server had it, and

@@ -127,7 +127,7 @@ def record(kernel, names, warn) -> recorder.Recorder:
         found.scanner.scan()
     finally:
         log.setLevel(level)
-    for what, why in found.scanner.failures().items():
+    for what, why in found.failures().items():
         warn(f'{what}: {why}')
     for address, device in found.devices.items():
         handles = [*device.handles, *(

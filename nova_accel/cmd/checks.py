@@ -85,7 +85,7 @@ class Host:
         self.unreported: dict[str, str] = {}
         #: why no device could be read
         self.problem = ''
-        #: what could not be asked, see Scanner.failures()
+        #: what could not be asked, see Inventory.failures()
         self.failures: dict[str, str] = {}
         #: for what nova-compute would not start, and what is without effect
         self.refused: list[str] = []
@@ -115,7 +115,7 @@ class Host:
                 self.drivers, self._memory(), reads_serials=False)
             found.scanner.scan()
             self.devices = found.devices
-            self.failures = found.scanner.failures()
+            self.failures = found.failures()
             self.providers = list(found.providers_of(
                 CONF.host, inventory.ANY_ROOT).values())
             self.unreported = found.unreported(CONF.host)
@@ -153,7 +153,7 @@ class Host:
             except exception.ConfigurationError as error:
                 self.refused.append(str(error))
         try:
-            without_effect = found.scanner.without_effect()
+            without_effect = found.configuration.without_effect()
             # devices that were not found tell nothing of rules
             if self.drivers and not self.failed and not self.failures:
                 self.without_effect = without_effect

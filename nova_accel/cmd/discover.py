@@ -257,7 +257,7 @@ class Discover(output.Lister):
                     found.table.contents.set_loaded(
                         address, index, content)
             self._unreported = found.unreported(CONF.host)
-        failed.update(found.scanner.failures())
+        failed.update(found.failures())
         for what, why in failed.items():
             self.app.stderr.write(f'WARNING: {what}: {why}\n')
         self._failed = bool(failed)

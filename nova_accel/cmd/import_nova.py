@@ -189,7 +189,7 @@ class Translation:
         """Read the devices as nova-compute would.
 
         :param options: of [accel], that differ from nova.conf.
-        :returns: devices by address, and Scanner.failures().
+        :returns: devices by address, and Inventory.failures().
         """
         for name, value in options.items():
             CONF.set_override(name, value, group='accel')
@@ -201,7 +201,7 @@ class Translation:
         finally:
             for name in options:
                 CONF.clear_override(name, group='accel')
-        return found.devices, found.scanner.failures()
+        return found.devices, found.failures()
 
     # The files
 

@@ -30,6 +30,11 @@ def attends(driver: type[base.AcceleratorDriver]) -> bool:
     return _cleans(driver) or _has(driver, 'prepare')
 
 
+def confines(driver: type[base.AcceleratorDriver]) -> bool:
+    """Return whether a driver removes a guest's means to reprogram devices."""
+    return _has(driver, 'confine')
+
+
 def check_class(name: str, driver: type[base.AcceleratorDriver]) -> None:
     """Check that what a class has says how its devices are cleaned.
 

@@ -1,19 +1,23 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What the host has, and what Placement shows of it.
 
-============  ==============================================================
-devices       the only owner of the state of devices, with its parts reports,
-              withheld, contents, shared and adoption
-holds         why a device, a region or a handle is withheld: one table
-cards         one card, one worker, one time limit
-scanner       asks the drivers, card by card; hears of changes
-users         asks the kernel which devices processes of the host use
-conditions    what follows from the health of devices
-recovery      brings back cards that no server has
-identity      pure: which card is the one that a server got
-providers     pure: devices and claims -> resource providers
-tree          resource providers -> Nova's provider tree
-============  ==============================================================
+=============  =============================================================
+devices        the only owner of the state of devices, with its parts reports,
+               withheld, contents, shared and adoption
+holds          why a device, a region or a handle is withheld: one table
+cards          one card, one worker, one time limit
+scanner        asks the drivers, card by card
+examination    examines one card
+scan_state     what scans remember until the next look
+looks          notices changes, and reads the health of devices
+configuration  compares nova.conf with the devices
+users          asks the kernel which devices processes of the host use
+conditions     what follows from the health of devices
+recovery       brings back cards that no server has
+identity       pure: which card is the one that a server got
+providers      pure: devices and claims -> resource providers
+tree           resource providers -> Nova's provider tree
+=============  =============================================================
 
 Nothing here imports Nova. The store of claims is handed in.
 """
@@ -25,16 +29,21 @@ from typing import Any
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import contract
+from nova_accel.drivers import rules
 from nova_accel.drivers import sets
 from nova_accel import exception
 from nova_accel.inventory import cards
 from nova_accel.inventory import conditions
+from nova_accel.inventory import configuration
 from nova_accel.inventory import devices
+from nova_accel.inventory import examination
 from nova_accel.inventory import holds
 from nova_accel.inventory import identity
+from nova_accel.inventory import looks
 from nova_accel.inventory import offers
 from nova_accel.inventory import providers
 from nova_accel.inventory import recovery
+from nova_accel.inventory import scan_state
 from nova_accel.inventory import scanner
 from nova_accel.inventory import tree as provider_tree
 from nova_accel.inventory import users as device_users
@@ -87,10 +96,22 @@ class Inventory:
         self.cards = cards.Cards(hangs=self._hangs, ended=self._ended)
         #: what follows from the health of the devices
         self.health = conditions.Conditions(self.table, store)
-        self.users = device_users.Users(self.table, drivers)
+        self.users = device_users.Users(
+            self.table, drivers, is_privileged=reads_serials)
+        state = scan_state.ScanState()
+        device_rules = rules.DeviceRules()
         self.scanner = scanner.Scanner(
-            drivers, self.table, self.cards, taken_elsewhere,
-            self.health, self.users, reads_serials)
+            drivers, self.table, self.cards, state, device_rules,
+            examination.Examiner(
+                drivers, self.table, state, device_rules, self.users,
+                taken_elsewhere, reads_serials))
+        self.looks = looks.Looks(
+            drivers, self.table, self.cards, state, self.scanner, self.health,
+            self.users)
+        self.configuration = configuration.Configuration(
+            drivers, self.table, device_rules)
+        #: what the last scans could not ask, see ScanState.failures()
+        self.failures = state.failures
         self.recovery = recovery.Recovery(
             self.table, self.cards, store, self.claiming, drivers, self.health)
         self._tree = provider_tree.Tree(store)
@@ -366,8 +387,8 @@ class Inventory:
             self.recovery.forget_well()
 
     def close(self) -> None:
-        """Stop listening and looking; calls about cards are left alone."""
-        self.scanner.close()
+        """Stop the looks; calls about cards are left alone."""
+        self.looks.close()
         self.cards.close()
 
     # What Placement shows

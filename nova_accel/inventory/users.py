@@ -27,9 +27,14 @@ LOG = logging.getLogger(__name__)
 class Users:
 
     def __init__(self, table: devices.DeviceTable,
-                 drivers: Mapping[str, base.AcceleratorDriver]):
+                 drivers: Mapping[str, base.AcceleratorDriver],
+                 is_privileged: bool):
+        """
+        :param is_privileged: whether the kernel may be asked at all.
+        """
         self._table = table
         self._drivers = drivers
+        self._is_privileged = is_privileged
 
     def ask(self, device: model.Device,
             about: Collection[model.AttachHandle] | None = None) -> None:
@@ -39,6 +44,8 @@ class Users:
 
         :param about: some handles of the device; None for all.
         """
+        if not self._is_privileged:
+            return
         kernel = self._drivers[device.driver].kernel
         found = [
             holds.Hold(holds.Kind.IN_USE, device.address, reason, part[1],

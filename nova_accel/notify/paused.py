@@ -36,7 +36,7 @@ class Paused:
         """Have the devices of such guests tell it; where that changes, look
         again at once."""
         if self._inventory.health.pause(self._found()):
-            self._inventory.scanner.looks.start()
+            self._inventory.looks.background.start()
 
     def _found(self) -> dict[str, frozenset[str]]:
         """Address of a device -> its servers whose guests are paused."""

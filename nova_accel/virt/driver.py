@@ -161,7 +161,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 # Nova calls again, with the allocations
                 self._moving = True
                 raise nova_exception.ReshapeNeeded()
-            self.parts.inventory.scanner.scan_if_due()
+            self.parts.inventory.looks.run_if_due()
             self.parts.reconciler.run_if_due()
 
     def get_available_resource(self, nodename):

@@ -46,7 +46,7 @@ class Hang(base.HostTestCase):
         self.look()
 
     def look(self):
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
 
     def build(self):
         start = time.perf_counter()

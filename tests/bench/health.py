@@ -93,7 +93,7 @@ def main():
             claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
         found.scanner.scan()
         assert len(found.devices) == devices
-        scanner, judge = found.scanner, found.health.round
+        looks, judge = found.looks, found.health.round
         judging = []
 
         def judged(readings):
@@ -115,7 +115,7 @@ def main():
             for _ in range(rounds + 1):
                 kernel.counts = dict.fromkeys(kernel.counts, 0)
                 began = time.process_time()
-                scanner.look()
+                looks.run()
                 times.append(time.process_time() - began)
             of_round, of_judging = (
                 statistics.median(taken[1:] or [0]) * 1000

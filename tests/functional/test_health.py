@@ -18,7 +18,7 @@ class HealthTest(base.AcceleratorTestBase):
 
     def look(self, **attributes):
         self.kernel('compute1').set_fault(DEVICE, attributes=attributes)
-        self.parts('compute1').inventory.scanner.look()
+        self.parts('compute1').inventory.looks.run()
 
     def until_owner_reads(self, server, **expected):
         process.until(lambda: self.assertEqual(expected, {

@@ -67,7 +67,7 @@ class PrepareTest(TestCase):
             raise OSError(5, 'Input/output error')
         self.replace_prepare(fails)
         self.assertRaises(exception.DeviceError, self.boot)
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
         self.assertNotEqual(
             [self.bad], self.host.devices_of(self.boot()))
 
@@ -99,7 +99,7 @@ class StartTest(TestCase):
                 self.host.delete(self.boot())
             except RuntimeError:
                 count += 1
-            self.host.inventory.scanner.look()
+            self.host.inventory.looks.run()
             self.host.report()
         return count
 
@@ -202,7 +202,7 @@ class InUseTest(TestCase):
         self.config.config(discovery_interval=3600, group='accel')
 
     def look(self):
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
         self.host.report()
 
     def handles(self, address=A):

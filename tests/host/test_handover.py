@@ -844,7 +844,7 @@ class ClosedMailboxTest(MailboxTestCase):
     def test_look_finds_it_open(self):
         """Without any other sign, as after xclmgmt was bound again."""
         self.host.kernel.opens_mailbox(self.MANAGEMENT)
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
         mine = self.host.kernel._look()[1]['cards'][self.MANAGEMENT]
         self.assertEqual(0x2c2a0, mine['mailbox'])
 

@@ -51,7 +51,7 @@ class HealthTestCase(base.HostTestCase):
         """A look each interval, after attributes of a card have become so."""
         for address, found in attributes.items():
             self.host.kernel.set_fault(address, attributes=found)
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
 
     def turn(self, address=ONE, **attributes):
         self.look(**{address: attributes})
@@ -316,7 +316,7 @@ class SingleTest(HealthTestCase):
         self.assertEqual({ONE: 'unknown', TWO: 'quarantined', THREE: 'ok'},
                          self.states())
         self.assertEqual(1, self.log.output.count(
-            f'Of the health of {ONE} nothing is known now: The driver pci '
+            f'The health of {ONE} cannot be read now: The driver pci '
             f'reads Reading'))
         self.assertEqual((0, 1), self.shown()[1])
 
@@ -451,7 +451,7 @@ class RegionsTestCase(base.HostTestCase):
         self.config.config(group='accel', health=['act'],
                            discovery_interval=3600)
         self.start_host({'address': A}, {'address': B})
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
 
     def traits(self, address):
         self.host.report()
@@ -467,13 +467,13 @@ class RegionsTest(RegionsTestCase):
         without one is given to none."""
         server = self.host.boot(base.asks(), self.host.allocation(A))
         self.host.kernel.set_fault(A, attributes={'catfatal_errors': '0x4'})
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
         self.assertIn(naming.SUSPECT, self.traits(A))
         self.assertNotIn(naming.FENCED, self.traits(A))
         self.assertNotIn(naming.SUSPECT, self.traits(B))
         self.assertHas(server, vf(A))
         self.host.delete(server)
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
         self.assertIn(naming.FENCED, self.traits(A))
 
 
@@ -482,7 +482,7 @@ class InVainTest(RegionsTestCase):
     same succeeds, also after its server."""
 
     def look(self):
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
 
     def condition(self, address=A):
         found = self.host.inventory.health.conditions()[address]
@@ -835,7 +835,7 @@ class RuleTakenAwayTest(base.HostTestCase):
             self.host.allocation(resource_class='CUSTOM_ACCELERATOR_SSD'))
         self.config.config(group='accel', include_devices=[])
         self.restart()
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
         device = self.host.inventory.devices[ONE]
         self.assertIn('offers only what a rule', device.reason)
         self.host.owners.run()

@@ -195,7 +195,7 @@ class NonsenseTest(base.HostTestCase):
                 continue
             host.delete(server, wait=False)
         host.inventory.scanner.scan()
-        host.inventory.scanner.look()
+        host.inventory.looks.run()
         host.reconcile()
         host.report()
         self.restart()

@@ -188,7 +188,7 @@ class RuleTest(TestCase):
         server = self.start(vfs=2)
         kernel = self.simulated.kernel
         kernel.set_fault(A, lost_vfs=True)
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
         self.host.report()
         # its server has one of those that are reserved
         self.assertEqual({A: -1, B: 2}, self.free())

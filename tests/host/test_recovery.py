@@ -291,7 +291,7 @@ class DiskTest(base.HostTestCase):
         self.look()
 
     def look(self):
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
 
     def fails(self, step):
         self.kernel.set_fault(DISK, controller='dead', ends_by=step)
@@ -374,12 +374,12 @@ class FpgaTest(base.HostTestCase):
         self.config.config(group='accel', health=['act'],
                            discovery_interval=3600)
         self.start_host({'address': A})
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
         self.host.kernel.set_fault(
             A, attributes={'catfatal_errors': '0x4'}, ends_by='driver rebind')
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
         self.host.inventory.recover()
-        self.host.inventory.scanner.look()
+        self.host.inventory.looks.run()
         self.assertEqual('driver rebind',
                          self.host.inventory.recovery.steps.get(A))
         self.assertHas(self.host.boot(

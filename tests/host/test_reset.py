@@ -333,7 +333,7 @@ class SlotTest(HandoverTestCase):
         self.assertEqual((1, 1), self.reserved())
         self.assertIn(f'{FIRST} is matched by [pci] device_spec, and goes '
                       f'with it', self.log.output)
-        self.host.inventory.scanner.check_configuration()
+        self.host.inventory.configuration.check()
 
 
 class QatTest(HandoverTestCase):

@@ -26,7 +26,8 @@ class ToldTest(base.HostTestCase):
         lines = self.log.output.splitlines()
         new, self.seen = lines[self.seen:], len(lines)
         # said of the host of an earlier test, which is gone
-        return [line for line in new if 'does not say when devices' not in line
+        return [line for line in new
+                if 'does not report when devices' not in line
                 or self.directory in line]
 
     def test_server(self):

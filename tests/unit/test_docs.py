@@ -116,7 +116,7 @@ class GlossaryTest(testtools.TestCase):
         self.assertEqual({
             'drivers/base.py', 'drivers/fabric.py', 'drivers/nvme.py',
             'drivers/timecard.py',
-            'inventory/adoption.py', 'inventory/scanner.py', 'model.py',
+            'inventory/adoption.py', 'inventory/examination.py', 'model.py',
             'store/cards.py', 'store/rows.py', 'store/schema.py',
             'store/values.py',
             # as others call what they have: logging, fcntl, and a recorder

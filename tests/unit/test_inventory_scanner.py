@@ -40,7 +40,7 @@ class ScannerTestBase(InventoryTestBase):
         return [self.health(a) for a in (A, B, C)]
 
     def look(self):
-        self.inventory.scanner.look()
+        self.inventory.looks.run()
 
     def timed(self, function, *args):
         began = time.monotonic()
@@ -189,7 +189,7 @@ class HangingTest(ScannerTestBase):
         def start():
             self.inventory.scanner.configure()
             self.inventory.scanner.scan()
-            self.inventory.scanner.check_configuration()
+            self.inventory.configuration.check()
         self.conf.config(group='accel', discovery_timeout=4)
         took = self.timed(start)
         # a limit for each card would be a minute and more; what is above one
@@ -293,7 +293,7 @@ class LooksTest(ScannerTestBase):
         self.driver.devices = ()
         self.inventory.scanner.scan()
         events = queue.Queue()
-        self.inventory.scanner.watch(types.SimpleNamespace(
+        self.inventory.looks.watch(types.SimpleNamespace(
             changes=lambda over: iter(events.get, 'end')))
         self.addCleanup(events.put, 'end')
         self.driver.devices = (fpga(A),)
@@ -313,7 +313,7 @@ class LooksTest(ScannerTestBase):
         self.driver.serial = serials.get
         self.inventory.scanner.scan()
         events = queue.Queue()
-        self.inventory.scanner.watch(types.SimpleNamespace(
+        self.inventory.looks.watch(types.SimpleNamespace(
             changes=lambda over: iter(events.get, 'end')))
         self.addCleanup(events.put, 'end')
         serials |= {A: '2', B: '1'}
@@ -325,24 +325,26 @@ class LooksTest(ScannerTestBase):
 
     def test_looks_each_interval(self):
         self.inventory.scanner.scan()
-        self.inventory.scanner.scan_if_due()
+        self.inventory.looks.watch(
+            types.SimpleNamespace(changes=lambda over: ()))
+        self.inventory.looks.run_if_due()
         self.assertEqual(1, self.driver.count('fingerprint'))
         self.conf.config(group='accel', discovery_interval=1)
         time.sleep(1)
-        self.inventory.scanner.scan_if_due()
+        self.inventory.looks.run_if_due()
         self.wait_for(lambda: self.driver.count('fingerprint') == 2)
 
     def test_change_during_a_look(self):
         self.inventory.scanner.scan()
         hangs = self.hang(self.other, 'fingerprint')
-        scanner = self.inventory.scanner
-        scanner.looks.start()
+        background = self.inventory.looks.background
+        background.start()
         self.wait_for(lambda: self.other.count('fingerprint') == 2)
-        scanner.looks.start()
-        scanner.looks.start()
+        background.start()
+        background.start()
         self.other.trouble.clear()
         hangs.set()
-        self.wait_for(lambda: not scanner.looks.runs)
+        self.wait_for(lambda: not background.runs)
         self.assertEqual(3, self.driver.count('fingerprint'))
 
 
@@ -350,14 +352,14 @@ class OwnershipTest(ScannerTestBase):
 
     def refused(self, *said):
         error = self.assertRaises(exception.ConfigurationError,
-                                  self.inventory.scanner.check_configuration)
+                                  self.inventory.configuration.check)
         for text in said:
             self.assertIn(text, str(error))
         self.assertLessEqual(len(str(error)), 255)
 
     def warnings(self):
         logged = self.useFixture(fixtures.FakeLogger())
-        self.inventory.scanner.check_configuration()
+        self.inventory.configuration.check()
         return logged.output
 
     def test_two_drivers_find_one_device(self):
@@ -456,7 +458,7 @@ class OwnershipTest(ScannerTestBase):
         self.conflicts['0000:04:00.0'] = (
             '0000:04:00.0 is matched by [pci] device_spec')
         self.inventory.scanner.scan()
-        self.inventory.scanner.check_configuration()
+        self.inventory.configuration.check()
         self.driver.devices += (fpga('0000:04:00.0'),)
         logged = self.useFixture(fixtures.FakeLogger())
         self.look()
@@ -473,7 +475,7 @@ class OwnershipTest(ScannerTestBase):
         self.assertEqual(OK, self.health('0000:04:00.0'))
 
     def test_option_of_nova_that_cannot_be_compared(self):
-        self.inventory.scanner._taken_elsewhere = lambda device: 1 / 0
+        self.conflicts = None
         self.inventory.scanner.scan()
         self.assertEqual([OK] * 3, self.healths())
 
@@ -824,11 +826,11 @@ class SimulatedTest(ScannerTestBase):
         self.conflicts[A] = f'{A} is matched by [pci] device_spec'
         self.start(nvme.NvmeDriver, nvmes=[{'address': A}])
         self.assertRaises(exception.ConfigurationError,
-                          self.inventory.scanner.check_configuration)
+                          self.inventory.configuration.check)
         self.conf.config(group='accel', include_devices=[])
         self.inventory = self.make(**self.inventory._drivers)
         self.inventory.scanner.scan()
-        self.inventory.scanner.check_configuration()
+        self.inventory.configuration.check()
         self.assertEqual(QUARANTINED, self.health(A))
 
     def test_fpga_that_vanishes(self):

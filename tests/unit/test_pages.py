@@ -369,7 +369,7 @@ class RequestsTest(configured.TestCase):
             drivers.load(names, sim.SimulatedKernel(path)),
             claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
         found.scanner.scan()
-        self.assertEqual({}, found.scanner.failures())
+        self.assertEqual({}, found.failures())
         return found.providers_of('host', str(uuid.uuid4())).values()
 
 

@@ -1,0 +1,120 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Compare the configuration with the devices of the host."""
+
+from collections.abc import Iterator, Mapping
+
+from nova_accel.drivers import base
+from nova_accel.drivers import handover
+from nova_accel.drivers import rules
+from nova_accel.drivers import sets
+from nova_accel.drivers import sriov
+from nova_accel import exception
+from nova_accel.inventory import devices
+from nova_accel.inventory import holds
+from nova_accel import log as logging
+from nova_accel import model
+
+LOG = logging.getLogger(__name__)
+
+
+class Configuration:
+    """The options that name devices; see check()."""
+
+    def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
+                 table: devices.DeviceTable, device_rules: rules.DeviceRules):
+        self._drivers = drivers
+        self._table = table
+        self._rules = device_rules
+
+    def check(self) -> None:
+        """Log rules without effect; at start, after the first scan.
+
+        :raises ConfigurationError: see without_effect().
+        """
+        for sentence in self.without_effect():
+            LOG.warning('%s', sentence)
+
+    def without_effect(self) -> list[str]:
+        """Return a sentence for each rule and address without effect.
+
+        :raises ConfigurationError: two drivers find the same device, one of
+            Nova's options has it as well, or an option cannot be read.
+        """
+        self._check_owners()
+        return [*self._missing_members(), *self._rules.unused(),
+                *self._missing_addresses()]
+
+    def _check_owners(self) -> None:
+        for address, names in self._table.shared.found_twice().items():
+            raise exception.ConfigurationError(
+                f'{address} is found by the drivers {" and ".join(names)} of '
+                f'[accel] enabled_drivers: disable one of the two, or narrow '
+                f'the rules of [accel] pci_devices.')
+        for hold in self._table.all_holds():
+            if hold.kind is holds.Kind.CONFLICT:
+                driver = self._table.snapshot()[hold.device].driver
+                raise exception.ConfigurationError(
+                    f'{hold.reason} and found by the driver {driver} of '
+                    f'[accel] enabled_drivers: take it out of one of the two.')
+
+    def _missing_addresses(self) -> Iterator[str]:
+        """Yield a sentence for each policy and address without a device."""
+        present = [device for device in self._table.snapshot().values()
+                   if device.health is not model.Health.GONE]
+        functions = {function for device in present
+                     for function in device.functions()}
+        policies = handover.policies()
+        for rule, _ in policies.by_rule:
+            if not any(map(rule.matches_device, present)):
+                yield rule.without_match()
+        for option, addresses in (
+                (sriov.OPTION, sriov.wanted()),
+                (handover.OPTION, [about for about in policies.named
+                                   if ':' in about]),
+                (base.WHOLE_CARDS, sorted(base.whole_cards()))):
+            for address in addresses:
+                if address not in functions:
+                    yield (f'{option} names {address}, which no driver of '
+                           f'[accel] enabled_drivers finds: correct the '
+                           f'address, or enable its driver.')
+
+    # Device sets
+
+    def _missing_members(self) -> Iterator[str]:
+        """Yield a sentence for each device of a set that is not there.
+
+        :raises ConfigurationError: a set can never be given to a server.
+        """
+        found = self._table.snapshot()
+        for members in sets.wanted():
+            present = [found[address] for address in members
+                       if address in found]
+            for device in present:
+                self._check_member(device, present[0])
+            for address in sorted({*members} - found.keys()):
+                yield (f'{sets.OPTION} names {address}, which no driver of '
+                       f'[accel] enabled_drivers finds: its set is given to '
+                       f'no server until it is there.')
+
+    def _check_member(self, device: model.Device, first: model.Device) -> None:
+        """:raises ConfigurationError: a device cannot be in a set, or not in
+        that of the first one."""
+        why = self._not_for_sets(device)
+        if not why and device.type != first.type:
+            why = f'is a {device.type}, and {first.address} is a {first.type}'
+        if why:
+            raise exception.ConfigurationError(
+                f'{sets.OPTION} names {device.address}, which {why}: a set is '
+                f'of whole devices of one type, of the drivers gpu, nvme and '
+                f'pci, or of the one VF of each.')
+
+    def _not_for_sets(self, device: model.Device) -> str:
+        """Return why a device cannot be in a set, a clause; '' if it can."""
+        driver = self._drivers.get(device.driver)
+        if driver is None or device.regions or device.creatable or not (
+                # the one VF of a GPU may be all of it, as with AMD's gim
+                driver.POOLED or device.handles):
+            return f'is of the driver {device.driver}'
+        if len(device.handles) > 1:
+            return f'is given to servers by {len(device.handles)} VFs'
+        return ''

@@ -1,0 +1,190 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Examine one card, in the worker of that card.
+
+The driver reads the card. What nova_accel itself knows is added: the serial
+number, the operator's rules, the hand-over policy, and whether one of Nova's
+own options has the device as well.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+import dataclasses
+import typing
+
+import os_traits
+
+from nova_accel.drivers import base
+from nova_accel.drivers import contract
+from nova_accel.drivers import handover
+from nova_accel.drivers import rules
+from nova_accel import exception
+from nova_accel.inventory import devices
+from nova_accel.inventory import scan_state
+from nova_accel.inventory import users as device_users
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel import naming
+
+LOG = logging.getLogger(__name__)
+
+
+class Examined(typing.NamedTuple):
+    """The result of one examination."""
+
+    #: Reports.ticket() from before the card was read
+    ticket: int
+    #: AcceleratorDriver.state() from before the card was read
+    state: Hashable
+    #: None if the driver does not find it, or the operator excludes it
+    device: model.Device | None
+    #: which of Nova's own options has the device as well, a clause; '' if none
+    conflict: str
+
+
+class Examiner:
+    """Examines cards; see examine()."""
+
+    def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
+                 table: devices.DeviceTable, state: scan_state.ScanState,
+                 device_rules: rules.DeviceRules, users: device_users.Users,
+                 taken_elsewhere: Callable[[model.Device], str],
+                 reads_serials: bool):
+        """
+        :param taken_elsewhere: see Inventory.
+        :param reads_serials: False without the privileges for it.
+        """
+        self._drivers = drivers
+        self._reports = table.reports
+        self._adoption = table.adoption
+        self._contents = table.contents
+        self._state = state
+        self._rules = device_rules
+        self._users = users
+        self._taken_elsewhere = taken_elsewhere
+        self._reads_serials = reads_serials
+
+    def examine(self, name: str, address: str) -> Examined:
+        """Read a card by the driver with this name.
+
+        :raises Exception: whatever the driver raises.
+        """
+        driver = self._drivers[name]
+        ticket = self._reports.ticket()
+        state = driver.state(address)
+        serial = self._serial(name, address)
+        before, device = self._read(name, address, serial)
+        if device is not None and address not in base.whole_cards() and (
+                contract.confines(type(driver))
+                and self._contents.note_open(device)):
+            # the regions that a guest can reprogram have another origin now
+            ticket = self._reports.ticket()
+            before, device = self._read(name, address, serial)
+        if device is not None:
+            device = contract.device(name, address, driver.confine(device))
+        if device is not None:
+            if serial is None and before and (
+                    before.health is not model.Health.GONE):
+                serial = before.serial
+            device = self._rules.applied(dataclasses.replace(
+                device, serial=serial or '',
+                serial_can_change=driver.SERVER_CAN_CHANGE_SERIAL))
+        if device is None:
+            return Examined(ticket, state, None, '')
+        device = _with_policy(device)
+        self._users.ask(device)
+        if driver.NEEDS_RULE and not self._rules.includes(device):
+            return Examined(ticket, state, device, '')
+        return Examined(ticket, state, *self._compared_with_nova(device))
+
+    def _read(self, name: str, address: str, serial: str | None,
+              ) -> tuple[model.Device | None, model.Device | None]:
+        """Return what this driver reported last of a card, and what it reads
+        now."""
+        before = self._reports.reported(address)
+        if before and before.driver != name:
+            before = None
+        return before, contract.device(
+            name, address, self._drivers[name].examine(
+                address, self._with_own_record(before, serial)))
+
+    def _serial(self, name: str, address: str) -> str | None:
+        """Return the serial number of a device.
+
+        It is read once for each card: when a device appears in its slot.
+
+        :returns: None if it cannot be read now.
+        """
+        serial = self._state.serial(address)
+        if serial is None and self._reads_serials:
+            try:
+                serial = contract.serial(
+                    name, self._drivers[name].serial(address))
+            except Exception as error:
+                LOG.warning('The serial number of %s cannot be read (%s); '
+                            'nova-compute will not notice if the device is '
+                            'exchanged or moved', address,
+                            exception.clause(error))
+                serial = ''
+            if serial is not None:
+                self._state.set_serial(address, serial)
+        return serial
+
+    def _with_own_record(self, before: model.Device | None,
+                         serial: str | None) -> model.Device | None:
+        """Return the last report of a slot with the record of the card that is
+        in it now, which may have been in another slot before."""
+        if before is None or not serial or before.serial == serial:
+            return before
+        record = self._adoption.record_of(serial)
+        return before if record is None else dataclasses.replace(
+            before, record=record)
+
+    def _compared_with_nova(self, device: model.Device,
+                            ) -> tuple[model.Device, str]:
+        """Return the device, quarantined if one of Nova's options has another
+        function of its slot, and the conflict if one has the device itself."""
+        conflict = self._conflict(dataclasses.replace(device, company=()))
+        if conflict or not device.company:
+            return device, conflict
+        of_slot = self._conflict(device)
+        if of_slot:
+            # nova-compute does not start with a conflict; with this it does
+            device = dataclasses.replace(
+                device, health=model.Health.QUARANTINED,
+                reason=f'{of_slot}, and goes with it as a function of the '
+                       f'same slot: take it out of there')
+        return device, ''
+
+    def _conflict(self, device: model.Device) -> str:
+        try:
+            return self._taken_elsewhere(device)
+        except Exception as error:
+            LOG.warning('Device %s is not compared with the options of Nova: '
+                        '%s', device.address, error)
+            return ''
+
+
+def _with_policy(device: model.Device) -> model.Device:
+    """Return the device with the trait or the quarantine that follow from the
+    hand-over policy "operator".
+
+    :raises ConfigurationError: [accel] handover cannot be read.
+    """
+    if naming.ONE_TIME_USE in device.traits:
+        # a device that is not well has the traits of its last report
+        device = dataclasses.replace(device, traits=tuple(
+            t for t in device.traits if t != naming.ONE_TIME_USE))
+    if not any(handover.policy(device, address) is handover.Policy.OPERATOR
+               for address in (device.address, *(
+                   h.address for h in device.all_handles))):
+        return device
+    if device.creatable:
+        return dataclasses.replace(
+            device, health=model.Health.QUARANTINED,
+            reason=f'{handover.OPTION} has the policy operator for it, and '
+                   f'vGPUs that are made on demand cannot wait for the '
+                   f'operator: set another policy')
+    if not hasattr(os_traits, naming.ONE_TIME_USE):
+        # a Placement of that release would refuse all of Nova's report
+        return device
+    return dataclasses.replace(
+        device, traits=(*device.traits, naming.ONE_TIME_USE))

@@ -1,0 +1,143 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What scans remember of drivers and cards until the next look.
+
+A look compares the fingerprint of each driver and the state of each card with
+those of the last scan, and scans what differs. It also scans what failed or
+was busy. For example, a card that is being programmed during a scan is due: the
+next look scans it, even if its state is the same as before.
+"""
+
+from collections.abc import Hashable
+
+from nova_accel import locks
+
+
+class ScanState:
+    """Fingerprints, states, serial numbers and failures of the last scans.
+
+    Any thread may call this.
+    """
+
+    def __init__(self):
+        self._lock = locks.Lock('scan')
+        #: driver -> its fingerprint at its last find()
+        self._fingerprints: dict[str, Hashable] = {}
+        #: address -> state of the card at its last examine()
+        self._states: dict[str, Hashable] = {}
+        #: address -> serial number of the device in that slot
+        self._serials: dict[str, str] = {}
+        #: drivers whose last find() failed -> why
+        self._failed: dict[str, str] = {}
+        #: address of a card to scan again -> the driver to ask, and why the
+        #: last scan failed
+        self._due: dict[str, tuple[str, str]] = {}
+
+    # Drivers
+
+    def found(self, driver: str, fingerprint: Hashable) -> None:
+        """Note the fingerprint of a driver whose find() succeeded."""
+        with self._lock:
+            self._failed.pop(driver, None)
+            self._fingerprints[driver] = fingerprint
+
+    def find_failed(self, driver: str, why: str) -> bool:
+        """Note that a driver must be asked again.
+
+        :returns: whether it failed for the first time.
+        """
+        with self._lock:
+            is_new = driver not in self._failed
+            self._failed[driver] = why
+            return is_new
+
+    def find_again(self, driver: str) -> None:
+        """Have the next look ask a driver again, which was busy."""
+        with self._lock:
+            self._fingerprints.pop(driver, None)
+
+    def is_fingerprint(self, driver: str, fingerprint: Hashable) -> bool:
+        """Return whether a driver had this fingerprint at its last find()."""
+        with self._lock:
+            return (driver in self._fingerprints
+                    and self._fingerprints[driver] == fingerprint)
+
+    # Cards
+
+    def examined(self, address: str, state: Hashable) -> None:
+        """Note the state of a card whose scan succeeded."""
+        with self._lock:
+            self._states[address] = state
+            self._due.pop(address, None)
+
+    def examine_again(self, address: str, driver: str,
+                      reason: str = '') -> bool:
+        """Have the next look scan a card.
+
+        :param reason: why its scan failed; '' if the card was only busy.
+        :returns: whether this is another reason than before.
+        """
+        with self._lock:
+            _, before = self._due.get(address, ('', ''))
+            self._due[address] = driver, reason
+            return reason != before
+
+    def forget_state(self, address: str) -> None:
+        """Have the next look scan a card, whatever its state is then."""
+        with self._lock:
+            self._states.pop(address, None)
+
+    def forget_card(self, address: str) -> None:
+        """Drop the state and the serial number of a slot, which may hold
+        another card now."""
+        with self._lock:
+            self._states.pop(address, None)
+            self._serials.pop(address, None)
+
+    def gone(self, address: str) -> None:
+        """Forget a card that its driver does not find any more."""
+        self.forget_card(address)
+        with self._lock:
+            self._due.pop(address, None)
+
+    def is_state(self, address: str, state: Hashable) -> bool:
+        """Return whether a card had this state at its last scan."""
+        with self._lock:
+            return (address in self._states
+                    and self._states[address] == state)
+
+    def serial(self, address: str) -> str | None:
+        """Return the serial number of a device; None before it was read."""
+        with self._lock:
+            return self._serials.get(address)
+
+    def set_serial(self, address: str, serial: str) -> None:
+        """Keep the serial number of a device until its slot changes."""
+        with self._lock:
+            self._serials[address] = serial
+
+    # What is due
+
+    def driver_of(self, address: str) -> str:
+        """Return the driver to ask about a card that is due; '' for others."""
+        with self._lock:
+            return self._due.get(address, ('', ''))[0]
+
+    def due(self) -> tuple[set[str], set[str]]:
+        """Return the drivers and the addresses of cards to scan again."""
+        with self._lock:
+            return set(self._failed), set(self._due)
+
+    def due_reasons(self, addresses: set[str]) -> dict[str, str]:
+        """Return those of these cards that are due -> why; '' if busy."""
+        with self._lock:
+            return {address: self._due[address][1]
+                    for address in sorted(addresses & self._due.keys())}
+
+    def failures(self) -> dict[str, str]:
+        """Return what the last scans could not ask: 'driver <name>' or an
+        address -> why."""
+        with self._lock:
+            return {**{f'driver {name}': why
+                       for name, why in self._failed.items()},
+                    **{address: why
+                       for address, (_, why) in self._due.items() if why}}
