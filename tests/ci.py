@@ -92,9 +92,9 @@ class Step:
 
     @property
     def reasons(self) -> list[str]:
-        """A line for each failed test, and what it logged as errors; without
-        tests, the last lines. Whoever prints all of a run may cut its middle,
-        where the tracebacks are."""
+        """A line for each failed test, and the errors that it logged; without
+        tests, the last lines. A CI may print the two ends of a long run only,
+        and the tracebacks are in the middle."""
         if not self.status:
             return []
         tests = _TEST.split(_told(self.output))[1:]

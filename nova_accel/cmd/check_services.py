@@ -22,6 +22,7 @@ from nova_accel import exception
 from nova_accel import naming
 from nova_accel import profiles
 from nova_accel import request
+from nova_accel.scheduler import slow
 from nova_accel import text
 
 CONF = conf.CONF
@@ -142,10 +143,8 @@ def _wide(host) -> Iterator[Line]:
                 f'a server that asks for {_MANY_WANTED} of them')
              + ' Placement tries each order of them, which takes seconds for '
              'five and minutes for six')
-    remedy = ('set [workarounds] optimize_for_wide_provider_trees = true, '
-              '[placement] max_allocation_candidates = 1000 and '
-              'allocation_candidates_generation_strategy = breadth-first in '
-              'placement.conf, or share providers ([accel] pools)')
+    remedy = (f'set {slow.OPTIONS} in placement.conf, or share providers '
+              f'([accel] pools)')
     values: dict = {}
     try:
         cfg.ConfigParser(_PLACEMENT_CONF, values).parse()

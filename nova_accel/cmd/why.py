@@ -5,6 +5,7 @@ import collections
 from collections.abc import Iterable, Mapping
 import dataclasses
 import functools
+import time
 import typing
 
 
@@ -24,6 +25,7 @@ from nova_accel import request
 from nova_accel.scheduler import candidates
 from nova_accel.scheduler import facts
 from nova_accel.scheduler import scheduling as schedulings
+from nova_accel.scheduler import slow
 from nova_accel import text
 
 CONF = conf.CONF
@@ -226,6 +228,7 @@ class Answer:
         ) if self._trees else {}
         self._candidates: dict[str, list] = collections.defaultdict(list)
         self._refusal = ''
+        self._advice = ''
         self._is_cut = False
         summaries = self._ask(host)
         if host and not self._candidates and not any(
@@ -262,6 +265,7 @@ class Answer:
         """Take Placement's candidates, and return its provider summaries."""
         if not self._trees:
             return {}
+        began = time.monotonic()
         try:
             answer = self._cloud.get('placement', candidates.url(
                 self._question.groups, _LIMIT, policy=self._question.policy,
@@ -272,6 +276,8 @@ class Answer:
             # a class or a trait that nothing in the cloud has
             self._refusal = str(error)
             return {}
+        self._advice = slow.advice(
+            time.monotonic() - began, self._question.groups.values())
         with clouds.asking('placement', 'allocation candidates'):
             summaries = answer['provider_summaries']
             found = answer['allocation_requests']
@@ -304,8 +310,8 @@ class Answer:
         """Return rows for hosts that report no accelerators, and for what is
         the same everywhere."""
         rows = []
-        if self._refusal:
-            rows.append(_row(_ALL, why=self._refusal))
+        rows += [_row(_ALL, why=why)
+                 for why in (self._refusal, self._advice) if why]
         if self._bare:
             rows.append(_row(
                 text.some(self._bare),

@@ -20,11 +20,15 @@ from nova_accel import request
 from nova_accel.scheduler import candidates
 from nova_accel.scheduler import missing
 from nova_accel.scheduler import scheduling
+from nova_accel.scheduler import slow
 
 LOG = logging.getLogger(__name__)
 
 #: seconds by which Nova's error may be delayed
 LIMIT = 3
+#: characters of the reason that fit into a fault (nova.db.main.models,
+#: InstanceFault.message) after "No valid host was found. "
+_ROOM = 255 - 25
 #: requests that are examined at a time: a user who fails often must not
 #: keep Placement busy, and one that hangs must not collect threads
 _AT_ONCE = threading.BoundedSemaphore(4)
@@ -37,13 +41,14 @@ _sample = random.sample
 
 
 def reason(get: Callable, begun: scheduling.Schedulings, manager, context,
-           spec, servers: int) -> str:
+           spec, servers: int, seconds: float = 0) -> str:
     """Return what of its accelerators a request did not find.
 
     :param get: callable (url, version), SchedulerReportClient.get of Nova.
     :param manager: nova.scheduler.manager.SchedulerManager.
     :param spec: nova.objects.RequestSpec that found no host.
     :param servers: how many servers were requested together.
+    :param seconds: that Placement took to find no host.
     :returns: a sentence for the owner; '' where accelerators are not missing,
         or it could not be found out within LIMIT seconds.
     """
@@ -65,6 +70,11 @@ def reason(get: Callable, begun: scheduling.Schedulings, manager, context,
         ask = functools.partial(
             _ask, functools.cache(lambda url: get(url, _VERSION)), query)
         found = _within_limit(lambda: missing.reason(groups, servers, ask))
+    if advice := slow.advice(seconds, groups.values()):
+        LOG.warning('No host for server %(server)s: %(advice)s',
+                    {'server': spec.instance_uuid, 'advice': advice})
+        both = ' '.join(filter(None, (found, advice)))
+        found = both if len(both) <= _ROOM else found or advice
     if found:
         LOG.info('No host for server %(server)s: %(reason)s',
                  {'server': spec.instance_uuid, 'reason': found})

@@ -22,6 +22,7 @@ the server. Hence that method is wrapped as well.
 from collections.abc import Callable
 import functools
 import inspect
+import time
 import typing
 
 from nova import exception
@@ -111,15 +112,16 @@ def install_answer(look: Callable[..., typing.Any]) -> bool:
     return True
 
 
-def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int],
-                                 str],
+def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
+                                  float], str],
                    end: Callable[[typing.Any], typing.Any] = lambda spec: None,
                    ) -> None:
     """Have NoValidHost of this process say what we know; idempotent.
 
-    :param why: takes the SchedulerManager, the context, the RequestSpec and
-        the number of servers, and returns the reason or ''. What it raises is
-        logged, and Nova's own error is raised.
+    :param why: takes the SchedulerManager, the context, the RequestSpec, the
+        number of servers and the seconds that it took to find no host, and
+        returns the reason or ''. What it raises is logged, and Nova's own
+        error is raised.
     :param end: takes the RequestSpec when all of it is done.
     """
     original = getattr(manager.SchedulerManager, _RPC, None)
@@ -139,6 +141,7 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int],
                                   'this error to nova_accel.')
 
     def tried(self, context, *args, **kwargs):
+        began = time.monotonic()
         try:
             return original(self, context, *args, **kwargs)
         except messaging.ExpectedException as error:
@@ -152,9 +155,10 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int],
         reason = ''
         if spec is not None and not is_refused:
             servers = kwargs.get('instance_uuids')
+            seconds = time.monotonic() - began
             try:
-                reason = why(self, context, spec,
-                             len(servers) if servers else spec.num_instances)
+                reason = why(self, context, spec, len(servers) if servers
+                             else spec.num_instances, seconds)
             except Exception:
                 LOG.exception('The owner of a server without a host reads no '
                               'more than "No valid host": report this error '

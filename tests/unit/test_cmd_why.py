@@ -15,6 +15,7 @@ from nova_accel import conf
 from nova_accel import exception
 from nova_accel import naming
 from nova_accel.planning import reasons
+from nova_accel.scheduler import slow
 from tests.unit import commands
 from tests.unit import configured
 from tests.unit.host import FUNCTION, plain
@@ -215,6 +216,20 @@ class AnswerTest(configured.TestCase):
         fits, rows = self.host(Cloud(candidates=['other']))
         self.assertFalse(fits)
         self.assertIn('it is not among the first 1 candidates', rows[0])
+
+    def test_slow_placement(self):
+        """The options that make Placement fast are named."""
+        def rows(groups):
+            flavor = {**FLAVOR, 'extra_specs': {
+                f'resources{n}:{FPGA}': '1' for n in range(groups)}}
+            return why.Answer(Cloud(), why.Question.of(flavor, {}),
+                              'compute1', 'p').others()
+        self.assertEqual([], rows(4))
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.scheduler.slow.SECONDS', 0))
+        self.assertEqual([], rows(1))
+        (_, _, _, _, _, said), = rows(4)
+        self.assertIn(slow.OPTIONS, said)
 
     def test_what_the_owner_chose_is_programmed(self):
         """Also where the region carries the function of the same id."""

@@ -18,6 +18,7 @@ from nova_accel import request
 from nova_accel.scheduler import fault
 from nova_accel.scheduler.missing import Answer
 from nova_accel.scheduler import scheduling
+from nova_accel.scheduler import slow
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 SPECS = {f'resources1:{FPGA}': '1'}
@@ -48,10 +49,10 @@ class FaultTest(testtools.TestCase):
             instance_uuid='00000000-0000-4000-8000-000000000001',
             scheduler_hints=hints or {})
 
-    def reason(self, get, spec=None):
+    def reason(self, get, spec=None, seconds=0):
         manager = types.SimpleNamespace(host_manager=None)
         return fault.reason(get, self.begun, manager, None,
-                            spec or self.spec(), 1)
+                            spec or self.spec(), 1, seconds)
 
     def taken(self, url, version):
         """Placement has a host, and nothing is free on it."""
@@ -72,6 +73,28 @@ class FaultTest(testtools.TestCase):
                       f'{TAKEN}', log.output[0])
         # the group, and a host for the server at all
         self.assertEqual(2, len(self.urls), self.urls)
+
+    def test_slow_placement(self):
+        """The three options are named if the request is one that they make
+        fast, to the owner only if there is room."""
+        several = self.spec({f'resources{n}:{FPGA}': '1' for n in range(4)})
+
+        def unavailable(url, version):
+            raise ConnectionError('no answer')
+        for spec, get, seconds, owner, operator in (
+                (several, unavailable, 13.8, True, True),
+                (several, self.taken, 13.8, False, True),
+                (several, unavailable, 4.9, False, False),
+                (self.spec(), unavailable, 600, False, False)):
+            with self.assertLogs(fault.LOG.logger, 'INFO') as log:
+                fault.LOG.info('')
+                reason = self.reason(get, spec, seconds)
+            for found, expected in ((reason, owner),
+                                    (' '.join(log.output), operator)):
+                for text in ('took 14 s', slow.OPTIONS, 'placement.conf'):
+                    self.assertEqual(expected, text in found, found)
+            self.assertLessEqual(
+                len(f'No valid host was found. {reason}'), 255)
 
     def test_each_question_once(self):
         trait = 'CUSTOM_FPGA_INTEL'
