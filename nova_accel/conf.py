@@ -69,10 +69,11 @@ nova-compute creates at its start if the function has none, for the drivers
 dfl, gpu, qat, nvme, vgpu and pci. VFs that exist already and may be in use are
 not changed. Example: ``0000:3d:00.0=16``."""),
     cfg.ListOpt('vgpu_types', default=[], help="""
-Types of vGPUs to create, the preferred ones first, by the name in
-mdev_supported_types, the vendor's name, or the number. Items ``<PCI
-address>=<type>`` replace the other items for that GPU. By default every type
-that the GPU offers is used. Example: ``nvidia-558,0000:41:00.0=L40S-4Q``."""),
+Types of vGPUs to create, the preferred ones first, by the vendor's name. The
+name in mdev_supported_types and the number work too, but an update of the host
+may change them. Items ``<PCI address>=<type>`` replace the other items for
+that GPU. By default every type that the GPU offers is used. Example:
+``A40-2Q,0000:41:00.0=L40S-4Q``."""),
     cfg.ListOpt('xe_quotas', default=[], help="""
 What each VF of a GPU of Intel gets under the driver xe, ``<PCI address of the
 GPU>/<attribute>=<number>``: ``vram_quota`` (bytes, Linux 7.0),

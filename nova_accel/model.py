@@ -113,7 +113,8 @@ class AttachHandle:
 class CreatableType:
     """What a handle of a device can be made into, on demand: a vGPU type."""
 
-    #: as the device's driver knows it, 'nvidia-558'
+    #: as the device's driver knows it, on each host and after each update of
+    #: the host; claims have it
     name: str
     #: by which a flavor asks for it
     trait: str
@@ -121,6 +122,8 @@ class CreatableType:
     available: int
     #: MiB of memory that one has, 0 where that is not known
     memory: int = 0
+    #: as the host's kernel calls it now, 'nvidia-558'; '' where it is not known
+    kernel_name: str = ''
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> 'CreatableType':

@@ -405,7 +405,8 @@ class Translation:
                 self._leave(f'{of}, which is not a type of vGPUs: it stays.')
             else:
                 found[name] = gpus
-                self._take_type(name, gpus)
+                self._take_type(name, gpus, vgpu.title(
+                    self._kernel, min(parents[name]), name))
                 self._vfs.update(p for p in parents[name]
                                  if p in self._functions
                                  and self._functions[p].pf)
@@ -418,13 +419,13 @@ class Translation:
 
     def _can_create(self, gpu, name):
         return gpu in self._seen and any(
-            t.name == name for t in self._seen[gpu].creatable)
+            t.kernel_name == name for t in self._seen[gpu].creatable)
 
-    def _take_type(self, name, gpus):
+    def _take_type(self, name, gpus, title):
         section = f'mdev_{name}'
         self._add('vgpu_types', *(
-            [f'{gpu}={name}' for gpu in sorted(gpus)]
-            if CONF[section].device_addresses else [name]))
+            [f'{gpu}={title}' for gpu in sorted(gpus)]
+            if CONF[section].device_addresses else [title]))
         known = gpus & self._functions.keys()
         text = None
         if known:
@@ -657,7 +658,7 @@ class Translation:
             traits: dict[str, str] = {}
             for gpu in sorted(gpus & self._after.keys()):
                 for made in self._after[gpu].creatable:
-                    if made.name == name:
+                    if made.kernel_name == name:
                         traits.setdefault(made.trait, gpu)
             for trait, gpu in traits.items():
                 called = name if len(traits) == 1 else (

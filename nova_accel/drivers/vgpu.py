@@ -59,9 +59,10 @@ _REMOVED = frozenset((errno.ENOENT, errno.ENODEV, errno.EAGAIN))
 
 @dataclasses.dataclass(frozen=True)
 class VgpuType:
-    """A type of vGPUs of a device."""
+    """A type of vGPUs of a device, as its kernel has it now."""
 
-    #: 'nvidia-558', also where the kernel has only the number
+    #: 'nvidia-558', also where the kernel has only the number. Another version
+    #: of the host's driver may give that number to another type
     name: str
     #: as its vendor calls it, 'NVIDIA A40-2Q'
     title: str
@@ -74,8 +75,13 @@ class VgpuType:
         """Whether the operator means it: by name, title or number."""
         text = text.lower()
         title = self.title.lower()
-        return text in (self.name.lower(), title, title.partition(' ')[2],
-                        self.name.lower().partition('-')[2])
+        return (text in (title, title.partition(' ')[2])
+                or self.is_called_by_number(text))
+
+    def is_called_by_number(self, text: str) -> bool:
+        """Return whether that is not the name that its vendor gave it."""
+        name = self.name.lower()
+        return text.lower() in (name, name.partition('-')[2])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +165,15 @@ class VgpuDriver(base.PciDriver):
                 return
             offers[address] = offer.types.values()
         for chosen, text in wanted_types():
-            if not any(t.is_called(text) for where, types in offers.items()
-                       for t in types if chosen in (None, where)):
+            found = [t for where, types in offers.items() for t in types
+                     if chosen in (None, where) and t.is_called(text)]
+            if found and found[0].title != found[0].name and (
+                    found[0].is_called_by_number(text)):
+                LOG.warning(
+                    '%s has %s, a number that an update of the host may give '
+                    'to another type: write %s.', OPTION, text,
+                    found[0].title)
+            if not found:
                 LOG.warning(
                     '%s has %s, which is not offered by %s: compare '
                     'mdev_supported_types or creatable_vgpu_types below '
@@ -257,9 +270,8 @@ class VgpuDriver(base.PciDriver):
             return self._resettable(dataclasses.replace(
                 device, handles=self._ready_vfs(device)))
         try:
-            traits = {t.name: naming.vgpu_trait(
-                device.vendor, device.product_id, t.title)
-                for t in offer.types.values()}
+            traits = {t.name: _trait(device, t.title)
+                      for t in offer.types.values()}
         except exception.InvalidName as e:
             raise base.Defect(str(e)) from None
         offer = _within_room(offer, traits, before)
@@ -273,15 +285,16 @@ class VgpuDriver(base.PciDriver):
             (h for h, types in offer.free.items() if types & names),
             key=lambda h: -len(offer.free[h] & names))
         creatable = tuple(
-            model.CreatableType(t.name, traits[t.name], t.available,
-                                _gigabytes(traits[t.name]) << 10)
+            model.CreatableType(traits[t.name], traits[t.name], t.available,
+                                _gigabytes(traits[t.name]) << 10, t.name)
             for t in chosen)
         before_types = before.creatable if before else ()
         if not offer.complete:
             # not shown now, because all that it needs is in use
             creatable += tuple(
-                dataclasses.replace(t, available=0) for t in before_types
-                if t.name not in traits)
+                dataclasses.replace(t, available=0, kernel_name=(
+                    '' if t.kernel_name in traits else t.kernel_name))
+                for t in before_types if t.trait not in traits.values())
         return dataclasses.replace(
             device, handles=(*offer.made, *free[:most]), creatable=creatable,
             traits=tuple(sorted({t.trait for t in creatable if t.available})),
@@ -369,7 +382,7 @@ class VgpuDriver(base.PciDriver):
             most = re.search(r'\bmax_instance=([0-9]+)', self._optional(
                 f'{place}/{name}/description'))
             found.append(VgpuType(
-                name, self._optional(f'{place}/{name}/name') or name,
+                name, title(self.kernel, parent, name),
                 int(text), int(most[1]) if most else None))
         return found
 
@@ -408,8 +421,7 @@ class VgpuDriver(base.PciDriver):
             problem = pci.obstacle(self.kernel, vf)
             try:
                 current = self._current(vf)
-                catalog = _catalog(self.kernel.read(
-                    pci.path(vf, 'nvidia/creatable_vgpu_types')))
+                catalog = self._creatable(vf)
             except FileNotFoundError:
                 problem = (f'{vf} has neither mdev_supported_types nor '
                            f'nvidia/creatable_vgpu_types: see that the vGPU '
@@ -460,13 +472,15 @@ class VgpuDriver(base.PciDriver):
 
     def created_type(self, device, handle):
         if handle.type is model.HandleType.MDEV:
-            return self._type_of(handle.parent or device.address,
-                                 handle.address)
+            parent = handle.parent or device.address
+            name = self._type_of(parent, handle.address)
+            return name and _trait(device, title(self.kernel, parent, name))
         if not self.kernel.exists(pci.path(
                 handle.address, 'nvidia/current_vgpu_type')):
             return None
-        number = self._current(handle.address)
-        return f'nvidia-{number}' if number != '0' else None
+        current = self._current(handle.address)
+        return None if current == '0' else self._types_of_vf(
+            device, handle.address).get(current, _vendor_name(current))
 
     def release(self, device, handle, created_type, use):
         """See the base class; resets a VF that is a vGPU as it is."""
@@ -482,26 +496,41 @@ class VgpuDriver(base.PciDriver):
             self._remove(parent, handle.address)
             return 'removed'
         fabric.deactivate(self.kernel, device, handle.address)
-        return self._clear(handle.address, created_type)
+        return self._clear(device, handle.address, created_type)
 
     def _make_mdev(self, what, device, handle, created_type, fresh):
         parent = handle.parent or device.address
-        if self.kernel.exists(f'{MDEV_BUS}/{parent}/{handle.address}'):
-            if not fresh and created_type == self._type_of(
-                    parent, handle.address):
+        there = self.kernel.exists(f'{MDEV_BUS}/{parent}/{handle.address}')
+        if there and not fresh:
+            name = self._type_of(parent, handle.address)
+            if name and created_type in (
+                    name, _trait(device, title(self.kernel, parent, name))):
                 return
+        name = self._mdev_type(device, parent, created_type)
+        if not name:
+            raise exception.DeviceUnavailable(
+                f'{what}, and {_no_such_type(created_type)}: '
+                f'{_way_on(fresh)}.')
+        if there:
             self._remove(parent, handle.address)
         try:
-            self.kernel.create_mdev(parent, created_type, handle.address)
+            self.kernel.create_mdev(parent, name, handle.address)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise exception.DeviceUnavailable(
                     f'{what}, and {parent} has no room for it any more '
-                    f'({error.strerror}): the build is retried on another '
-                    f'host.') from error
+                    f'({error.strerror}): {_way_on(fresh)}.') from error
             raise exception.DeviceError(
                 f'{what}, and the kernel refused ({error.strerror}): find '
                 f'{parent} in dmesg.') from error
+
+    def _mdev_type(self, device, parent, created_type) -> str:
+        """Return what the kernel calls a type now; '' without one."""
+        return next((
+            name for name in self.names(
+                f'{MDEV_BUS}/{parent}/mdev_supported_types')
+            if created_type == _trait(
+                device, title(self.kernel, parent, name))), '')
 
     def _remove(self, parent, name):
         try:
@@ -518,35 +547,78 @@ class VgpuDriver(base.PciDriver):
                 f'open: end the one that has its VFIO group.')
 
     def _make_of_vf(self, what, device, vf, created_type, fresh):
-        number = created_type.rpartition('-')[2]
         try:
             current = self._current(vf)
-            if current == number and not fresh:
+            if not fresh and self._is_made(device, vf, current, created_type):
                 return
             if current != '0':
                 raise exception.DeviceUnavailable(
                     f'{what}, and another program has made it a '
                     f'{_vendor_name(current)}: write 0 to its '
                     f'nvidia/current_vgpu_type if nothing needs that.')
-            if created_type not in _catalog(self.kernel.read(
-                    pci.path(vf, 'nvidia/creatable_vgpu_types'))):
+            number = next((
+                name.rpartition('-')[2] for name, title
+                in self._creatable(vf).items()
+                if _trait(device, title) == created_type), '')
+            if not number:
                 raise exception.DeviceUnavailable(
-                    f'{what}, and its GPU does not offer that any more: '
-                    f'{_why_not_offered(device, created_type)}.')
+                    f'{what}, and '
+                    f'{self._why_not_creatable(device, created_type)}: '
+                    f'{_way_on(fresh)}.')
             self._write(vf, number)
         except (OSError, ValueError) as error:
             raise exception.DeviceError(
                 f'{what}, and that failed ({error}): read '
                 f'dmesg.') from error
 
-    def _clear(self, vf, created_type):
+    def _creatable(self, vf) -> dict[str, str]:
+        return _catalog(self.kernel.read(
+            pci.path(vf, 'nvidia/creatable_vgpu_types')))
+
+    def _types_of_vf(self, device, vf) -> dict[str, str]:
+        """Return number -> trait of the types of a VF: of those that can be
+        created now, and of the others as the device showed them before."""
+        return {
+            **{t.kernel_name.rpartition('-')[2]: t.trait
+               for t in device.creatable if t.kernel_name},
+            **{name.rpartition('-')[2]: _trait(device, title)
+               for name, title in self._creatable(vf).items()}}
+
+    def _is_made(self, device, vf, current, created_type) -> bool:
+        """Return whether the type of a VF is the one that a server has.
+
+        A type that the GPU has never shown since its vGPUs were created counts
+        as the server's: a boot of the host or another driver makes it 0.
+        """
+        if current == '0' or not naming.is_custom(created_type):
+            return _vendor_name(current) == created_type
+        return self._types_of_vf(device, vf).get(
+            current, created_type) == created_type
+
+    def _why_not_creatable(self, device, created_type) -> str:
+        """Return why a type is not among those of a VF, a clause.
+
+        A type that MIG backs, such as A100-1-5C, is there only while a GPU
+        instance of its size is, which the driver forgets at each boot
+        (NVIDIA's vGPU user guide; NVIDIA/gpu-operator issue 2600).
+        """
+        if _MIG_BACKED.search(created_type):
+            return ('it needs a GPU instance of its size, free of others, '
+                    'which "nvidia-smi mig -cgi" creates after each boot')
+        if any(self._current(vf) != '0' for vf in pci.virtual_functions(
+                self.kernel, device.address)):
+            return ('its GPU does not offer that any more, because others '
+                    'have taken the room')
+        return _no_such_type(created_type)
+
+    def _clear(self, device, vf, created_type):
         """Nothing but what prepare() made: VFs are used by one after the
         other, and a stranger's vGPU may be there by now."""
         try:
             current = self._current(vf)
             if current == '0':
                 return 'was absent'
-            if _vendor_name(current) != created_type:
+            if not self._is_made(device, vf, current, created_type):
                 LOG.warning('VF %s was a %s of nova_accel, and is a %s of '
                             'another program now, which stays', vf,
                             created_type, _vendor_name(current))
@@ -594,7 +666,7 @@ def _within_room(offer: _Offer, traits: Mapping[str, str],
     if not any(not handle.managed for handle in offer.free):
         return offer
     sizes = {name: _size(trait) for name, trait in traits.items()}
-    known = {**{t.name: _size(t.trait) for t in (
+    known = {**{t.kernel_name: _size(t.trait) for t in (
         before.creatable if before else ())}, **sizes}
     whole = max((*sizes.values(), *map(
         _size, before.state_traits if before else ())), default=0)
@@ -644,15 +716,37 @@ def _size(trait: str) -> int:
     return 0 if _MIG_BACKED.search(trait) else _gigabytes(trait)
 
 
-def _why_not_offered(device, created_type) -> str:
-    """A type that MIG backs, such as A100-1-5C, is there only while a GPU
-    instance of its size is, which the driver forgets at each boot (NVIDIA's
-    vGPU user guide; NVIDIA/gpu-operator issue 2600)."""
-    if any(type_.name == created_type and _MIG_BACKED.search(type_.trait)
-           for type_ in device.creatable):
-        return ('it needs a GPU instance of its size, free of others: have '
-                '"nvidia-smi mig -cgi" run after each boot of the host')
-    return 'others have taken the room'
+def title(kernel, parent: str, name: str) -> str:
+    """Return what the vendor calls a type of a parent of mediated devices.
+
+    :param name: as its kernel calls it.
+    """
+    try:
+        return kernel.read(f'{MDEV_BUS}/{parent}/mdev_supported_types/{name}/'
+                           f'name').strip() or name
+    except OSError:
+        return name
+
+
+def _trait(device: model.Device, called: str) -> str:
+    """Return what a type is known by, on each host and in each claim.
+
+    :param called: its title.
+    """
+    return naming.vgpu_trait(device.vendor, device.product_id, called)
+
+
+def _no_such_type(created_type: str) -> str:
+    """Return why no type of a GPU is the one that a server has, a clause."""
+    return ('the driver of its GPU has no type of that name'
+            if naming.is_custom(created_type) else
+            'that number, by which alone its claim knows the type, may mean '
+            'another type since')
+
+
+def _way_on(fresh: bool) -> str:
+    return ('the build is retried on another host' if fresh else
+            'shelve the server and unshelve it, which gives it another one')
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,14 +8,37 @@ MIGRATIONS.
 """
 
 from collections.abc import Callable, Mapping
+import json
 import sqlite3
 
 #: of the tables below
-VERSION = 17
+VERSION = 18
+
+
+def _name_types_of_vgpus(db: sqlite3.Connection) -> None:
+    """Replace the kernel's numbers of vGPU types, which an update of the host
+    may change, with their traits, as the devices showed them last."""
+    for number, address, placed, text in db.execute(
+            'SELECT number, address, placed, device FROM cards '
+            'WHERE device IS NOT NULL').fetchall():
+        device = json.loads(text)
+        if device['driver'] != 'vgpu':
+            continue
+        for type_ in device['creatable']:
+            type_['kernel_name'], type_['name'] = (
+                type_['name'], type_['trait'])
+            db.execute('UPDATE claims SET created_type = ? WHERE ? AND '
+                       'device_address = ? AND created_type = ?',
+                       (type_['name'], placed, address, type_['kernel_name']))
+        db.execute('UPDATE cards SET device = ? WHERE number = ?',
+                   (json.dumps(device), number))
+
+
 #: version of a store of an earlier release -> what makes it one of the next
 #: version, inside a transaction. A lower version is of a commit before the
 #: first release
-MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {}
+MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {
+    17: _name_types_of_vgpus}
 
 _CLAIMS = """
 CREATE TABLE claims (

@@ -869,8 +869,27 @@ class UnequalTest(TransparentTestBase):
         another version: refused before anything moves."""
         self.start(self.VGPU_FLAVOR, host='compute1')
         self.assertRefused(
-            f'Server {self.server["id"]} has 10de:2235 nvidia-558 nvidia '
-            f'550.54.16 and would get 10de:2235 nvidia-558 nvidia 570.1')
+            f'Server {self.server["id"]} has 10de:2235 {LARGE} nvidia '
+            f'550.54.16 and would get 10de:2235 {LARGE} nvidia 570.1')
+        self.delete_all()
+
+
+class OtherNumbersTest(TransparentTestBase):
+
+    HOSTS = {'compute1': devices(), 'compute2': devices(types=[
+        {'id': 'nvidia-557', 'name': 'NVIDIA A40-2Q', 'units': 2},
+        {'id': 'nvidia-558', 'name': 'NVIDIA A40-1Q', 'units': 1}])}
+
+    def test_type_with_another_number(self):
+        """Live migration with the state of a vGPU to a host whose driver has
+        another number for its type: it gets that type."""
+        self.start(self.VGPU_FLAVOR, host='compute1')
+        self.live_migrate()
+        (host, address), = self.assertHas(self.server)
+        self.assertEqual('compute2', host)
+        self.assertEqual(
+            'nvidia-557', self.kernel(host).readlink(
+                f'bus/mdev/devices/{address}/mdev_type').rpartition('/')[2])
         self.delete_all()
 
 

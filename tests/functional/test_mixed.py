@@ -72,8 +72,7 @@ class MixedTest(operations.OperationsTestBase):
                   if c.instance_uuid == server['id']
                   and c.role is model.Role.CURRENT]
         self.assertEqual(
-            [(MDEV, 'nvidia-558'), (VENDOR, 'nvidia-1155'), (FPGA, None),
-             (QAT, None)],
+            [(MDEV, SMALL), (VENDOR, LARGE), (FPGA, None), (QAT, None)],
             sorted((c.device_address, c.created_type) for c in claims))
         self.assertEqual(
             {(c.handle.address, c.handle.managed

@@ -154,7 +154,7 @@ class VgpuTest(AttachTestCase):
             self.assertEqual((4, set(TRAIT)), (self.total(), self.offered()))
             claim = self.give('nvidia-558')
             self.assertEqual(
-                ('nvidia-558', model.ClaimState.BOUND),
+                (TRAIT['nvidia-558'], model.ClaimState.BOUND),
                 (claim.created_type,
                  self.host.store.claims()[0].state))
             self.assertEqual({'nvidia-558'}, self.offered())
@@ -222,11 +222,11 @@ class VgpuTest(AttachTestCase):
 
     def test_any_type(self):
         self.start_vgpus()
-        self.assertEqual('nvidia-557', self.give().created_type)
+        self.assertEqual(TRAIT['nvidia-557'], self.give().created_type)
         self.unplug()
         self.config.config(vgpu_types=['1560', '557'], group='accel')
         self.host.inventory.scanner.scan()
-        self.assertEqual('nvidia-1560', self.give().created_type)
+        self.assertEqual(TRAIT['nvidia-1560'], self.give().created_type)
 
     def test_forbidden_type(self):
         """It can be made again, as the last vGPU of another type ends after
@@ -242,7 +242,7 @@ class VgpuTest(AttachTestCase):
             self.assertIn('nvidia-557', self.offered())
         store.refresh = ends
         claim = self.give(**{f'trait1:{TRAIT["nvidia-557"]}': 'forbidden'})
-        self.assertEqual('nvidia-558', claim.created_type)
+        self.assertEqual(TRAIT['nvidia-558'], claim.created_type)
 
     def test_type_of_another_card(self):
         """Traits of the unnumbered group may be any provider's."""
@@ -270,6 +270,37 @@ class VgpuTest(AttachTestCase):
             self.assertEqual((2, set()), (self.total(), self.offered()))
             for claim in claims:
                 self.kernel.guest_opens(claim.handle.address)
+
+    def test_host_boot_with_another_driver(self):
+        """Its types have other numbers: a server gets its own type, also one
+        whose claims were read from its guest."""
+        for framework in ('mdev', 'sriov-mdev', 'vendor-vfio'):
+            self.start_vgpus(framework)
+            server = self.host.boot(
+                {f'resources1:{VGPU}': '1',
+                 f'trait1:{TRAIT["nvidia-558"]}': 'required'},
+                self.host.allocation(resource_class=VGPU))
+            claim, = self.host.holdings.of(server)
+            self.lose_store()
+            self.assertEqual([claim], self.host.holdings.of(server))
+            self.host.cloud.stop_guest(server, undefine=True)
+            self.host.parts.close()
+            prefix = '' if framework == 'vendor-vfio' else 'nvidia-'
+            self.simulated.describe(vgpus=[test_vgpu.gpu(framework, types=[
+                {'id': f'{prefix}558', 'name': 'NVIDIA A40-4Q', 'units': 4},
+                {'id': f'{prefix}99', 'name': 'NVIDIA A40-2Q', 'units': 2}])])
+            self.kernel.reboot()
+            self.start(drivers=['vgpu'])
+            self.host.start_guest(server)
+            device = self.host.inventory.devices[GPU]
+            self.assertEqual(
+                TRAIT['nvidia-558'],
+                self.host.inventory.driver_of(device).created_type(
+                    device, claim.handle))
+            # 2 GB of 4 are left
+            self.assertEqual({'nvidia-558'}, self.offered())
+            self.host.delete(server)
+            self.assertEqual({'nvidia-558', 'nvidia-1560'}, self.offered())
 
     def test_host_boot_without_room(self):
         self.start_vgpus()

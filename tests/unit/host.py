@@ -54,9 +54,14 @@ class SimulatedHost(fixtures.Fixture):
     def _setUp(self):
         self.directory = self.useFixture(fixtures.TempDir()).path
         self.path = os.path.join(self.directory, 'host.yaml')
+        self.describe()
+        self.kernel = sim.SimulatedKernel(self.path)
+
+    def describe(self, **kinds):
+        """Change what the description has, as with another kernel."""
+        self.top.update(kinds)
         with open(self.path, 'w') as file:
             yaml.safe_dump(self.top, file)
-        self.kernel = sim.SimulatedKernel(self.path)
 
     def xclbin(self, function=FUNCTION, interface=SHELL, **more):
         path = os.path.join(self.directory, f'{uuid.uuid4()}.xclbin')

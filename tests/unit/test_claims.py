@@ -736,7 +736,7 @@ class OtherReleasesTest(StoreTestCase):
     def test_stores_of_commits_before_the_first_release(self):
         """They are refused, and stay as they are."""
         claim_store.ClaimStore(self.path)
-        for version in range(schema.VERSION):
+        for version in range(min(schema.MIGRATIONS)):
             with self.file() as db:
                 db.execute(f'PRAGMA user_version = {version}')
             before = self.content()
@@ -752,7 +752,7 @@ class OtherReleasesTest(StoreTestCase):
         """A commit that changes them increases VERSION, and writes the number
         and the digest here."""
         tables = ' '.join(' '.join(schema.SCHEMA).split())
-        self.assertEqual((17, 'bb96c440f59c'), (
+        self.assertEqual((18, 'bb96c440f59c'), (
             schema.VERSION, hashlib.sha256(tables.encode()).hexdigest()[:12]))
 
     def test_file_without_tables(self):
@@ -779,6 +779,33 @@ class OtherReleasesTest(StoreTestCase):
         with self.file() as db:
             self.assertEqual(('S1',), db.execute(
                 'SELECT more FROM claims').fetchone())
+
+    def test_vgpus_that_are_known_by_a_number(self):
+        """Their types get the names that their devices showed last."""
+        mdev = model.AttachHandle(model.HandleType.MDEV, str(uuid.uuid4()))
+        mine, of_another_driver, unknown_one = claims = [
+            claim(handle=dataclasses.replace(mdev, address=str(uuid.uuid4())),
+                  device_address=address, created_type=type_)
+            for address, type_ in (
+                (DEVICE.address, 'nvidia-558'), ('another', 'nvidia-558'),
+                (DEVICE.address, 'nvidia-559'))]
+        store = claim_store.ClaimStore(self.path)
+        gpu = dataclasses.replace(DEVICE, driver='vgpu')
+        store.set_devices({DEVICE.address: gpu, 'another': dataclasses.replace(
+            DEVICE, address='another', driver='theirs')})
+        store.add(claims)
+        with self.file() as db:
+            schema.MIGRATIONS[17](db)
+        again = claim_store.ClaimStore(self.path)
+        self.assertEqual(
+            {mine.uuid: 'CUSTOM_Y', of_another_driver.uuid: 'nvidia-558',
+             unknown_one.uuid: 'nvidia-559'},
+            {c.uuid: c.created_type for c in again.claims()})
+        devices = again.devices()
+        self.assertEqual(
+            (model.CreatableType('CUSTOM_Y', 'CUSTOM_Y', 3, 0, 'nvidia-558'),),
+            devices[DEVICE.address].creatable)
+        self.assertEqual(DEVICE.creatable, devices['another'].creatable)
 
     def test_a_migration_that_fails_changes_nothing(self):
         claim_store.ClaimStore(self.path).add([claim()])

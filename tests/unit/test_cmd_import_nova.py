@@ -562,7 +562,7 @@ class AliasTest(ImportNovaTestCase):
 class MdevTypesTest(ImportNovaTestCase):
 
     def creatable(self, address=CARD):
-        return [t.name for t in self.devices[address].creatable]
+        return [t.kernel_name for t in self.devices[address].creatable]
 
     def test_one_type(self):
         self.put('[devices]\nenabled_mdev_types = nvidia-558',
@@ -570,7 +570,7 @@ class MdevTypesTest(ImportNovaTestCase):
         status, errors, notes = self.translated()
         self.assertEqual((0, ''), (status, errors))
         self.assertNotIn('mdev_types', self.text)
-        self.assertEqual(['nvidia-558'], self.accel.vgpu_types)
+        self.assertEqual(['NVIDIA A40-2Q'], self.accel.vgpu_types)
         self.assertEqual({CARD: 'vgpu', OTHER_CARD: 'vgpu'}, self.offered())
         self.assertEqual(['nvidia-558'], self.creatable())
         self.assertEqual(
@@ -590,7 +590,8 @@ class MdevTypesTest(ImportNovaTestCase):
                  vgpus=[vgpu(), vgpu(OTHER_CARD), vgpu('0000:43:00.0')])
         status, errors, notes = self.translated()
         self.assertEqual((0, ''), (status, errors))
-        self.assertEqual([f'{CARD}=nvidia-557', f'{OTHER_CARD}=nvidia-558'],
+        self.assertEqual([f'{CARD}=NVIDIA A40-1Q',
+                          f'{OTHER_CARD}=NVIDIA A40-2Q'],
                          self.accel.vgpu_types)
         self.assertEqual(['nvidia-557'], self.creatable())
         self.assertEqual(['nvidia-558'], self.creatable(OTHER_CARD))
@@ -609,7 +610,7 @@ class MdevTypesTest(ImportNovaTestCase):
                  vgpus=[vgpu(framework='sriov-mdev', vfs=4)])
         status, errors, _ = self.translated()
         self.assertEqual((0, ''), (status, errors))
-        self.assertEqual([f'{CARD}=nvidia-557'], self.accel.vgpu_types)
+        self.assertEqual([f'{CARD}=NVIDIA A40-1Q'], self.accel.vgpu_types)
         self.assertEqual(
             {host.vf(CARD), host.vf(CARD, 1)},
             {h.parent for h in self.devices[CARD].handles})

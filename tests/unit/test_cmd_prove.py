@@ -148,7 +148,7 @@ class ProveTest(commands.StoreCommandTestCase):
         self.host('vgpu', vgpus=[{
             'address': A, 'units': 8, 'types': [
                 {'id': 'nvidia-558', 'name': 'NVIDIA A40-2Q', 'units': 1}]}])
-        self.assertEqual('nvidia-558',
+        self.assertEqual('CUSTOM_NVIDIA_26B9_A40_2Q',
                          self.prove()['create and remove']['Found'])
         self.assertEqual([], self.kernel.listdir('bus/mdev/devices'))
 
@@ -190,7 +190,7 @@ class ProveTest(commands.StoreCommandTestCase):
             'address': A, 'framework': 'vendor-vfio', 'vfs': 4,
             'total_vfs': 4, 'units': 8, 'types': [
                 {'id': '558', 'name': 'NVIDIA A40-2Q', 'units': 1}]}])
-        self.assertEqual('nvidia-558',
+        self.assertEqual('CUSTOM_NVIDIA_26B9_A40_2Q',
                          self.prove()['create and remove']['Found'])
         self.assertEqual('0', self.kernel.read(
             f'bus/pci/devices/{A[:-1]}1/nvidia/current_vgpu_type'))

@@ -142,7 +142,8 @@ class VfioTest(testtools.TestCase):
         device = self.device(vgpus=[test_vgpu.gpu('vendor-vfio')])
         for handle in device.handles:
             self.driver.prepare(
-                device, handle, 'nvidia-557', True, vgpu.base.Use())
+                device, handle, test_vgpu.TRAIT['nvidia-557'], True,
+                vgpu.base.Use())
         full = self.driver.discover({test_vgpu.GPU: device})[test_vgpu.GPU]
         self.assertEqual((), full.handles)
         self.assertEqual(device.migrates_by, full.migrates_by)

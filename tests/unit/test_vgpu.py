@@ -29,6 +29,8 @@ TYPES = [{'id': 'nvidia-557', 'name': 'NVIDIA A40-1Q', 'units': 1},
 NUMBERS = [{**t, 'id': t['id'].removeprefix('nvidia-')} for t in TYPES]
 TRAIT = {name: f'CUSTOM_NVIDIA_2235_A40_{size}Q' for name, size in (
     ('nvidia-557', 1), ('nvidia-558', 2), ('nvidia-1560', 4))}
+#: of a type that no driver of these tests has
+GONE = 'CUSTOM_NVIDIA_2235_A40_8Q'
 MTTY = {'name': 'mtty', 'units': 24, 'types': [
     {'id': 'mtty-1', 'name': 'Single port serial', 'units': 1},
     {'id': 'mtty-2', 'name': 'Dual port serial', 'units': 2}]}
@@ -64,17 +66,20 @@ class VgpuTestCase(configured.TestCase):
         return device.reason
 
     def available(self, address=GPU):
-        return {t.name: t.available for t in self.device(address).creatable}
+        return {t.kernel_name: t.available
+                for t in self.device(address).creatable}
 
     def make(self, type_, number=0, address=GPU, fresh=True):
         """The handle that was made into a type, the nth of those offered."""
         device = self.device(address)
         handle = device.handles[number]
-        self.driver.prepare(device, handle, type_, fresh, base.Use())
+        self.driver.prepare(device, handle, TRAIT.get(type_, type_), fresh,
+                            base.Use())
         return handle
 
     def release(self, handle, type_, address=GPU):
-        self.driver.release(self.device(address), handle, type_, base.Use())
+        self.driver.release(self.device(address), handle,
+                            TRAIT.get(type_, type_), base.Use())
 
 
 class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
@@ -95,9 +100,11 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
         self.assertEqual(tuple(sorted(TRAIT.values())), device.traits)
         self.assertEqual(device.traits, device.state_traits)
         self.assertEqual(4, len(device.handles))
-        self.assertEqual(TRAIT, {t.name: t.trait for t in device.creatable})
+        self.assertEqual(
+            TRAIT, {t.kernel_name: t.trait for t in device.creatable})
         # in the order of their numbers
-        self.assertEqual(list(TRAIT), [t.name for t in device.creatable])
+        self.assertEqual(
+            list(TRAIT.values()), [t.name for t in device.creatable])
 
     def test_siblings_share(self):
         """One size at a time, and so many as there is room for."""
@@ -109,15 +116,16 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
         self.assertEqual(0, self.available()['nvidia-557'])
         self.assertLess(0, self.available()['nvidia-558'])
         free = [h for h in device.handles if h != first]
-        self.driver.prepare(device, free[0], 'nvidia-558', True, base.Use())
+        self.driver.prepare(device, free[0], TRAIT['nvidia-558'], True,
+                            base.Use())
         self.assertEqual({0}, set(self.available().values()))
         self.assertEqual((), self.device().traits)
         error = self.assertRaises(
             exception.DeviceUnavailable, self.driver.prepare, device,
             free[1] if len(free) > 1 else model.AttachHandle(
                 model.HandleType.MDEV, list(vgpu._slots(GPU))[9]),
-            'nvidia-558', True, base.Use())
-        self.assertIn('to become a nvidia-558', str(error))
+            TRAIT['nvidia-558'], True, base.Use())
+        self.assertIn(f'to become a {TRAIT["nvidia-558"]}', str(error))
         self.release(first, 'nvidia-558')
         self.release(free[0], 'nvidia-558')
         self.assertEqual(4, len(self.device().handles))
@@ -134,7 +142,8 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
         handle = self.make('nvidia-558')
         device = self.device()
         before = self.available()
-        self.driver.prepare(device, handle, 'nvidia-558', False, base.Use())
+        self.driver.prepare(device, handle, TRAIT['nvidia-558'], False,
+                            base.Use())
         self.assertEqual(before, self.available())
         self.release(handle, 'nvidia-558')
         self.release(handle, 'nvidia-558')
@@ -145,9 +154,67 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
         device = self.device()
         self.kernel.reboot()
         self.assertNotIn(0, self.available().values())
-        self.driver.prepare(device, handle, 'nvidia-558', False, base.Use())
+        self.driver.prepare(device, handle, TRAIT['nvidia-558'], False,
+                            base.Use())
         self.assertEqual(0, self.available()['nvidia-557'])
         self.kernel.guest_opens(handle.address)
+
+    def numbered(self, *names):
+        """The host boots with a driver whose types have these names."""
+        types = TYPES if self.framework != 'vendor-vfio' else NUMBERS
+        units = {t['name']: t['units'] for t in TYPES}
+        self.host.describe(vgpus=[gpu(self.framework, types=[
+            {'id': t['id'], 'name': name, 'units': units[name]}
+            for t, name in zip(types, names, strict=False)])])
+        self.kernel.reboot()
+
+    def test_other_numbers(self):
+        """The server gets its type, by whatever number."""
+        handle = self.make('nvidia-558')
+        self.numbered('NVIDIA A40-1Q', 'NVIDIA A40-4Q', 'NVIDIA A40-2Q')
+        for fresh in False, True:
+            device = self.device()
+            self.driver.prepare(
+                device, handle, TRAIT['nvidia-558'], fresh, base.Use())
+            self.assertEqual(TRAIT['nvidia-558'],
+                             self.driver.created_type(device, handle))
+            # 2 GB of 4 are left
+            self.assertEqual(1, self.available()['nvidia-1560'])
+            if not fresh:
+                self.driver.prepare(
+                    device, handle, TRAIT['nvidia-558'], fresh, base.Use())
+                self.release(handle, 'nvidia-558')
+                self.assertIsNone(self.driver.created_type(device, handle))
+
+    def test_type_that_its_driver_has_no_more(self):
+        handle = self.make('nvidia-558')
+        self.numbered('NVIDIA A40-1Q', 'NVIDIA A40-4Q')
+        error = self.assertRaises(
+            exception.DeviceUnavailable, self.driver.prepare, self.device(),
+            handle, TRAIT['nvidia-558'], False, base.Use())
+        self.assertEqual(
+            f'{handle.address} had to become a {TRAIT["nvidia-558"]}, and the '
+            f'driver of its GPU has no type of that name: shelve the server '
+            f'and unshelve it, which gives it another one.', str(error))
+        self.assertIsNone(self.driver.created_type(self.device(), handle))
+
+    def test_claim_that_has_only_a_number(self):
+        """Of an earlier release, read from a guest: what is there is kept,
+        and nothing is made of a number."""
+        handle = self.make('nvidia-558')
+
+        def prepare(number):
+            self.driver.prepare(
+                self.device(), handle, number, False, base.Use())
+        prepare('nvidia-558')
+        self.assertRaises(exception.DeviceUnavailable, prepare, 'nvidia-557')
+        self.assertEqual(TRAIT['nvidia-558'], self.driver.created_type(
+            self.device(), handle))
+        self.release(handle, 'nvidia-558')
+        error = self.assertRaises(
+            exception.DeviceUnavailable, prepare, 'nvidia-558')
+        self.assertIn('may mean another type since: shelve the server',
+                      str(error))
 
     def test_several_at_once(self):
         device = self.device()
@@ -156,7 +223,7 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
         def prepare(handle):
             try:
                 self.driver.prepare(
-                    device, handle, 'nvidia-558', True, base.Use())
+                    device, handle, TRAIT['nvidia-558'], True, base.Use())
             except exception.DeviceUnavailable as error:
                 errors.append(error)
             except exception.DeviceError as error:
@@ -180,7 +247,8 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
                 (['0000:42:00.0=558'], list(TRAIT))):
             self.config.config(vgpu_types=chosen, group='accel')
             device = self.device()
-            self.assertEqual(names, [t.name for t in device.creatable])
+            self.assertEqual(
+                names, [t.kernel_name for t in device.creatable])
             self.assertEqual({TRAIT[n] for n in names}, set(device.traits))
             # also those that an earlier configuration left in Placement
             self.assertEqual(set(TRAIT.values()), set(device.state_traits))
@@ -193,7 +261,10 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
         self.config.config(vgpu_types=['558', 'nvidia-9', f'{GPU}=A16-8Q'],
                            group='accel')
         self.driver.configure()
-        self.assertEqual(2, self.log.output.count('[accel] vgpu_types has'))
+        self.assertEqual(3, self.log.output.count('[accel] vgpu_types has'))
+        self.assertIn('[accel] vgpu_types has 558, a number that an update of '
+                      'the host may give to another type: write NVIDIA '
+                      'A40-2Q.', self.log.output)
         self.assertIn('nvidia-9, which is not offered by any card',
                       self.log.output)
         self.assertIn(f'A16-8Q, which is not offered by {GPU}',
@@ -240,7 +311,7 @@ class MediatedDevices(VgpuTestCase):
         self.assertEqual(handles, self.device().handles)
         third = handles[2]
         self.driver.prepare(
-            self.device(), third, 'nvidia-557', True, base.Use())
+            self.device(), third, TRAIT['nvidia-557'], True, base.Use())
         self.assertEqual(
             {*handles}, {*self.device().handles})
         self.kernel.reboot()
@@ -282,7 +353,7 @@ class MediatedDevices(VgpuTestCase):
         self.known = {}
         self.assertIn(handle, self.device().handles)
         self.driver.prepare(
-            self.device(), handle, 'nvidia-1560', True, base.Use())
+            self.device(), handle, TRAIT['nvidia-1560'], True, base.Use())
         self.assertEqual(0, self.available()['nvidia-558'])
 
     def test_left_over_of_the_same_type(self):
@@ -295,7 +366,7 @@ class MediatedDevices(VgpuTestCase):
             made.append(args), create(*args))
         for fresh in False, True:
             self.driver.prepare(
-                self.device(), handle, 'nvidia-558', fresh, base.Use())
+                self.device(), handle, TRAIT['nvidia-558'], fresh, base.Use())
             self.assertEqual(fresh, bool(made))
 
     def test_busy(self):
@@ -305,7 +376,7 @@ class MediatedDevices(VgpuTestCase):
         device = self.device()
         self.kernel.guest_opens(handle.address)
         first = threading.Thread(target=self.driver.release, args=(
-            device, handle, 'nvidia-558', base.Use()))
+            device, handle, TRAIT['nvidia-558'], base.Use()))
         first.start()
         while self.kernel.exists(f'bus/mdev/devices/{handle.address}'):
             time.sleep(0.01)
@@ -313,18 +384,18 @@ class MediatedDevices(VgpuTestCase):
         # gone, and it is not
         error = self.assertRaises(
             exception.DeviceError, self.driver.release, device, handle,
-            'nvidia-558', base.Use())
+            TRAIT['nvidia-558'], base.Use())
         self.assertIn('is being removed', str(error))
         self.assertRaises(
             exception.DeviceError, self.driver.prepare, device, handle,
-            'nvidia-558', False, base.Use())
+            TRAIT['nvidia-558'], False, base.Use())
         # it takes its room, and no server gets it
         self.assertEqual(1, self.available()['nvidia-558'])
         self.assertNotIn(handle, self.device().handles)
         self.assertTrue(first.is_alive())
         self.kernel.guest_closes(handle.address)
         first.join()
-        self.driver.release(device, handle, 'nvidia-558', base.Use())
+        self.driver.release(device, handle, TRAIT['nvidia-558'], base.Use())
         self.assertIn(handle, self.device().handles)
 
     def test_refused(self):
@@ -343,13 +414,14 @@ class MediatedDevices(VgpuTestCase):
     def test_type_that_is_not_offered_any_more(self):
         self.start(gpu('mdev'))
         error = self.assertRaises(
-            exception.DeviceUnavailable, self.make, 'nvidia-9')
-        self.assertIn(f'{GPU} has no room', str(error))
+            exception.DeviceUnavailable, self.make, GONE)
+        self.assertIn('the driver of its GPU has no type of that name: the '
+                      'build is retried on another host', str(error))
 
     def test_owner_reads_of_no_other_host(self):
         self.start(gpu('mdev'))
         error = self.assertRaises(
-            exception.DeviceUnavailable, self.make, 'nvidia-9')
+            exception.DeviceUnavailable, self.make, GONE)
         self.assertNotIn('another host', exception.for_owner(error))
 
     def test_bad_attributes(self):
@@ -385,12 +457,13 @@ class MediatedDevices(VgpuTestCase):
                           'CUSTOM_LINUX_MTTY_SINGLE_PORT_SERIAL'),
                          device.traits)
         self.assertEqual(24, len(device.handles))
-        handle = self.make('mtty-2', address='mtty')
+        dual = 'CUSTOM_LINUX_MTTY_DUAL_PORT_SERIAL'
+        handle = self.make(dual, address='mtty')
         self.assertIsNone(handle.parent)
         self.assertEqual({'mtty-1': 22, 'mtty-2': 11},
                          self.available('mtty'))
         self.assertEqual(23, len(self.device('mtty').handles))
-        self.release(handle, 'mtty-2', 'mtty')
+        self.release(handle, dual, 'mtty')
         self.assertEqual(24, len(self.device('mtty').handles))
         self.kernel.set_fault('mtty', attributes={
             'available_instances': 'no'})
@@ -454,7 +527,8 @@ class UnderSwitchesTest(VgpuTestCase):
         device = self.device()
         fabric.deactivate(self.kernel, device, handle.address)
         for _ in range(2):
-            self.driver.prepare(device, handle, whole, False, base.Use())
+            self.driver.prepare(device, handle, TRAIT[whole], False,
+                                base.Use())
             self.assertEqual([handle.address], self.manager.active(6))
         self.release(handle, whole)
         self.assertIsNone(self.manager.active(6))
@@ -477,7 +551,7 @@ class UnderSwitchesTest(VgpuTestCase):
             exception.DeviceError, self.release, handle, whole)
         self.assertIn('had to be deactivated', str(error))
         # no other server gets the GPU meanwhile
-        self.assertEqual(whole, self.driver.created_type(
+        self.assertEqual(TRAIT[whole], self.driver.created_type(
             self.device(), handle))
 
     def test_check(self):
@@ -558,26 +632,29 @@ class VendorVfs(VgpuTestCase):
             self.assertIn('another program has made it a nvidia-558',
                           str(error))
         # nor is it cleared by who had the VF before
-        self.driver.release(device, device.handles[0], 'nvidia-557', base.Use())
+        self.driver.release(device, device.handles[0], TRAIT['nvidia-557'],
+                            base.Use())
         self.assertEqual('558', self.current(VF[0]))
         self.assertIn('of another program now', self.log.output)
 
     def test_no_room_any_more(self):
         """MIG makes no room unasked: what is missing is named."""
-        for name, said in (('NVIDIA A100-1-5C', '"nvidia-smi mig -cgi" run'),
-                           ('NVIDIA DC-2-48Q', '"nvidia-smi mig -cgi" run'),
+        mig = 'which "nvidia-smi mig -cgi" creates after each boot'
+        for name, said in (('NVIDIA A100-1-5C', mig),
+                           ('NVIDIA DC-2-48Q', mig),
                            ('NVIDIA L40S-48Q', 'have taken the room')):
             # the whole GPU
             self.start(gpu('vendor-vfio', units=8, types=[
                 {'id': '745', 'name': name, 'units': 8}]))
             self.known = {}
             device = self.device()
-            self.driver.prepare(device, device.handles[0], 'nvidia-745', True,
+            trait = device.creatable[0].trait
+            self.driver.prepare(device, device.handles[0], trait, True,
                                 base.Use())
             error = self.assertRaises(
                 exception.DeviceUnavailable, self.driver.prepare, device,
                 dataclasses.replace(device.handles[0], address=VF[1]),
-                'nvidia-745', True, base.Use())
+                trait, True, base.Use())
             self.assertIn(said, str(error))
             self.assertLessEqual(len(str(error)), 255)
 
@@ -594,8 +671,36 @@ class VendorVfs(VgpuTestCase):
         self.known = {}
         self.assertEqual(((), ()), (self.device().handles,
                                     self.device().creatable))
-        self.driver.release(device, handle, 'nvidia-1560', base.Use())
+        self.driver.release(device, handle, TRAIT['nvidia-1560'], base.Use())
         self.assertEqual({'nvidia-557': 4}, self.available())
+
+    def test_type_that_a_full_gpu_has_never_shown(self):
+        """It is that of the server: the store was lost."""
+        self.start(gpu('vendor-vfio'))
+        handle = self.make('nvidia-1560')
+        self.known = {}
+        device = self.device()
+        self.driver.prepare(device, handle, TRAIT['nvidia-1560'], False,
+                            base.Use())
+        self.assertEqual('nvidia-1560',
+                         self.driver.created_type(device, handle))
+        self.release(handle, 'nvidia-1560')
+        self.assertEqual('0', self.current(handle.address))
+
+    def test_number_that_means_another_type_since(self):
+        """Another program was faster than nova-compute after the boot."""
+        self.start(gpu('vendor-vfio'))
+        self.make('nvidia-557')
+        self.host.describe(vgpus=[gpu('vendor-vfio', types=[
+            {'id': '557', 'name': 'NVIDIA A40-2Q', 'units': 2},
+            {'id': '558', 'name': 'NVIDIA A40-1Q', 'units': 1}])])
+        self.kernel.reboot()
+        self.kernel.write_attribute(VF[0], 'nvidia/current_vgpu_type', '557')
+        types = {t.trait: (t.kernel_name, t.available)
+                 for t in self.device().creatable}
+        self.assertEqual({TRAIT['nvidia-558']: ('nvidia-557', 1),
+                          TRAIT['nvidia-557']: ('', 0),
+                          TRAIT['nvidia-1560']: ('nvidia-1560', 0)}, types)
 
     def test_open(self):
         self.start(gpu('vendor-vfio'))
@@ -614,9 +719,9 @@ class VendorVfs(VgpuTestCase):
         handle = self.make('nvidia-558')
         device = self.device()
         self.kernel.set_numvfs(GPU, 0)
-        self.driver.release(device, handle, 'nvidia-558', base.Use())
+        self.driver.release(device, handle, TRAIT['nvidia-558'], base.Use())
         self.assertRaises(exception.DeviceError, self.driver.prepare, device,
-                          handle, 'nvidia-558', False, base.Use())
+                          handle, TRAIT['nvidia-558'], False, base.Use())
         # without VFs and wishes it is a GPU as any other
         self.assertEqual({}, self.driver.discover(self.known))
 
