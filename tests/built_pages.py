@@ -3,15 +3,19 @@
 
     python -m tests.built_pages docs/build/html
 
-Prints markup that readers would see as text, and links within the pages that
-lead nowhere; ends with 1 where there are some.
+Prints markup that readers would see as text, links within the pages that lead
+nowhere, and words for which the search of the site does not find the page that
+has the answer; ends with 1 if there are some.
 """
 
 from html import parser
+import json
 import pathlib
 import re
 import sys
 from urllib import parse
+
+import snowballstemmer
 
 #: what the text of a page does not have, outside of code
 MARKUP = {
@@ -23,6 +27,25 @@ MARKUP = {
     'a reference': re.compile(r'[A-Za-z0-9]_(\s|$)'),
     'a directive\'s option': re.compile(r'^\s*:[\w-]+:(\s|$)'),
 }
+#: what operators search for -> the page with the answer
+SEARCHES = {
+    'nouveau': 'gpu-hosts', 'blacklist': 'gpu-hosts', 'audio': 'questions',
+    'driverctl': 'gpu-hosts', 'nvidia-smi': 'gpu-hosts',
+    'above 4G decoding': 'gpu-hosts', 'q35': 'gpu-hosts',
+    'simulate host': 'simulate', 'capture': 'simulate',
+    'hot plug': 'questions', 'permissions': 'questions',
+    'SELinux': 'questions', 'AppArmor': 'questions', 'Horizon': 'questions',
+    'Terraform': 'questions', 'RDMA': 'questions', 'billing': 'questions',
+    'monitoring': 'questions', 'DCGM': 'questions', 'exporter': 'questions',
+    'backup': 'operate/host', 'wipe': 'questions', 'erase': 'questions',
+    'windows': 'questions', 'code 43': 'questions', 'license': 'questions',
+    'kayobe': 'questions', 'audit': 'operate/handover',
+    'resize': 'operations', 'quota': 'quotas', 'MIG': 'devices/vgpu',
+    'NVSwitch': 'devices/gpu', 'alias': 'migration',
+    'No valid host': 'troubleshooting', 'uninstall': 'upgrade',
+    'isolate': 'questions', 'NUMA': 'operate/choice',
+    'prometheus': 'operate/health', 'live migration': 'operations',
+    'cyborg': 'migration', 'sudo': 'installation'}
 #: elements whose text is as it stands
 _CODE = {'pre', 'code', 'tt', 'kbd', 'script', 'style', 'title'}
 _VOID = {'area', 'base', 'br', 'col', 'hr', 'img', 'input', 'link', 'meta',
@@ -96,9 +119,39 @@ def errors(directory: pathlib.Path) -> list[str]:
     return found if pages else [f'{directory} has no page']
 
 
+def not_found(directory: pathlib.Path) -> list[str]:
+    """Return what of SEARCHES the site does not find, one line each.
+
+    As Sphinx' searchtools.js: a page is found if an index entry has the words,
+    or if it has the stem of each word in its text or its titles.
+    """
+    script = (directory / 'searchindex.js').read_text()
+    index = json.loads(script[script.index('(') + 1:script.rindex(')')])
+    stemmer = snowballstemmer.stemmer('english')
+
+    def having(word):
+        stem = stemmer.stemWord(word.lower())
+        pages = set()
+        for kind in 'terms', 'titleterms':
+            found = index[kind].get(stem, [])
+            pages |= {found} if isinstance(found, int) else {*found}
+        return {index['docnames'][page] for page in pages}
+
+    def indexed(words):
+        return {index['docnames'][page]
+                for entry, places in index['indexentries'].items()
+                if words.lower() in entry for page, *_ in places}
+    return [f'searching for "{words}" does not find {page}'
+            for words, page in SEARCHES.items()
+            if page not in indexed(words) | set.intersection(*(
+                having(word) for word in re.findall(r'\w+', words)))]
+
+
 def main():
-    found = errors(pathlib.Path(sys.argv[1]).resolve())
-    print('\n'.join(found) or 'No page shows markup or leads nowhere.')
+    directory = pathlib.Path(sys.argv[1]).resolve()
+    found = errors(directory) + not_found(directory)
+    print('\n'.join(found) or 'No page shows markup or leads nowhere, and the '
+                              'search finds what readers look for.')
     sys.exit(bool(found))
 
 

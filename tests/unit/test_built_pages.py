@@ -1,8 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What tests.built_pages finds in pages, and what it leaves alone."""
 
+import json
 import os
 import pathlib
+from unittest import mock
 
 import ddt
 import fixtures
@@ -51,3 +53,23 @@ class BuiltPagesTest(testtools.TestCase):
 
     def test_no_pages(self):
         self.assertEqual(1, len(built_pages.errors(pathlib.Path(os.devnull))))
+
+    def test_searches(self):
+        """A page is found by its words, its title, or an entry of the index;
+        the error names the words and the page."""
+        directory = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        (directory / 'searchindex.js').write_text('Search.setIndex(' + (
+            json.dumps({
+                'docnames': ['gpu', 'fpga'],
+                'terms': {'nouveau': 0, 'reset': [0, 1]},
+                'titleterms': {'driver': 0},
+                'indexentries': {'code 43': [[1, 'index-0', False]]}})) + ')')
+        with mock.patch.object(built_pages, 'SEARCHES', {
+                'Nouveau drivers': 'gpu', 'resets': 'fpga', 'code 43': 'fpga',
+                'nouveau': 'fpga', 'nouveau reset': 'fpga', 'wipe': 'gpu'}):
+            self.assertEqual(
+                [f'searching for "{words}" does not find {page}'
+                 for words, page in (('nouveau', 'fpga'),
+                                     ('nouveau reset', 'fpga'),
+                                     ('wipe', 'gpu'))],
+                built_pages.not_found(directory))
