@@ -15,6 +15,7 @@ import typing
 from nova_accel.admin import drill as health_drill
 from nova_accel.admin import maintenance as device_maintenance
 from nova_accel.admin import orders as operator_orders
+from nova_accel.admin import release as operator_release
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import along as migratable
 from nova_accel.attach import attempts
@@ -32,6 +33,8 @@ from nova_accel.attach import plugs as server_plugs
 from nova_accel.attach import programming as region_programming
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness as device_readiness
+from nova_accel.attach import reallocation
+from nova_accel.attach import reattachment as guest_reattachment
 from nova_accel.attach import reconcile
 from nova_accel.attach import releases as server_releases
 from nova_accel.attach import reporting as periodic_report
@@ -39,6 +42,7 @@ from nova_accel.attach import reshape as allocation_moves
 from nova_accel.attach import runtime as runtime_programming
 from nova_accel.attach import servers as server_locks
 from nova_accel.attach import settling as device_settling
+from nova_accel.attach import snapshots as claim_snapshots
 from nova_accel.attach import store_age as age
 from nova_accel import conf
 from nova_accel import drivers
@@ -86,6 +90,7 @@ class Host:
     servers: server_locks.Servers
     # what Placement shows of them, and what is made good
     publisher: publishing.Publisher
+    reattachment: guest_reattachment.Reattachment
     reconciler: reconcile.Reconciler
     reporting: periodic_report.Reporting
     reshape: allocation_moves.Reshape
@@ -99,6 +104,7 @@ class Host:
     # what the operator orders
     drill: health_drill.Drill
     maintenance: device_maintenance.Maintenance
+    release: operator_release.Release
     orders: operator_orders.Orders
     #: what runs in the background after each look for changes
     after_look: tuple[limited.Background, ...]
@@ -142,9 +148,14 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         readiness, settling, reshape, choice, servers, releases, moves)
     plugs = server_plugs.Plugs(
         cloud, inventory, holdings, servers, accelerators, choice, releases)
+    snapshots = claim_snapshots.Snapshots(cloud, inventory, holdings, plugs)
+    reattachment = guest_reattachment.Reattachment(
+        cloud, inventory, holdings, readiness)
     reconciler = reconcile.Reconciler(
-        cloud, inventory, holdings, publisher, readiness, settling, servers,
-        releases, moves, plugs, carrying)
+        cloud, inventory, holdings, settling, servers, releases, moves,
+        carrying, snapshots,
+        reallocation.Reallocation(cloud, inventory, holdings, publisher),
+        reattachment)
     paused = paused_guests.Paused(cloud, inventory, holdings)
     owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
     notices = device_notices.Notices(cloud, inventory, holdings)
@@ -153,6 +164,8 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     maintenance = device_maintenance.Maintenance(
         cloud, kernel, store, inventory, holdings, publisher, programming,
         releases)
+    release = operator_release.Release(
+        cloud, inventory, holdings, publisher, servers, releases, snapshots)
     return Host(
         kernel, store, inventory, holdings,
         accelerators=accelerators,
@@ -168,16 +181,16 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
             cloud, inventory, holdings, programming, readiness, servers,
             carrying),
         servers=servers, publisher=publisher,
-        reconciler=reconciler,
+        reattachment=reattachment, reconciler=reconciler,
         reporting=periodic_report.Reporting(
             cloud, inventory, publisher, store_age, reshape),
         reshape=reshape, settling=settling, store_age=store_age,
         metrics=metrics, notices=notices, owners=owners, paused=paused,
-        drill=drill, maintenance=maintenance,
+        drill=drill, maintenance=maintenance, release=release,
         orders=operator_orders.Orders(store, inventory, publisher, cloud, {
             'clean': maintenance.clean,
             'program': maintenance.program,
-            'release': reconciler.release,
+            'release': release.release,
             signals.DRILL: drill.drill,
         }),
         after_look=(

@@ -152,7 +152,7 @@ class Accelerators:
         reprogramming, or give what is used up; full ones can wait for the
         periodic report."""
         offered = self._inventory.offered()
-        for part, mine in region_programming.by_region(claims).items():
+        for part, mine in server_holdings.by_region(claims).items():
             if mine[0].created_type or part[1] is not None and (
                     offered.free(part)):
                 yield mine[0].provider_uuid

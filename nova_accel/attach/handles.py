@@ -141,7 +141,7 @@ class Handles:
         :param region_seconds: how long to wait for those of FPGA regions.
         """
         started, of_regions = [], []
-        for (_, index), mine in programming.by_region(
+        for (_, index), mine in server_holdings.by_region(
                 claims).items():
             if index is None:
                 started += [limited.start(self._release, claim, freed)

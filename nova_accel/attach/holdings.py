@@ -384,6 +384,15 @@ def by_request(requests: Iterable[request.AcceleratorRequest],
             group, resource_class, len(claims)), claims
 
 
+def by_region(claims: Iterable[model.Claim],
+              ) -> dict[tuple[str, int | None], list[model.Claim]]:
+    """Return claims by device address and region index."""
+    regions: dict[tuple[str, int | None], list[model.Claim]] = {}
+    for claim in claims:
+        regions.setdefault(claim.part, []).append(claim)
+    return regions
+
+
 def _function(region: model.Region | None) -> str:
     return region.function_uuid or '' if region else ''
 

@@ -208,7 +208,7 @@ class Programming:
         :raises AcceleratorError: a region does not carry it; the claims stay,
             and the next start tries again.
         """
-        for mine in by_region(claims).values():
+        for mine in server_holdings.by_region(claims).values():
             with self._holdings.kept_on_error(mine):
                 self._restore(context, project_id, mine, requests)
 
@@ -460,15 +460,6 @@ def seconds_at_most() -> int:
     download, a programming, and what comes before and after it."""
     return (glance.download_seconds() + CONF.accel.programming_timeout
             + 2 * CONF.accel.device_timeout)
-
-
-def by_region(claims: Iterable[model.Claim],
-              ) -> dict[tuple[str, int | None], list[model.Claim]]:
-    """Return claims by device address and region index."""
-    regions: dict[tuple[str, int | None], list[model.Claim]] = {}
-    for claim in claims:
-        regions.setdefault(claim.part, []).append(claim)
-    return regions
 
 
 def _was_loaded_for(claims, wanted, region) -> bool:

@@ -91,7 +91,7 @@ class Readiness:
 
         :param by_owner: see Holdings.bound().
         """
-        for mine in region_programming.by_region(claims).values():
+        for mine in server_holdings.by_region(claims).values():
             self._holdings.bound(
                 mine, self._programming.region_of(mine), by_owner)
 

@@ -22,7 +22,7 @@ _State = signals.State
 #: what an owner reads of a state
 _WORDS = {_State.SUSPECT: 'degraded', _State.QUARANTINED: 'failed',
           _State.GONE: 'gone'}
-#: of a device that goes into its running guest later (attach.reconcile)
+#: of a device that goes into its running guest later (attach.reattachment)
 _OUT = 'on its way'
 _NONE: Mapping[str, str] = {}
 _PAUSED = 'paused by an error: hard reboot the server'

@@ -149,7 +149,7 @@ class Order:
     number: int
     #: 'release', 'clean', 'program' or 'drill'
     verb: str
-    #: of the verb: what Reconciler.release(), Maintenance.clean(),
+    #: of the verb: what Release.release(), Maintenance.clean(),
     #: Maintenance.program() or Drill.drill() takes
     argument: str
     #: when it was written, for store.claims

@@ -9,7 +9,7 @@ import uuid
 
 import fixtures
 
-from nova_accel.attach import reconcile
+from nova_accel.attach import reattachment
 from nova_accel import exception
 from nova_accel import model
 from tests.host import base
@@ -249,7 +249,8 @@ class ReconcileTest(base.HostTestCase):
         self.left_without_its_device()
         now = 1000.0
         self.useFixture(fixtures.MockPatchObject(
-            reconcile, 'time', types.SimpleNamespace(monotonic=lambda: now)))
+            reattachment, 'time',
+            types.SimpleNamespace(monotonic=lambda: now)))
         self.host.cloud.attach_error = RuntimeError('QEMU refuses')
         self.host.cloud.placement_error = exception.PlacementUnavailable('No')
         restore = self.host.readiness.restore
@@ -293,7 +294,8 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.attach_error = RuntimeError('QEMU refuses')
         now = 1000.0
         self.useFixture(fixtures.MockPatchObject(
-            reconcile, 'time', types.SimpleNamespace(monotonic=lambda: now)))
+            reattachment, 'time',
+            types.SimpleNamespace(monotonic=lambda: now)))
         for _ in range(2):
             # not each time is it tried
             self.host.reconcile()
@@ -302,7 +304,7 @@ class ReconcileTest(base.HostTestCase):
                 {'accel1:health': 'on its way: 1 of 1'},
                 self.host.cloud.read()['servers'][self.server]['metadata'])
         self.host.cloud.attach_error = None
-        now += reconcile.PAUSE
+        now += reattachment.PAUSE
         self.host.reconcile()
         self.host.owners.run()
         self.assertHas(self.server, vf(A))
@@ -320,7 +322,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.is_here(server)
         self.host.reconcile()
         self.assertHas(server, vf(B))
-        self.assertIn(f'Server {server} has come to this host',
+        self.assertIn(f'Server {server} has arrived on this host',
                       self.log.output)
 
     def test_left_out_in_doubt(self):
@@ -530,7 +532,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.allocate(self.server, None)
         self.operate_on(self.server)
         self.assertRaises(exception.LockTimeout,
-                          self.host.reconciler.release, vf(A))
+                          self.host.release.release, vf(A))
         self.assertEqual([State.BOUND], self.host.states(self.server))
 
     def lose(self):
@@ -635,7 +637,7 @@ class ReconcileTest(base.HostTestCase):
         """Nova finds no allocation to move, and goes on."""
         migration = self.lost_by_a_move()
         error = self.assertRaises(exception.DeviceUnavailable,
-                                  self.host.reconciler.release, vf(A))
+                                  self.host.release.release, vf(A))
         self.assertIn('Nova may revert', str(error))
         self.host.moves.revert(
             self.host.cloud.admin_context(), self.server, migration)

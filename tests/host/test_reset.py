@@ -514,7 +514,7 @@ class OperatorTest(HandoverTestCase):
         self.assertHas(third, FIRST)
         # not by reserved, as not all wait
         self.assertIn(f'{SECOND} waited for you, and is free',
-                      self.host.reconciler.release(SECOND))
+                      self.host.release.release(SECOND))
         self.assertEqual((0, 2), self.reserved())
         self.assertHas(self.boot(), SECOND)
 
@@ -535,7 +535,7 @@ class OperatorTest(HandoverTestCase):
         self.host.inventory.scanner.scan()
         self.report()
         self.assertEqual((1, 1), self.reserved())
-        self.host.reconciler.release(FIRST)
+        self.host.release.release(FIRST)
         self.assertEqual((1, 2), self.reserved())
         self.assertFalse([c for c in self.host.store.all_claims() if c.waits])
 

@@ -1,0 +1,148 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Servers that hold devices without an allocation in Placement.
+
+Nova removes the allocation when a rebuild or an unshelve fails, and the server
+stays, or its guest runs. An operator may remove it as well. Placement would
+then give the devices to other servers. Hence they are allocated to the server
+again. Until that succeeds they are withheld, and the provider shows none free.
+
+For example, an unshelve fails after the claim, and the allocation is gone. The
+next comparison finds the claim without an allocation and the server at rest.
+It allocates the device to the server again. If Placement refuses, the device
+is withheld ("unallocated"), and each later comparison tries again.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+import contextlib
+
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import publishing
+from nova_accel import exception
+from nova_accel import inventory as host_inventory
+from nova_accel import log as logging
+from nova_accel import model
+
+LOG = logging.getLogger(__name__)
+
+
+class Reallocation:
+    """Allocates again, or withholds."""
+
+    def __init__(self, cloud: novas.Cloud,
+                 inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 publisher: publishing.Publisher):
+        self._cloud = cloud
+        self._inventory = inventory
+        self._holdings = holdings
+        self._publisher = publisher
+        self._once = logging.Once()
+
+    def withhold(self, claims: Iterable[model.Claim]) -> None:
+        """Withhold the devices of these claims, which have no allocation, and
+        no others for that reason."""
+        claims, inventory = list(claims), self._inventory
+        before = inventory.unallocated
+        inventory.unallocated = frozenset(c.uuid for c in claims)
+        changed = before ^ inventory.unallocated
+        if changed:
+            self._publisher.show_devices(
+                self._cloud.admin_context(),
+                [c for c in self._holdings.all() if c.uuid in changed])
+        self._once.only('unallocated', {c.instance_uuid for c in claims})
+        for server_uuid in {c.instance_uuid for c in claims}:
+            self._once.say(
+                ('unallocated', server_uuid), LOG.warning,
+                'Server %s holds accelerators of which Placement has none '
+                'allocated to it, as after an unshelve that failed; they are '
+                'offered to no other server. Confirm or revert its resize, '
+                'shelve and unshelve it, or delete it.', server_uuid)
+
+    def reallocate(self, server_uuid: str, claims: Collection[model.Claim],
+                   ) -> list[model.Claim]:
+        """Allocate again what a server holds on this host, and what it had
+        here before a move.
+
+        :returns: the claims that stay without an allocation.
+        """
+        left = []
+        for consumer in sorted({c.consumer_uuid for c in claims}):
+            mine = [c for c in claims if c.consumer_uuid == consumer]
+            server = self._owner_at_rest(mine[0])
+            if server is None:
+                left += mine
+                continue
+            try:
+                wanted = {(c.provider_uuid, c.resource_class) for c in mine}
+                held = [c for c in self._holdings.of(server_uuid, mine[0].role)
+                        if c.consumer_uuid == consumer
+                        and (c.provider_uuid, c.resource_class) in wanted]
+                with self._offered(mine):
+                    self._cloud.reallocate(
+                        server_uuid, consumer,
+                        self._resources(server.accelerators, held))
+            except exception.PlacementUnavailable as error:
+                self._once.say(('unallocated', server_uuid, 'why'),
+                               LOG.warning, '%s', error)
+                left += mine
+                continue
+            LOG.warning('Server %s holds accelerators of which Placement had '
+                        'none allocated to %s: they are allocated again',
+                        server_uuid, 'it' if consumer == server_uuid
+                        else f'its migration {consumer}')
+        return left
+
+    def _owner_at_rest(self, claim):
+        """Return Nova's entry of the server of a claim; None if Nova may be
+        about to end the claim, or to move it to another consumer."""
+        if claim.role is model.Role.OLD:
+            server = self._cloud.open_moves([claim.consumer_uuid]).get(
+                claim.consumer_uuid)
+            # before, Nova may have taken the allocation: the move fails
+            return server if server and not server.task_state else None
+        if self._holdings.of(claim.instance_uuid, model.Role.OLD):
+            # until the move ends, either set of devices may be released
+            return None
+        return next((server for server
+                     in self._cloud.servers([claim.instance_uuid])
+                     if not server.task_state), None)
+
+    @contextlib.contextmanager
+    def _offered(self, claims: Collection[model.Claim]) -> Iterator[None]:
+        """Offer the devices of claims while Placement allocates them again,
+        because it allocates nothing that is withheld.
+
+        After an error they are withheld again.
+        """
+        inventory = self._inventory
+        uuids = {c.uuid for c in claims} & inventory.unallocated
+
+        def show(unallocated):
+            if uuids:
+                inventory.unallocated = unallocated
+                self._publisher.show_devices(
+                    self._cloud.admin_context(), claims)
+        show(inventory.unallocated - uuids)
+        try:
+            yield
+        except Exception:
+            show(inventory.unallocated | uuids)
+            raise
+
+    @staticmethod
+    def _resources(server, claims):
+        """Return the resources of claims by provider, with the memory of their
+        groups."""
+        found: dict[str, dict[str, int]] = {}
+        memory = {wanted.group: wanted.memory for wanted in server.requests}
+        for group in {c.group for c in claims}:
+            mine = [c for c in claims if c.group == group]
+            for claim in mine:
+                amounts = found.setdefault(claim.provider_uuid, {})
+                amounts[claim.resource_class] = amounts.get(
+                    claim.resource_class, 0) + 1
+            for name, mib in memory.get(group, {}).items():
+                amounts = found[mine[0].provider_uuid]
+                amounts[name] = amounts.get(name, 0) + mib
+        return found
