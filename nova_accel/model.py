@@ -49,11 +49,12 @@ def _known(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Health(enum.Enum):
+    """What a driver reports. Further reasons to withhold a device are the
+    host's (inventory.holds)."""
+
     OK = 'ok'
     #: still there, but no server may get it: the reason is beside it
     QUARANTINED = 'quarantined'
-    #: was there, is not any more, and a server still holds it
-    GONE = 'gone'
 
 
 class HandleType(enum.Enum):

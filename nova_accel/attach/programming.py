@@ -109,12 +109,13 @@ class Programming:
         """Say so where nova-scheduler did not choose the region of this host
         that needs no programming, as happens without our filter."""
         held = {c.part for c in self._holdings.all()}
+        offered = self._inventory.offered()
         better = [
             f'{other.address} {part.name}'
             for other in self._inventory.devices.values()
             for part in other.regions
             if (other.address, part.index) not in held
-            and other.health is part.health is model.Health.OK
+            and not offered.withheld_by((other.address, part.index))
             and part.handles and wanted.carried_by(part)
             for traits in [naming.region_traits(other, part)]
             if wanted.forbidden.isdisjoint(traits)

@@ -37,6 +37,7 @@ from nova_accel.host import privileged
 from nova_accel.host import vfio
 from nova_accel import inventory
 from nova_accel.inventory import cards
+from nova_accel.inventory import offers
 from nova_accel import log as logging
 from nova_accel import machine
 from nova_accel import model
@@ -83,6 +84,7 @@ class Host:
         self.providers: list[inventory.Provider] = []
         #: address of a device without a provider -> why
         self.unreported: dict[str, str] = {}
+        self.offered = offers.Offers({}, (), ())
         #: why no device could be read
         self.problem = ''
         #: what could not be asked, see Inventory.failures()
@@ -119,6 +121,7 @@ class Host:
             self.providers = list(found.providers_of(
                 CONF.host, inventory.ANY_ROOT).values())
             self.unreported = found.unreported(CONF.host)
+            self.offered = found.offered()
             # the readers of malformed options would say them again
             if not options.malformed():
                 self._judge(found)
@@ -459,13 +462,15 @@ def _device(host, device) -> Iterator[Line]:
         yield Line(OK, f'{device.type} of the driver {device.driver}; '
                        f'nova-compute makes its {missing} VFs when it starts')
         return
-    bad = {part.reason: part.health for part in (device, *device.regions)
-           if part.reason or part.health is not model.Health.OK}
-    for reason, health in bad.items():
+    bad = dict.fromkeys(
+        hold.reason for part, _ in offers.parts(device)
+        for hold in host.offered.withheld_by(part))
+    # of regions without a handle
+    bad |= dict.fromkeys(
+        region.reason for region in device.regions if region.reason)
+    for reason in bad:
         found, remedy = split(reason)
-        said = ('not given to servers' if health is model.Health.OK
-                else health.value)
-        yield Line(FAILURE, f'it is {said}: {found}', remedy)
+        yield Line(FAILURE, f'it is not given to servers: {found}', remedy)
     unreported = host.unreported.get(device.address)
     if unreported:
         yield Line(FAILURE, f'it is not reported to Placement: '

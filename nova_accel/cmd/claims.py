@@ -57,13 +57,14 @@ class Claims(output.Lister):
                 rows.append((address, _region(index), '', '', '', 'free', '',
                              *_content(loaded, address, index), ''))
         if not parsed_args.server:
-            devices = known.devices()
+            devices, gone = known.devices(), known.gone()
             rows += [
                 (address, '', '', '', '', 'disabled', row.since, '', '', '',
                  row.reason or 'no reason given')
                 for row in known.disabled()
                 # where it is now, or was when it is not on this host
-                for address in identity.disabled(devices, [row]) or [
+                for address in identity.disabled(
+                    devices, [row], gone) or [
                     row.device_address]
                 if parsed_args.device in (None, address)]
         return (self.COLUMNS,

@@ -49,9 +49,9 @@ class _Disables(_OfDevice):
         known = store.to_write(parsed_args)
         devices = known.devices()
         address = identity.named(parsed_args.device, devices)
-        before = _about(address, devices, known.disabled())
+        before = _about(address, known)
         known.disable(values.Disabled(
-            address, identity.serial_for_claim(address, devices),
+            address, identity.serial_for_claim(address, devices, known.gone()),
             reason or next((row.reason for row in before), ''),
             next((row.since for row in before), text.now())), before)
         return address
@@ -93,7 +93,7 @@ class Drain(_Disables, output.Table):
         address = self._disable(parsed_args)
         # read after the device is disabled: then the store takes no claim
         known = store.read(parsed_args)
-        rows = _about(address, known.devices(), known.disabled())
+        rows = _about(address, known)
         self._left = sorted(
             (claim.device_address, claim.handle.address, claim.holder,
              claim.state.value if claim.role is model.Role.CURRENT
@@ -114,10 +114,10 @@ class Enable(_OfDevice):
 
     def take_action(self, parsed_args):
         known = store.to_write(parsed_args)
-        devices, disabled = known.devices(), known.disabled()
+        disabled = known.disabled()
         try:
-            address = identity.named(parsed_args.device, devices)
-            mine = _about(address, devices, disabled)
+            address = identity.named(parsed_args.device, known.devices())
+            mine = _about(address, known)
         except exception.DeviceUnavailable:
             # of a device that was taken out
             mine = [row for row in disabled if parsed_args.device in (
@@ -133,7 +133,8 @@ class Enable(_OfDevice):
             if mine else f'{address} was not disabled\n')
 
 
-def _about(address, devices, rows) -> list[values.Disabled]:
-    """Return the rows that disable a device, one by one."""
-    return [row for row in rows
-            if address in identity.disabled(devices, [row])]
+def _about(address, known) -> list[values.Disabled]:
+    """Return the rows of a store that disable a device, one by one."""
+    devices, gone = known.devices(), known.gone()
+    return [row for row in known.disabled()
+            if address in identity.disabled(devices, [row], gone)]

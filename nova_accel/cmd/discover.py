@@ -27,6 +27,7 @@ from nova_accel.store import claim_store
 
 CONF = conf.CONF
 
+_OK = 'ok'
 #: characters of a line of a reason
 _REASON_WIDTH = 44
 _LONG_COLUMNS = ('Provider', 'NUMA', 'Resource class', 'Total', 'Reserved',
@@ -71,10 +72,7 @@ class Discover(output.Lister):
         known = self._known(parsed_args)
         found = self._discover(known, _configure(parsed_args))
         self._offered = self._offers(found, known)
-        self._devices = {
-            address: dataclasses.replace(device, reason=holds.reasons(
-                self._offered.withheld_by((address, None))))
-            for address, device in found.devices.items()}
+        self._devices = found.devices
         self.nothing = (f'No device is found by the drivers '
                         f'{", ".join(CONF.accel.enabled_drivers)}.')
         if parsed_args.long:
@@ -82,17 +80,21 @@ class Discover(output.Lister):
         held = collections.defaultdict(list)
         for claim in known.claims() if known else ():
             held[claim.device_address].append(claim)
-        rows = []
-        for address, device in sorted(
-                {**self._gone(known), **self._devices}.items()):
+        rows: list[tuple] = []
+        gone = self._gone(known)
+        for address in sorted({*gone, *self._devices}):
             # None: which servers have it is not known
-            rows += self._rows_of(device, held[address] if known else None)
+            mine = held[address] if known else None
+            rows += (self._rows_of(self._devices[address], mine)
+                     if address in self._devices
+                     else [self._row_of_gone(gone[address], mine)])
         return self.COLUMNS, rows
 
     def produce_output(self, parsed_args, column_names, data):
         if parsed_args.long and parsed_args.formatter == 'json':
-            json.dump({address: device.as_dict() for address, device
-                       in sorted(self._devices.items())},
+            json.dump({address: {**device.as_dict(),
+                                 'holds': self._holds_of(device)}
+                       for address, device in sorted(self._devices.items())},
                       self.app.stdout, indent=2)
             self.app.stdout.write('\n')
         else:
@@ -117,26 +119,24 @@ class Discover(output.Lister):
     def _gone(self, known):
         """Address -> device that nova-compute knows and a driver that works
         does not find."""
-        return {address: dataclasses.replace(
-                    device, regions=(), handles=(), health=model.Health.GONE,
-                    reason='its driver does not find it any more')
-                for address, device in (known.devices() if known else {}
-                                        ).items()
+        return {address: device for address, device
+                in (known.devices() if known else {}).items()
                 if device.driver in self._loaded}
+
+    def _row_of_gone(self, device, held):
+        return (device.address, _what(device), '',
+                *self._use(dataclasses.replace(device, handles=()), held),
+                self._colored(f'{holds.Kind.GONE.value}: its driver does not '
+                              f'find it any more', output.RED))
 
     def _rows_of(self, device, held):
         """A row of the device, and one for each region."""
-        what = ' '.join((device.type, device.vendor, device.product))
-        unreported = self._unreported.get(device.address)
-        health = (
-            self._health(None, f'not reported: {unreported}') if unreported
-            else self._health(device.health, self._why(
-                (device.address, None), device)))
+        health = self._health((device.address, None), device)
         if not device.regions:
-            yield (device.address, what, '',
+            yield (device.address, _what(device), '',
                    *self._use(device, held), health)
             return
-        yield (device.address, what, '', '', '', '', health)
+        yield (device.address, _what(device), '', '', '', '', health)
         for region in device.regions:
             name = f'{device.address}_{region.name}'
             mine = held if held is None else [
@@ -145,18 +145,32 @@ class Discover(output.Lister):
                    output.clean(region.function_name or '')
                    or self.identifier(region.function_uuid),
                    *self._use(region, mine),
-                   self._health(device.health, '')
-                   if region.health is model.Health.OK
-                   and device.health is not model.Health.OK
-                   else self._health(region.health, self._why(
-                       (device.address, region.index), region)))
+                   self._health((device.address, region.index), region))
 
-    def _why(self, part, shown):
+    def _health(self, part, shown):
         """Return why handles of a device or a region are withheld."""
-        found = [*self._offered.withheld_by(part), *(
-            hold for offer in self._offered.of(part)
-            for hold in offer.all_holds)]
-        return holds.reasons(found) or shown.reason
+        unreported = self._unreported.get(part[0])
+        if unreported and part[1] is None:
+            return self._colored(f'not reported: {unreported}', output.RED)
+        found = self._offered.why(part)
+        # a region does not repeat the reasons of its card
+        said = holds.described(
+            hold for hold in found if part[1] is None
+            or hold.scope is not holds.Scope.CARD) or ', '.join(
+                dict.fromkeys(hold.kind.value for hold in found))
+        return (self._colored(said, output.YELLOW) if said
+                else self._colored(shown.reason or _OK, None))
+
+    def _holds_of(self, device):
+        """Return the holds of a device, for JSON."""
+        return [{'kind': hold.kind.value, 'scope': hold.scope.value,
+                 'region': hold.region,
+                 'handle': hold.handle and hold.handle.key,
+                 'reason': hold.reason, 'since': hold.since,
+                 'lifted-by': hold.kind.lifted_by}
+                for hold in dict.fromkeys(
+                    hold for part, _ in offers.parts(device)
+                    for hold in self._offered.why(part))]
 
     def _offers(self, found, known):
         """Return which handles servers can get, by what the store knows.
@@ -188,12 +202,9 @@ class Discover(output.Lister):
                     | {c.handle.key for c in held})
         return total, len(held), self.several(sorted(map(_holder, held)))
 
-    def _health(self, health, reason):
-        text = ', '.join(filter(None, (health and health.value, reason)))
+    def _colored(self, text, color):
         if not self.for_people:
             return text
-        color = {model.Health.OK: None, model.Health.QUARANTINED:
-                 output.YELLOW}.get(health, output.RED)
         lines = textwrap.wrap(text, _REASON_WIDTH, break_on_hyphens=False,
                               break_long_words=False)
         return '\n'.join(self.colored(line, color) if color else line
@@ -208,12 +219,39 @@ class Discover(output.Lister):
                 providers[address].append(provider)
         rows = []
         for address, device in sorted(self._devices.items()):
-            rows += [_row(p, [self._devices[a] for a in p.addresses])
+            rows += [self._row(p, [self._devices[a] for a in p.addresses])
                      for p in providers[address]
                      if p.addresses[0] == address
                      ] if providers[address] else [
                          self._without_provider(device)]
         return rows
+
+    def _row(self, provider, devices):
+        """Return a provider as nova-compute would report it."""
+        index = provider.region_index
+        resource_class = naming.resource_class(devices[0].type)
+        total = provider.inventory.get(resource_class, 0)
+        reserved = total if provider.fenced else 0
+        nodes = sorted({d.numa_node for d in devices
+                        if d.numa_node is not None})
+        return (provider.name, ', '.join(map(str, nodes)),
+                resource_class if total else '', total or '',
+                reserved if total else '',
+                '\n'.join(filter(None, (_handles(
+                    d if index is None else d.region(index))
+                    for d in devices))),
+                '\n'.join(sorted(provider.traits - {naming.FENCED})),
+                '\n'.join(self._healths(devices, index)))
+
+    def _healths(self, devices, index):
+        """Return one line, or one for each device of a pool with a hold."""
+        lines = []
+        for device in devices:
+            found = holds.described(self._offered.why((device.address, index)))
+            if found:
+                lines.append(found if len(devices) == 1
+                             else f'{device.address} {found}')
+        return lines or [_OK]
 
     def _without_provider(self, device):
         return (naming.device_provider_name(CONF.host, device.address),
@@ -337,34 +375,8 @@ def _holder(claim):
     return claim.holder + (f' ({", ".join(unusual)})' if unusual else '')
 
 
-def _row(provider, devices):
-    """A provider as nova-compute would report it."""
-    parts = [device if provider.region_index is None
-             else device.region(provider.region_index) for device in devices]
-    resource_class = naming.resource_class(devices[0].type)
-    total = provider.inventory.get(resource_class, 0)
-    reserved = total if provider.fenced else 0
-    nodes = sorted({d.numa_node for d in devices if d.numa_node is not None})
-    return (provider.name, ', '.join(map(str, nodes)),
-            resource_class if total else '', total or '',
-            reserved if total else '',
-            '\n'.join(filter(None, map(_handles, parts))),
-            '\n'.join(sorted(provider.traits - {naming.FENCED})),
-            '\n'.join(_healths(devices, parts)))
-
-
-def _healths(devices, parts):
-    """One line, or one for each device of a pool that is not well."""
-    lines = []
-    for device, part in zip(devices, parts):
-        sick = [p for p in (part, device) if p.health is not model.Health.OK]
-        if sick or len(devices) == 1:
-            found = (sick or [part])[0]
-            lines.append(', '.join(filter(None, (
-                found.health.value if len(devices) == 1
-                else f'{device.address} {found.health.value}',
-                found.reason))))
-    return lines or [model.Health.OK.value]
+def _what(device):
+    return ' '.join((device.type, device.vendor, device.product))
 
 
 def _numa(device):

@@ -30,6 +30,8 @@ from nova_accel.drivers import vgpu
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import inventory
+from nova_accel.inventory import holds
+from nova_accel.inventory import offers
 from nova_accel import machine
 from nova_accel import model
 from nova_accel import naming
@@ -146,7 +148,7 @@ class Translation:
             self.notes.append('nova.conf has neither [pci] device_spec nor '
                               '[devices] enabled_mdev_types.')
             return
-        self._seen, self._failed = self._scan(
+        self._seen, self._failed, _ = self._scan(
             enabled_drivers=[
                 *CONF.accel.enabled_drivers, *sorted(
                     {point.name for point in importlib.metadata.entry_points(
@@ -185,11 +187,13 @@ class Translation:
                 continue
 
     def _scan(self, **options,
-              ) -> tuple[dict[str, model.Device], dict[str, str]]:
+              ) -> tuple[dict[str, model.Device], dict[str, str],
+                         offers.Offers]:
         """Read the devices as nova-compute would.
 
         :param options: of [accel], that differ from nova.conf.
-        :returns: devices by address, and Inventory.failures().
+        :returns: devices by address, Inventory.failures(), and
+            Inventory.offered().
         """
         for name, value in options.items():
             CONF.set_override(name, value, group='accel')
@@ -198,10 +202,12 @@ class Translation:
                 drivers.load(CONF.accel.enabled_drivers, self._kernel),
                 claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
             found.scanner.scan()
+            # which reads the options
+            offered = found.offered()
         finally:
             for name in options:
                 CONF.clear_override(name, group='accel')
-        return found.devices, found.failures()
+        return found.devices, found.failures(), offered
 
     # The files
 
@@ -507,7 +513,7 @@ class Translation:
 
     def _verify(self, specs):
         """Tell what would not be offered with the new options."""
-        self._after, _ = self._scan(**{
+        self._after, _, offered = self._scan(**{
             option: [*CONF.accel[option], *values]
             for option, values in self._new.items()})
         for card in sorted(self._cards):
@@ -516,9 +522,9 @@ class Translation:
                 self._leave(f'{card} would not be found by nova_accel: '
                             f'check [accel] exclude_devices, and see '
                             f'nova-accel discover.')
-            elif device.health is not model.Health.OK:
+            elif withheld := offered.withheld_by((card, None)):
                 self._leave(f'{card} would not be given to servers by '
-                            f'nova_accel, because {device.reason}.')
+                            f'nova_accel, because {holds.reasons(withheld)}.')
             elif not device.all_handles:
                 self._leave(f'{card} would not be given to servers by '
                             f'nova_accel: see nova-accel discover.')

@@ -94,7 +94,8 @@ def _free(known, name) -> model.Device:
     devices = known.devices()
     address = identity.named(name, devices)
     device = devices[address]
-    if address not in identity.disabled(devices, known.disabled()):
+    disabled = identity.disabled(devices, known.disabled(), known.gone())
+    if address not in disabled:
         raise exception.InvalidRequest(
             f'{address} cannot be tried while nova-compute may give it to '
             f'a server: run nova-accel disable {address} first.')

@@ -241,9 +241,6 @@ class DflDriver(base.PciDriver):
                 raise _Defect(
                     f'it is bound to {VFIO}, and its regions were never seen: '
                     f'if no guest has it, bind it to {KERNEL_DRIVER}')
-            if before.health is model.Health.GONE:
-                before = dataclasses.replace(before, health=model.Health.OK,
-                                             reason='')
             return dataclasses.replace(before, memory=device.memory)
         if bound != KERNEL_DRIVER:
             raise _Defect(f'it is bound to {bound or "no driver"}: bind it to '

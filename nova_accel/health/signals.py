@@ -16,7 +16,6 @@ import typing
 
 from nova_accel import conf
 from nova_accel import exception
-from nova_accel import model
 
 CONF = conf.CONF
 OPTION = '[accel] health'
@@ -232,21 +231,21 @@ def acts() -> bool:
     return Mode.ACT in modes().values()
 
 
-def state_of(device: model.Device, suspect: bool, is_read: bool,
+def state_of(is_gone: bool, is_withheld: bool, suspect: bool, is_read: bool,
              is_given_whole: bool) -> State:
     """Return the state of a device from all that is known of it.
 
-    :param device: with its computed health, of which fences and what the
-        operator has disabled are a part.
+    :param is_gone: whether its driver does not find it.
+    :param is_withheld: whether the whole device has a hold.
     :param suspect: whether a finding says so.
     :param is_read: whether its signals could be read at the last look.
     :param is_given_whole: whether a server has the device itself, and not a
         VF, a region or a vGPU of it: then the bus can be seen, and nothing of
         what the device would report.
     """
-    if device.health is model.Health.GONE:
+    if is_gone:
         return State.GONE
-    if device.health is model.Health.QUARANTINED:
+    if is_withheld:
         return State.QUARANTINED
     if suspect:
         return State.SUSPECT

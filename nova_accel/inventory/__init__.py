@@ -157,14 +157,14 @@ class Inventory:
 
     @property
     def devices(self) -> dict[str, model.Device]:
-        """A snapshot by address. The health follows from the driver's report
-        and from holds. Do not change the dict."""
+        """A snapshot by address of what the drivers report. Do not change the
+        dict."""
         return self.table.snapshot()
 
     def present(self, address: str) -> model.Device | None:
         """Return a device, or None if its driver does not find it now."""
-        gone = holds.Kind.GONE in self.table.kinds(address)
-        return None if gone else self.devices.get(address)
+        return (self.devices.get(address)
+                if self.table.reports.is_present(address) else None)
 
     def find(self, address: str, index: int | None,
              ) -> tuple[model.Device, model.Region | None]:
@@ -285,7 +285,8 @@ class Inventory:
 
     def identity_for_claim(self, address: str) -> dict[str, Any]:
         """Return the fields of a claim that say which card it is about."""
-        return {'serial': identity.serial_for_claim(address, self.devices),
+        return {'serial': identity.serial_for_claim(
+            address, self.devices, self.table.reports.gone()),
                 'ids': self.devices[address].ids}
 
     def _answers(self, device: model.Device) -> bool:
@@ -529,11 +530,9 @@ class Inventory:
             with self._lock:
                 self._root = node, root_uuid
             wanted = self.providers_of(node, root_uuid, moved)
-            gone = [a for a, d in self.devices.items()
-                    if d.health is model.Health.GONE]
+            gone = self.table.reports.gone()
             if gone:
-                held = {c.device_address for c in self._store.claims()}
-                gone = [a for a in gone if a not in held]
+                gone -= {c.device_address for c in self._store.claims()}
             for address in self._tree.update(
                     tree, node, wanted, gone, placement):
                 self.table.remove(address)

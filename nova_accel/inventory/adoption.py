@@ -19,9 +19,9 @@ another that is here              found: then each is known by its address and
                                   product
 ================================  ============================================
 
-gone() puts a device into GONE. The report of a scan is discarded while a region
-of the card is being programmed, and if the card has changed since the scan
-began (Reports.ticket()).
+gone() notes that a device is gone. The report of a scan is discarded while a
+region of the card is being programmed, and if the card has changed since the
+scan began (Reports.ticket()).
 """
 
 from collections.abc import Iterable
@@ -69,7 +69,7 @@ class Adoption:
                 return False
             before = self._reports.reported(address)
             if before and before.driver != device.driver and (
-                    before.health is not model.Health.GONE
+                    self._reports.is_present(address)
                     ) and device.driver != self._shared.owner(
                         address, before.driver, device.driver):
                 return False
@@ -93,14 +93,13 @@ class Adoption:
         with self._reports.lock:
             device = self._reports.reported(address)
             if (device is None or device.driver != driver
-                    or device.health is model.Health.GONE
+                    or not self._reports.is_present(address)
                     or self._is_stale(address, ticket)):
                 return ''
             LOG.warning('Device %s is not found any more', address)
             self._reports.note_scan(address, ticket)
-            self._reports.put(dataclasses.replace(
-                device, health=model.Health.GONE,
-                reason='its driver does not find it any more'))
+            self._reports.set_gone(
+                address, 'its driver does not find it any more')
             other = self._shared.gone(address)
             self._shared.check()
             return other
@@ -183,8 +182,10 @@ class Adoption:
             try:
                 self._store.place(device, not present, loaded)
             except exception.AcceleratorsUnavailable:
-                if before and is_other:
-                    self._lose(before)
+                if is_other:
+                    self._reports.set_gone(address, (
+                        'another card is in its place, which cannot be '
+                        'written down'))
                 raise
             with self._reports.lock:
                 # the card that is gone from another address is this one
@@ -196,13 +197,6 @@ class Adoption:
                 self._reports.changed()
         self._say_both(device, present)
         return known
-
-    def _lose(self, device: model.Device) -> None:
-        """Note in memory that a card is not at its address any more."""
-        self._reports.put(dataclasses.replace(
-            device, health=model.Health.GONE,
-            reason='another card is in its place, which cannot be written '
-                   'down'))
 
     def _at(self, serial: str, but_at: str = '') -> list[str]:
         """Return the addresses of cards with a serial number, also of cards

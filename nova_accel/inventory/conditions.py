@@ -179,7 +179,7 @@ class Conditions:
                 self._table.reports.notes(address).marks,
                 _slot(address) in whole)
             for address, device in found.items()
-            if device.health is not model.Health.GONE}
+            if self._table.reports.is_present(address)}
         with self._lock:
             readings = {address: self._with_own(address, given)
                         for address, given in readings.items()}
@@ -266,15 +266,16 @@ class Conditions:
         """Disable a device because of findings that do not go away."""
         if not findings:
             return
+        gone = self._table.reports.gone()
         try:
             before = [row for row in self._store.disabled()
-                      if address in identity.disabled(found, [row])]
+                      if address in identity.disabled(found, [row], gone)]
             said = '; '.join(f.reason for f in findings)
             reason = f'{values.OF_HEALTH}{said}'
             if before and before[0].reason:
                 reason = f'{before[0].reason}; {reason}'
             self._store.disable(values.Disabled(
-                address, identity.serial_for_claim(address, found),
+                address, identity.serial_for_claim(address, found, gone),
                 reason[:values.LONGEST_REASON],
                 before[0].since if before else text.now()), before)
         except exception.AcceleratorsUnavailable as error:
@@ -293,21 +294,21 @@ class Conditions:
         """Return the conditions of all devices, by address."""
         whole = self._held_whole()
         found = self._table.snapshot()
-        of_health = identity.disabled(found, [
-            row for row in self._store.disabled()
-            if row.is_of_health])
+        of_health = {address for address, row in self._table.disabled().items()
+                     if row.is_of_health}
         result = {}
         with self._lock:
             for address, device in found.items():
                 findings = self._watch.findings(address)
+                withheld = self._table.withheld_by(address)
                 state = signals.state_of(
-                    device, any(f.signal != signals.PAUSED for f in findings),
+                    Kind.GONE in self._table.kinds(address), bool(withheld),
+                    any(f.signal != signals.PAUSED for f in findings),
                     self._watch.is_read(address), address in whole)
-                reasons = [f.reason for f in findings]
-                if device.health is not model.Health.OK:
-                    reasons.insert(0, device.reason)
                 result[address] = Condition(
-                    state, '; '.join(dict.fromkeys(reasons)),
+                    state, '; '.join(dict.fromkeys((
+                        *(hold.reason for hold in withheld),
+                        *(finding.reason for finding in findings)))),
                     self._for_owner(device, address in of_health, findings),
                     tuple(findings))
         return result
@@ -319,15 +320,13 @@ class Conditions:
         It omits operator and configuration reasons, and findings caused by
         other servers.
         """
-        if device.health is model.Health.GONE:
+        kinds = self._table.kinds(device.address)
+        if Kind.GONE in kinds:
             # the scanner passes over what the operator excludes
             return (_State.GONE if rules.DeviceRules().applied(device)
                     else _State.OK)
-        reported = self._table.reports.reported(device.address)
-        if is_disabled or _OF_DEVICE & self._table.kinds(
-                device.address) or (
-                reported and reported.health is not model.Health.OK
-                and not reported.is_not_offered):
+        if is_disabled or _OF_DEVICE & kinds or (
+                Kind.UNUSABLE in kinds and not device.is_not_offered):
             return _State.QUARANTINED
         return _State.SUSPECT if any(
             finding.acts and finding.signal not in (

@@ -59,8 +59,9 @@ class Configuration:
 
     def _missing_addresses(self) -> Iterator[str]:
         """Yield a sentence for each policy and address without a device."""
-        present = [device for device in self._table.snapshot().values()
-                   if device.health is not model.Health.GONE]
+        present = [device for address, device
+                   in self._table.snapshot().items()
+                   if self._table.reports.is_present(address)]
         functions = {function for device in present
                      for function in device.functions()}
         policies = handover.policies()

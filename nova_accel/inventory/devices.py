@@ -12,14 +12,7 @@ shared     devices that several drivers find
 adoption   which card is at an address
 =========  ===================================================================
 
-From these and the store snapshot() computes the health of a device, which has
-no transitions of its own:
-
-===========  =================================================================
-GONE         its driver does not find it (the hold "gone")
-QUARANTINED  it has another hold of the whole card that withholds it
-OK           otherwise, also with holds of its regions
-===========  =================================================================
+The holds of devices follow from these and the store.
 """
 
 from collections.abc import Iterable, Iterator
@@ -84,7 +77,7 @@ class DeviceTable:
         return self.reports.generation
 
     def snapshot(self) -> dict[str, model.Device]:
-        """Return the devices by address with computed health.
+        """Return the devices by address, as their drivers reported them last.
 
         Do not change the dict.
         """
@@ -102,7 +95,12 @@ class DeviceTable:
 
     def kinds(self, address: str) -> set[holds.Kind]:
         """Return the kinds of holds that withhold the whole card."""
-        return {hold.kind for hold in _of_card(self.holds_of(address))}
+        return {hold.kind for hold in self.withheld_by(address)}
+
+    def withheld_by(self, address: str) -> list[holds.Hold]:
+        """Return those of holds_of() that withhold the whole card."""
+        return [hold for hold in self.holds_of(address)
+                if hold.scope is holds.Scope.CARD and hold.kind.withholds]
 
     def earlier_traits(self) -> dict[str, tuple[str, ...]]:
         """Return the traits that devices had earlier, by address."""
@@ -149,14 +147,15 @@ class DeviceTable:
     def _compute(self, made_of: tuple[int, int]) -> _Now:
         reported = self.reports.devices
         claims = self._store.claims()
-        places = identity.places(claims, reported)
-        disabled = identity.disabled(reported, self._store.disabled())
+        gone = self.reports.gone()
+        places = identity.places(claims, reported, gone)
+        disabled = identity.disabled(reported, self._store.disabled(), gone)
         misplaced = identity.misplaced(claims, places)
         claimed = {claim.device_address for claim in claims}
         handles = frozenset(claim.handle for claim in claims)
         found = {
             address: tuple([
-                *_reported(device),
+                *_reported(device, self.reports.notes(address)),
                 # the guest of a server that was claimed since has it
                 *(hold for hold in self.withheld.of(address)
                   if hold.kind is not Kind.IN_USE
@@ -165,7 +164,7 @@ class DeviceTable:
                 *_disabled(address, disabled.get(address))])
             for address, device in reported.items()}
         return _Now(made_of, {
-            address: self._computed(device, found[address])
+            address: self._with_contents(device)
             for address, device in reported.items()
         }, found, places, disabled, handles)
 
@@ -184,33 +183,23 @@ class DeviceTable:
         elif device.foreign and device.address not in claimed:
             yield holds.Hold(Kind.FOREIGN, device.address, device.foreign)
 
-    def _computed(self, device: model.Device,
-                  found: Iterable[holds.Hold]) -> model.Device:
+    def _with_contents(self, device: model.Device) -> model.Device:
         regions = tuple(
             self.contents.with_content(device.address, region)
             for region in device.regions)
         if regions != device.regions:
             device = dataclasses.replace(device, regions=regions)
-        reasons = [hold.reason for hold in _of_card(found)]
-        if reasons and device.health is not model.Health.GONE:
-            device = dataclasses.replace(
-                device, health=model.Health.QUARANTINED,
-                reason='; '.join(reasons))
         return device
 
 
-def _of_card(found: Iterable[holds.Hold]) -> list[holds.Hold]:
-    """Return the holds that withhold the whole card."""
-    return [hold for hold in found if hold.scope is holds.Scope.CARD
-            and hold.kind.withholds]
-
-
-def _reported(device: model.Device) -> Iterator[holds.Hold]:
+def _reported(device: model.Device,
+              notes: values.Notes) -> Iterator[holds.Hold]:
     """Yield the holds that a driver's report is."""
-    if device.health is not model.Health.OK:
-        yield holds.Hold(
-            Kind.GONE if device.health is model.Health.GONE
-            else Kind.UNUSABLE, device.address, device.reason)
+    if notes.gone:
+        yield holds.Hold(Kind.GONE, device.address, notes.gone,
+                         since=notes.gone_since)
+    elif device.health is not model.Health.OK:
+        yield holds.Hold(Kind.UNUSABLE, device.address, device.reason)
     for region in device.regions:
         if region.health is not model.Health.OK:
             yield holds.Hold(Kind.UNUSABLE, device.address, region.reason,

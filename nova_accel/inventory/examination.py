@@ -81,8 +81,7 @@ class Examiner:
         if device is not None:
             device = contract.device(name, address, driver.confine(device))
         if device is not None:
-            if serial is None and before and (
-                    before.health is not model.Health.GONE):
+            if serial is None and before and self._reports.is_present(address):
                 serial = before.serial
             device = self._rules.applied(dataclasses.replace(
                 device, serial=serial or '',

@@ -170,7 +170,17 @@ class Hold:
         return (self.device == device and self.region in (None, region)
                 and self.handle in (None, handle))
 
+    def __str__(self) -> str:
+        return (f'{self.kind.value}'
+                f'{f" since {self.since}" if self.since else ""}: '
+                f'{self.reason}')
+
 
 def reasons(found: Iterable[Hold]) -> str:
     """Return the reasons of holds as one clause."""
     return '; '.join(dict.fromkeys(hold.reason for hold in found))
+
+
+def described(found: Iterable[Hold]) -> str:
+    """Return holds for a table: kinds, start times and reasons."""
+    return '; '.join(dict.fromkeys(map(str, found)))

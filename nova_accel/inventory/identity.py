@@ -29,7 +29,7 @@ whose serial number a server can change is disabled by its address as well
 (model.Device.is_of). Pure: no I/O, no state.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 import enum
 
 from nova_accel import exception
@@ -46,30 +46,33 @@ class Where(enum.Enum):
     EXCHANGED = 'exchanged'
 
 
-def serial_for_claim(address: str, devices: Mapping[str, model.Device]) -> str:
+def serial_for_claim(address: str, devices: Mapping[str, model.Device],
+                     gone: Collection[str]) -> str:
     """Return the serial number that tells a device from all others.
 
     :returns: '' when it is not known, or is not the only one on this host.
     """
     serial = devices[address].serial
-    return '' if _others(address, serial, devices) else serial
+    return '' if _others(address, serial, devices, gone) else serial
 
 
 def whereabouts(claim: model.Claim | values.Disabled,
                 devices: Mapping[str, model.Device],
+                gone: Collection[str] = (),
                 ) -> tuple[Where, model.Device | None]:
     """Find the card of a claim.
 
     :param claim: or a row of a disabled device.
     :param devices: by address.
+    :param gone: addresses of devices that are not there now.
     :returns: where it is, and the device there: for EXCHANGED the other card,
         for HERE None when nothing is known of the address.
     """
     here = devices.get(claim.device_address)
-    present = here if here and here.health is not model.Health.GONE else None
+    present = None if claim.device_address in gone else here
     is_same = present is None or claim.card.means(present.card)
     if claim.serial and not (present and present.serial == claim.serial):
-        found = _others(claim.device_address, claim.serial, devices)
+        found = _others(claim.device_address, claim.serial, devices, gone)
         if len(found) == 1:
             return Where.MOVED, found[0]
     return (Where.HERE, here) if is_same else (Where.EXCHANGED, present)
@@ -80,15 +83,16 @@ def is_other_card(before: model.Device, now: model.Device) -> bool:
     return not before.card.means(now.card._replace(address=before.address))
 
 
-def _others(address, serial, devices):
+def _others(address, serial, devices, gone):
     """Devices with a serial number that are at other addresses now."""
     return [d for d in devices.values()
             if serial and d.serial == serial and d.address != address
-            and d.health is not model.Health.GONE]
+            and d.address not in gone]
 
 
 def disabled(devices: Mapping[str, model.Device],
-             rows: Iterable[values.Disabled]) -> dict[str, values.Disabled]:
+             rows: Iterable[values.Disabled], gone: Collection[str] = (),
+             ) -> dict[str, values.Disabled]:
     """Find the devices that no other server may get, because of the operator.
 
     :param rows: of the store.
@@ -96,9 +100,9 @@ def disabled(devices: Mapping[str, model.Device],
     """
     found: dict[str, values.Disabled] = {}
     for row in rows:
-        where, device = whereabouts(row, devices)
+        where, device = whereabouts(row, devices, gone)
         there = [device] if device and where is not Where.EXCHANGED else (
-            _others(row.device_address, row.serial, devices))
+            _others(row.device_address, row.serial, devices, gone))
         here = devices.get(row.device_address)
         if here and here.is_of(row.card):
             # a server may have made it look like another card
@@ -131,7 +135,7 @@ def trouble(claim: model.Claim, where: Where, device: model.Device | None,
 
 
 def places(claims: Iterable[model.Claim],
-           devices: Mapping[str, model.Device],
+           devices: Mapping[str, model.Device], gone: Collection[str] = (),
            ) -> dict[str, tuple[Where, model.Device]]:
     """Find the cards of claims that are not at the addresses of these.
 
@@ -139,7 +143,7 @@ def places(claims: Iterable[model.Claim],
     """
     found: dict[str, tuple[Where, model.Device]] = {}
     for claim in claims:
-        where, device = whereabouts(claim, devices)
+        where, device = whereabouts(claim, devices, gone)
         if where is not Where.HERE:
             assert device
             found[claim.uuid] = where, device

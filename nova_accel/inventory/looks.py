@@ -106,7 +106,7 @@ class Looks:
             if holds.Kind.SCAN_FAILED in self._table.kinds(address):
                 addresses.add(address)
             elif (device.driver in self._drivers and address not in addresses
-                    and device.health is not model.Health.GONE
+                    and self._table.reports.is_present(address)
                     and not self._table.contents.is_programming(address)
                     and not self._cards.is_busy(address)):
                 yield device
@@ -147,7 +147,7 @@ class Looks:
         device = self._table.snapshot().get(address)
         if (signals.is_off() or device is None
                 or device.driver not in self._drivers
-                or device.health is model.Health.GONE):
+                or not self._table.reports.is_present(address)):
             return
         with contextlib.suppress(exception.AcceleratorError):
             _, readings = self._cards.call(

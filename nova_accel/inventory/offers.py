@@ -168,6 +168,12 @@ class Offers:
         return tuple([hold for hold in self.holds_of(part)
                       if hold.kind.withholds])
 
+    def why(self, part: Part) -> tuple[holds.Hold, ...]:
+        """Return the holds of a part and of its handles, also those that
+        withhold nothing."""
+        return tuple(dict.fromkeys((*self.holds_of(part), *(
+            hold for offer in self.of(part) for hold in offer.all_holds))))
+
     def withhold(self, found: Iterable[holds.Hold]) -> None:
         """Add holds of whole cards, of of_sets()."""
         for hold in found:

@@ -178,8 +178,7 @@ class Recovery:
         """Forget of what is well that it was recovered: the same may happen to
         it again, also before the next comparison."""
         for address, device in self._table.snapshot().items():
-            if device.health is model.Health.OK and not _failed_regions(
-                    device):
+            if not self._table.kinds(address) and not _failed_regions(device):
                 self._tried.pop(address, None)
 
     def _candidates(self) -> dict[str, list[str]]:
@@ -187,7 +186,7 @@ class Recovery:
         self.forget_well()
         for address, device in self._table.snapshot().items():
             reasons = _failed_regions(device)
-            if (device.health is model.Health.OK and reasons
+            if (reasons and not self._table.kinds(address)
                     and reasons != self._tried.get(address)
                     and device.driver in self._drivers
                     and not self._table.contents.is_programming(address)

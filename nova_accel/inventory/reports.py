@@ -4,10 +4,10 @@
 =================  =======================================  ==================
 a report           comes by                                 goes by
 =================  =======================================  ==================
-of a device that   put() of Adoption.adopt()                put()
+of a device that   put() of Adoption.adopt()                put(); set_gone()
 is here
-of one that is     put() of Adoption.gone()                 put(): it is back;
-GONE                                                        remove()
+of one that is     set_gone() of Adoption.gone()            put(): it is back;
+gone                                                        remove()
 =================  =======================================  ==================
 
 A scan takes a ticket() before it begins. Its result is discarded if the card
@@ -19,6 +19,7 @@ calls changed().
 """
 
 from collections.abc import Mapping
+import dataclasses
 import itertools
 
 from nova_accel import exception
@@ -27,6 +28,7 @@ from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import values
+from nova_accel import text
 
 LOG = logging.getLogger(__name__)
 
@@ -71,14 +73,21 @@ class Reports:
             return self._devices.get(address)
 
     def is_present(self, address: str) -> bool:
-        device = self.reported(address)
-        return device is not None and device.health is not model.Health.GONE
+        """Return whether a driver finds a device."""
+        with self.lock:
+            return address in self._devices and not self.notes(address).gone
+
+    def gone(self) -> set[str]:
+        """Return the addresses of devices that no driver finds any more."""
+        with self.lock:
+            return {address for address, notes in self._notes.items()
+                    if notes.gone}
 
     def of_driver(self, name: str) -> list[str]:
         """Return the addresses of a driver's devices that are not gone."""
         with self.lock:
-            return [a for a, d in self._devices.items() if d.driver == name
-                    and d.health is not model.Health.GONE]
+            return [a for a, d in self._devices.items()
+                    if d.driver == name and self.is_present(a)]
 
     def notes(self, address: str) -> values.Notes:
         """Return what the host knows of a device beside its report."""
@@ -96,6 +105,15 @@ class Reports:
             if notes:
                 self._notes[device.address] = notes
             self.changed()
+
+    def set_gone(self, address: str, why: str) -> None:
+        """Note durably that a device is not at its address any more.
+
+        :param why: a clause.
+        """
+        with self.lock:
+            self.put(self._devices[address], dataclasses.replace(
+                self.notes(address), gone=why, gone_since=text.now()))
 
     def set_mark(self, address: str, signal: str, is_so: bool) -> None:
         """Note durably whether a device has one of health.signals.MARKS."""
@@ -115,10 +133,9 @@ class Reports:
             device = self._devices.get(address)
             if device is None:
                 return
-            if device.health is not model.Health.GONE:
+            if not self.notes(address).gone:
                 raise exception.IllegalTransition(
-                    f'{address} cannot be removed, because it is '
-                    f'{device.health.value}.')
+                    f'{address} cannot be removed, because it is here.')
             del self._devices[address]
             self._notes.pop(address, None)
             self.changed()

@@ -252,6 +252,7 @@ class Scanner:
                examined: examination.Examined) -> None:
         address = device.address
         before = self._reports.reported(address)
+        is_back = bool(before) and not self._reports.is_present(address)
         try:
             is_adopted = self._adoption.adopt(device, examined.ticket)
         except exception.AcceleratorsUnavailable as error:
@@ -263,7 +264,7 @@ class Scanner:
             owner = self._reports.reported(address)
             if owner and owner.driver == name:
                 self._state.examine_again(address, name)
-            elif owner and owner.health is model.Health.GONE:
+            elif owner and not self._reports.is_present(address):
                 # the other driver has lost it while this one examined it
                 self._add_card(batch, name, address)
             return
@@ -274,7 +275,7 @@ class Scanner:
             self._state.forget_state(address)
         self._withheld.lift(address, Kind.SCAN_FAILED)
         self._withhold_conflict(device, examined.conflict)
-        self._log_changes(device, before)
+        self._log_changes(device, before, is_back)
 
     def _withhold_conflict(self, device: model.Device, conflict: str) -> None:
         if not conflict:
@@ -284,7 +285,8 @@ class Scanner:
                       'take it out of one of the two', device.address,
                       device.driver, conflict)
 
-    def _log_changes(self, device: model.Device, before: model.Device | None):
+    def _log_changes(self, device: model.Device, before: model.Device | None,
+                     is_back: bool) -> None:
         """Log that a device is here, is withheld, or is offered again."""
         address = device.address
         is_new = not self._once.has(('here', address))
@@ -292,9 +294,8 @@ class Scanner:
             self._once.say(
                 ('here', address), LOG.info, 'Device %s is %s: %s %s of '
                 'vendor %s, found by the driver %s', address,
-                'back' if before and before.health is model.Health.GONE
-                else 'here', device.type, device.product_id, device.vendor_id,
-                device.driver)
+                'back' if is_back else 'here', device.type, device.product_id,
+                device.vendor_id, device.driver)
         earlier = _reasons(before) if before and not is_new else {}
         now = _reasons(device)
         for part, reason in now.items():

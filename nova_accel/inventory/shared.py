@@ -68,9 +68,10 @@ class Shared:
         Any other function belongs to the first driver that uses it.
         """
         with self._reports.lock:
-            present = [d for d in self._reports.devices.values()
-                       if d.health is not model.Health.GONE]
-            present.sort(key=lambda d: self._rank(d.driver))
+            present = sorted(
+                (device for address, device in self._reports.devices.items()
+                 if self._reports.is_present(address)),
+                key=lambda device: self._rank(device.driver))
             owners = {d.address: d.driver for d in present}
             for device in present:
                 slot = device.address.rpartition('.')[0]

@@ -46,6 +46,11 @@ class Cards(file.File):
             return {address: values.Notes.from_dict(json.loads(notes))
                     for address, notes in found}
 
+    def gone(self) -> set[str]:
+        """Return the addresses of devices that their drivers do not find."""
+        return {address for address, notes in self.notes().items()
+                if notes.gone}
+
     def serials(self) -> Mapping[str, str]:
         """Return the serial numbers of the cards at addresses, also of cards
         that do not report theirs now; from memory."""
@@ -57,7 +62,7 @@ class Cards(file.File):
 
         Cards at other addresses are away from now on.
         """
-        serials = rows.own_serials(devices)
+        serials = rows.own_serials(devices, notes)
         with self._transaction() as db, self._facts(db):
             there: dict[str, sqlite3.Row] = {}
             for row in db.execute(

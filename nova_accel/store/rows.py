@@ -7,10 +7,10 @@ is at its address is ``placed``; the other rows are of cards that are away.
 """
 
 from collections.abc import Mapping
-import dataclasses
 import sqlite3
 
 from nova_accel import model
+from nova_accel.store import values
 
 
 def card_at(db: sqlite3.Connection, address: str) -> int:
@@ -65,22 +65,22 @@ def arriving(db: sqlite3.Connection, address: str, serial: str,
     return number
 
 
-def own_serials(devices: Mapping[str, model.Device]) -> dict[str, str]:
+def own_serials(devices: Mapping[str, model.Device],
+                notes: Mapping[str, values.Notes]) -> dict[str, str]:
     """Return the serial numbers that only one device has, by address.
 
     Devices that are gone do not count, unless all with a number are gone.
     """
-    found: dict[str, list[model.Device]] = {}
+    found: dict[str, list[str]] = {}
     for address, device in devices.items():
         if device.serial:
-            found.setdefault(device.serial, []).append(
-                dataclasses.replace(device, address=address))
+            found.setdefault(device.serial, []).append(address)
     result = {}
     for serial, there in found.items():
-        there = [d for d in there if d.health is not model.Health.GONE
-                 ] or there
-        if len(there) == 1:
-            result[there[0].address] = serial
+        present = [address for address in there
+                   if address not in notes or not notes[address].gone]
+        if len(present or there) == 1:
+            result[(present or there)[0]] = serial
     return result
 
 

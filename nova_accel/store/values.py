@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Values of the store alone; it also keeps those of nova_accel.model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nova_accel import model
 
@@ -18,12 +18,18 @@ class Notes:
     earlier_traits: tuple[str, ...] = ()
     #: signals of what nova-compute did with it, see health.signals.MARKS
     marks: tuple[str, ...] = ()
+    #: why it is gone, a clause; '' if its driver finds it
+    gone: str = ''
+    #: since when, UTC, as 2026-11-22T02:17:43+00:00
+    gone_since: str = dataclasses.field(default='', compare=False)
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Iterable[str]]) -> 'Notes':
+    def from_dict(cls, fields: Mapping[str, Any]) -> 'Notes':
         """Return the notes that dataclasses.asdict() made a dict of."""
         return cls(tuple(fields.get('earlier_traits', ())),
-                   tuple(fields.get('marks', ())))
+                   tuple(fields.get('marks', ())),
+                   str(fields.get('gone', '')),
+                   str(fields.get('gone_since', '')))
 
     def with_mark(self, mark: str, is_so: bool) -> 'Notes':
         """Return these notes with a mark, or without it."""

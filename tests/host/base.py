@@ -240,7 +240,8 @@ class Host:
         """As nova-accel disable; nova-compute has not heard of it."""
         known = self.command()
         known.disable(values.Disabled(
-            address, identity.serial_for_claim(address, known.devices()),
+            address, identity.serial_for_claim(
+                address, known.devices(), known.gone()),
             reason, '2026-11-22T02:17:43+00:00'))
 
     def disable(self, address):

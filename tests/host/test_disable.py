@@ -8,13 +8,14 @@ His word is written as by nova-accel, beside nova-compute.
 import ddt
 
 from nova_accel import exception
-from nova_accel import model
+from nova_accel.inventory import holds
 from nova_accel import naming
 from nova_accel.store import values
 from tests.host import base
 from tests.host import killed
 from tests.unit.host import A, B, FUNCTION, OTHER, plain, vf
 
+Kind = holds.Kind
 ONE, TWO = '0000:02:00.0', '0000:03:00.0'
 SSD = 'CUSTOM_ACCELERATOR_SSD'
 
@@ -212,12 +213,10 @@ class RegionTest(DisableTestCase):
         self.simulated.kernel.set_fault(A, dead=True)
         self.host.inventory.scanner.scan()
         self.host.disable(A)
-        device = self.host.inventory.devices[A]
-        self.assertIn('; the operator has disabled it', device.reason)
+        self.assertEqual({Kind.UNUSABLE, Kind.DISABLED},
+                         self.host.inventory.table.kinds(A))
         self.host.enable()
-        device = self.host.inventory.devices[A]
-        self.assertIs(model.Health.QUARANTINED, device.health)
-        self.assertNotIn('operator', device.reason)
+        self.assertEqual({Kind.UNUSABLE}, self.host.inventory.table.kinds(A))
 
 
 class KilledTest(DisableTestCase):

@@ -338,9 +338,8 @@ class OtherDriverTest(TestCase):
         self.drivers['vgpu'].find = late
         self.simulated.kernel.set_numvfs(A, 0)
         self.inventory.scanner.scan()
-        self.assertEqual(('gpu', model.Health.OK), (
-            self.inventory.devices[A].driver,
-            self.inventory.devices[A].health))
+        self.assertEqual(('gpu', set()), (
+            self.inventory.devices[A].driver, self.inventory.table.kinds(A)))
 
     def test_lost_while_it_is_examined(self):
         """The one before loses it while the next driver examines it."""
@@ -348,8 +347,7 @@ class OtherDriverTest(TestCase):
 
         def late(address, before):
             begun.set()
-            self.until(lambda: self.inventory.devices[A].health
-                       is model.Health.GONE)
+            self.until(lambda: not self.inventory.present(A))
             return examine(address, before)
         self.drivers['gpu'].examine = late
         self.simulated.kernel.set_numvfs(A, 0)
@@ -360,9 +358,8 @@ class OtherDriverTest(TestCase):
         self.drivers['gpu'].examine = examine
         self.inventory.scanner.scan(['vgpu'])
         other.join()
-        self.assertEqual(('gpu', model.Health.OK), (
-            self.inventory.devices[A].driver,
-            self.inventory.devices[A].health))
+        self.assertEqual(('gpu', set()), (
+            self.inventory.devices[A].driver, self.inventory.table.kinds(A)))
 
     def test_allocation_stays(self):
         """Placement refuses to move it to an inventory of another class."""

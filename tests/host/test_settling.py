@@ -13,6 +13,7 @@ import uuid
 import ddt
 
 from nova_accel import exception
+from nova_accel.inventory import holds
 from nova_accel import model
 from nova_accel.store import claim_store
 from tests.host import base
@@ -132,8 +133,8 @@ class DiskTest(SettlingTestCase):
         self.host.cloud.libvirt_error = None
         self.assertEqual([ONE, TWO, THREE], self.fenced())
         self.settled()
-        self.assertIn('data without a signature',
-                      self.host.inventory.devices[ONE].reason)
+        self.assertEqual({holds.Kind.FOREIGN},
+                         self.host.inventory.table.kinds(ONE))
         self.assertKept(ONE, TWO, THREE)
         self.simulated.kernel.write_disk(ONE, '')
         self.host.inventory.scanner.scan()

@@ -10,7 +10,7 @@ import threading
 
 from nova_accel import exception
 from nova_accel.host import pci
-from nova_accel import model
+from nova_accel.inventory import holds
 from tests import acme
 from tests.host import base
 from tests.host import test_killed
@@ -161,9 +161,10 @@ class VendorTest(base.HostTestCase):
         self.host.delete(server, wait=False)
         inventory = self.host.inventory
         self.wait_for(
-            lambda: inventory.devices[A].health is not model.Health.OK)
+            lambda: inventory.table.kinds(A))
         self.config.config(device_timeout=30, group='accel')
-        self.assertIn('did not end within 1 s', inventory.devices[A].reason)
+        self.assertIn('did not end within 1 s', holds.reasons(
+            inventory.table.withheld_by(A)))
         self.assertHas(self.boot(address=B), B)
         self.fault(scrub=None)
         self.wait_for(lambda: all(

@@ -28,6 +28,7 @@ from tests import limits
 
 NODE = 'host'
 CLASS = 'CUSTOM_ACCELERATOR_FPGA'
+OK, QUARANTINED, GONE = 'ok', 'quarantined', 'gone'
 A, B, C = (f'0000:0{n}:00.0' for n in (1, 2, 3))
 
 
@@ -199,8 +200,13 @@ class InventoryTestBase(limits.Waits, testtools.TestCase):
                 and data.inventory[CLASS]['reserved']
                 == data.inventory[CLASS]['total'])
 
+    def why(self, address):
+        return holds.reasons(self.inventory.table.withheld_by(address))
+
     def health(self, address):
-        return self.inventory.devices[address].health
+        kinds = self.inventory.table.kinds(address)
+        return (GONE if holds.Kind.GONE in kinds else QUARANTINED if kinds
+                else OK)
 
 
 def providers_of(devices, node, root, claims=(), lost=(), suspects=(),

@@ -40,7 +40,7 @@ DEVICE = model.Device(
     creatable=(model.CreatableType('nvidia-558', 'CUSTOM_Y', 3),),
     regions=(model.Region(
         index=0, region_type_uuid='a' * 32, function_uuid=None,
-        handles=(HANDLE,), health=model.Health.GONE, reason='so'),))
+        handles=(HANDLE,), health=model.Health.QUARANTINED, reason='so'),))
 
 DISABLED = values.Disabled('0000:5e:00.0', 'S1', 'it is hot',
                            '2026-11-22T02:17:43+00:00')

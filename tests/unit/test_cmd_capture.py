@@ -182,14 +182,14 @@ class PlayTest(CaptureTestCase):
             '0000:00:0c.0': ('FPGA INTEL PAC_ARRIA10', None, 'ok'),
             '0000:00:0c.0_region0': (None, 1, 'ok'),
             '0000:00:0d.0': ('TIMECARD META TIMECARD', 1, 'ok'),
-            '0000:00:0f.0': ('SSD SAMSUNG a824', 0, 'quarantined'),
+            '0000:00:0f.0': ('SSD SAMSUNG a824', 0, 'unusable'),
             '0000:01:00.0': ('NIC INTEL 10c9', 2, 'ok'),
             '0000:02:00.0': ('SSD QEMU 0010', 2, 'ok'),
-            '0000:03:00.0': ('QAT INTEL C62X', 0, 'quarantined'),
+            '0000:03:00.0': ('QAT INTEL C62X', 0, 'unusable'),
             'mdpy': ('VGPU LINUX MDPY', 4, 'ok'),
             'mtty': ('VGPU LINUX MTTY', 24, 'ok')},
             {name: (row['What'], row['Total'],
-                    row['Health'].partition(',')[0])
+                    row['Health'].partition(':')[0])
              for name, row in shown.items()})
         self.assertIn('vfio-pci refuses 0000:03:10.0, whose kind is on its '
                       'deny-list', shown['0000:03:00.0']['Health'])
@@ -206,7 +206,7 @@ class PlayTest(CaptureTestCase):
                 '-f', 'json', '--simulated-host', str(path)))
             self.assertEqual(('0000:00:06.0', 'GPU NVIDIA H200', 0),
                              (gpu['Device'], gpu['What'], gpu['Total']))
-            self.assertIn(f'quarantined, {why}', gpu['Health'])
+            self.assertIn(f'unusable: {why}', gpu['Health'])
 
     def test_capture_of_a_capture(self):
         self.configure(enabled_drivers='dfl',

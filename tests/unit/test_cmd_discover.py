@@ -50,7 +50,7 @@ class Discover(commands.StoreCommandTestCase):
              'Health': 'ok'}, rows[2])
         self.assertEqual(
             {'Device': f'{A}_region0', 'What': None, 'Function': FUNCTION,
-             'Total': 1, 'Used': 0, 'Held by': [], 'Health': 'quarantined'},
+             'Total': 1, 'Used': 0, 'Held by': [], 'Health': 'unusable'},
             rows[1])
 
     def held(self, *arguments):
@@ -110,7 +110,7 @@ class Discover(commands.StoreCommandTestCase):
         gone = self.rows()[-1]
         self.assertEqual(
             (B, 'FPGA INTEL PAC_ARRIA10', 1, ['s1'],
-             'gone, its driver does not find it any more'),
+             'gone: its driver does not find it any more'),
             tuple(gone[n] for n in ('Device', 'What', 'Used', 'Held by',
                                     'Health')))
 
@@ -125,7 +125,7 @@ class Discover(commands.StoreCommandTestCase):
         self.host.kernel.guest_takes(A)
         unknown, = (row for row in self.rows() if row['Device'] == A)
         self.assertEqual(
-            'quarantined, it is bound to vfio-pci, and its regions were '
+            'unusable: it is bound to vfio-pci, and its regions were '
             'never seen: if no guest has it, bind it to dfl-pci',
             unknown['Health'])
         self.store.add([claim('s1', model.AttachHandle(
@@ -162,8 +162,11 @@ class Discover(commands.StoreCommandTestCase):
         result = self.start('--long', '-f', 'json')
         self.assertEqual((0, ''), (result.returncode, result.stderr))
         found = dfl.DflDriver(self.host.kernel).discover()
-        self.assertEqual({a: d.as_dict() for a, d in found.items()},
-                         json.loads(result.stdout))
+        shown = json.loads(result.stdout)
+        self.assertEqual({A: ['unusable'], B: []}, {
+            address: [hold['kind'] for hold in device.pop('holds')]
+            for address, device in shown.items()})
+        self.assertEqual({a: d.as_dict() for a, d in found.items()}, shown)
 
     def test_table(self):
         result = self.call('--long')
@@ -181,7 +184,7 @@ class Discover(commands.StoreCommandTestCase):
                            '-c', 'Reserved', '-c', 'Health')
         line, = [line for line in result.stdout.splitlines()
                  if f'{A}_region0' in line]
-        self.assertIn(',1,"quarantined, it has no VFs', line)
+        self.assertIn(',1,"unusable: it has no VFs', line)
         self.assertIn(f'[accel] virtual_functions = {A}=', line)
         self.assertEqual('', result.stderr)
 
@@ -194,16 +197,20 @@ class Discover(commands.StoreCommandTestCase):
         store.disable(dataclasses.replace(DISABLED, serial='S1'))
         before = os.stat(store.path).st_mtime_ns
         self.assertEqual(
-            [('1', 'quarantined', 'the operator has disabled it (it is hot)')
-             ] * 2,
-            [(row['Reserved'], *row['Health'].split(', ', 1))
+            [('1', 'disabled since 2026-11-22T02:17:43+00:00: the operator '
+                   'has disabled it (it is hot)')] * 2,
+            [(row['Reserved'], row['Health'])
              for row in csv.DictReader(io.StringIO(
                  self.call('--long', '-f', 'csv').stdout))
              if f'{B}_region' in row['Provider']])
         device = json.loads(
             self.call('--long', '-f', 'json').stdout)[B]
-        self.assertEqual('the operator has disabled it (it is hot)',
-                         device['reason'])
+        hold, = device['holds']
+        self.assertEqual(
+            ('disabled', 'the operator has disabled it (it is hot)',
+             '2026-11-22T02:17:43+00:00', 'nova-accel enable'),
+            tuple(hold[name] for name in (
+                'kind', 'reason', 'since', 'lifted-by')))
         self.assertEqual(before, os.stat(store.path).st_mtime_ns)
 
     def test_nothing_is_written(self):

@@ -353,13 +353,6 @@ class Discovery(TestCase):
         self.kernel.guest_returns(A)
         self.assertEqual(known, self.driver.discover(unknown))
 
-    def test_card_that_came_back_to_a_guest(self):
-        known = self.start({'address': A})
-        self.kernel.guest_takes(A)
-        gone = {A: dataclasses.replace(known[A], health=model.Health.GONE,
-                                       reason='not found')}
-        self.assertEqual(known, self.driver.discover(gone))
-
     def test_vf_of_a_guest_is_as_known(self):
         known = self.start({'address': A, 'ports': 2, 'vfs': 2})
         self.kernel.guest_takes(vf(A, 1))

@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The table of nova_accel.inventory.identity, and addresses of moved cards."""
 
-import dataclasses
 import uuid
 
 import ddt
@@ -14,7 +13,6 @@ from nova_accel.store import values
 from tests.unit.host import A, B
 
 C = '0000:c1:00.0'
-GONE = model.Health.GONE
 HERE, MOVED, EXCHANGED = identity.Where
 
 
@@ -95,8 +93,8 @@ class WhereaboutsTest(testtools.TestCase):
                          set(misplaced({A: now}, [mine])))
         if found:
             self.assertIn(f'product {ids_now} in place of {ids}', found)
-        gone = dataclasses.replace(now, health=GONE)
-        self.assertEqual((HERE, gone), identity.whereabouts(mine, {A: gone}))
+        self.assertEqual((HERE, now),
+                         identity.whereabouts(mine, {A: now}, {A}))
 
     @ddt.unpack
     @ddt.data(('', '', '10de:1', False), ('', '', '10de:2', True),
@@ -108,22 +106,21 @@ class WhereaboutsTest(testtools.TestCase):
 
     def test_gone(self):
         """What is gone is not there, whatever is known of it."""
-        gone = dataclasses.replace(device(A, 'a'), health=GONE)
+        gone = device(A, 'a')
         self.assertEqual((HERE, gone), identity.whereabouts(
-            claim('a'), {A: gone}))
+            claim('a'), {A: gone}, {A}))
         moved = device(B, 'a')
         self.assertEqual((MOVED, moved), identity.whereabouts(
-            claim('a'), {A: gone, B: moved}))
-        self.assertEqual(HERE, identity.whereabouts(claim('a'), {
-            A: device(A, ''), B: dataclasses.replace(moved, health=GONE)})[0])
+            claim('a'), {A: gone, B: moved}, {A}))
+        self.assertEqual(HERE, identity.whereabouts(
+            claim('a'), {A: device(A, ''), B: moved}, {B})[0])
 
     def test_serial_for_claim(self):
+        same = {A: device(A, 'a'), B: device(B, 'a')}
         self.assertEqual('a', identity.serial_for_claim(
-            A, {A: device(A, 'a'), B: device(B, 'b')}))
-        self.assertEqual('', identity.serial_for_claim(
-            A, {A: device(A, 'a'), B: device(B, 'a')}))
-        self.assertEqual('a', identity.serial_for_claim(
-            A, {A: device(A, 'a'), B: device(B, 'a', health=GONE)}))
+            A, {A: device(A, 'a'), B: device(B, 'b')}, ()))
+        self.assertEqual('', identity.serial_for_claim(A, same, ()))
+        self.assertEqual('a', identity.serial_for_claim(A, same, {B}))
 
     def test_misplaced(self):
         devices = {A: device(A, 'b'), B: device(B, 'a'), C: device(C, 'c')}

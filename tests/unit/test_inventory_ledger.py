@@ -26,7 +26,7 @@ from nova_accel.store import values
 from tests.unit import inventory_host
 from tests.unit.inventory_host import A, handle, NODE
 
-OK, SICK, GONE = model.Health
+OK, SICK = model.Health
 R, F = values.Reserved, ledger.Found
 CLASS = 'CUSTOM_ACCELERATOR_GPU'
 GPUS = [f'0000:0{n}:00.0' for n in range(1, 5)]

@@ -20,7 +20,7 @@ from tests.unit.inventory_host import A, B, C, handle, NODE
 ROOT = str(uuid.uuid4())
 CLASS = 'CUSTOM_ACCELERATOR_GPU'
 D = '0000:04:00.0'
-OK, SICK, GONE = model.Health
+OK, SICK = model.Health
 DELETING, BOUND = model.ClaimState.DELETING, model.ClaimState.BOUND
 POOL = f'{NODE}_accel_pool'
 
@@ -79,13 +79,13 @@ class PoolTest(testtools.TestCase):
         # all is reserved without the trait)
         ((OK, OK, OK), (), (), (), 3, False),
         ((OK, SICK, OK), (), (), (), 2, False),
-        ((OK, SICK, GONE), (), (), (), 1, False),
-        ((SICK, SICK, GONE), (), (), (), 3, True),
+        ((OK, SICK, SICK), (), (), (), 1, False),
+        ((SICK, SICK, SICK), (), (), (), 3, True),
         # what a server has is allocated, whatever it is like
         ((OK, OK, OK), [(A, UUID)], (), (), 3, False),
-        ((OK, SICK, GONE), [(B, UUID), (C, UUID)], (), (), 3, False),
-        ((OK, SICK, GONE), [(A, UUID)], (), (), 1, False),
-        ((SICK, SICK, GONE), [(B, UUID)], (), (), 3, True),
+        ((OK, SICK, SICK), [(B, UUID), (C, UUID)], (), (), 3, False),
+        ((OK, SICK, SICK), [(A, UUID)], (), (), 1, False),
+        ((SICK, SICK, SICK), [(B, UUID)], (), (), 3, True),
         # it is not clean, or Placement has not allocated it
         ((OK, OK, OK), [(A, UUID, DELETING)], (), (), 2, False),
         ((OK, SICK, OK), [(A, UUID), (B, UUID)], [A], (), 2, False),

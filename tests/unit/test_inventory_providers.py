@@ -16,7 +16,7 @@ from tests.unit import inventory_host
 from tests.unit.inventory_host import A, B, CLASS, fpga, handle
 
 ROOT = str(uuid.uuid4())
-OK, QUARANTINED, GONE = model.Health
+OK, QUARANTINED = model.Health
 DELETING = model.ClaimState.DELETING
 BOUND = model.ClaimState.BOUND
 MEMORY, HBM = map(naming.memory_class, ('DDR', 'HBM'))
@@ -59,7 +59,7 @@ class ProvidersTest(testtools.TestCase):
         (card(memory=(('DDR', 8),)), [], {CLASS: 2, MEMORY: 8}, False),
         (card(), [claim()], {CLASS: 2}, False),
         (card(health=QUARANTINED), [], {CLASS: 2}, True),
-        (card(health=GONE), [claim()], {CLASS: 2}, True),
+        (card(health=QUARANTINED), [claim()], {CLASS: 2}, True),
         (card(handles=0), [], {}, False),
         # what is reserved is less; with nothing left it is fenced
         (card(), [claim(state=DELETING)], {CLASS: 1}, False),

@@ -17,8 +17,8 @@ from nova_accel.inventory import tree as inventory_tree
 from nova_accel import model
 from nova_accel import naming
 from tests.unit.inventory_host import (
-    A, B, CLASS, Driver, fpga, handle, InventoryTestBase, loaded, NODE,
-    unavailable)
+    A, B, CLASS, Driver, fpga, GONE, handle, InventoryTestBase, loaded,
+    NODE, unavailable)
 
 CARD = f'{NODE}_accel_{A}'
 REGION = f'{CARD}_region0'
@@ -142,7 +142,7 @@ class TreeTest(InventoryTestBase):
         self.driver.devices = ()
         for _ in range(3):
             self.assertTrue(self.fenced(self.update()[REGION]))
-        self.assertEqual(model.Health.GONE, self.health(A))
+        self.assertEqual(GONE, self.health(A))
 
     def test_gone_and_allocated_by_somebody_not_here_yet(self):
         self.update()
