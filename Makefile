@@ -6,7 +6,7 @@
 # make killed  kill nova-compute's own main() where Nova and we have done half
 # make sigterm  stop nova-compute under load, STOPS=200 times
 # make style  flake8, the import floors and the types
-# make docs   the pages of docs/source, in docs/build/html
+# make docs   the pages of docs/source, in docs/build/html, and nova-accel(1)
 # make nova-tests  Nova's own tests of its libvirt driver, on ours; 30 minutes
 # make floor  unit, host and nova-compute's start with the libraries of Nova 31;
 #             NOVA=32.2.1 or 33.0.2: with those of that release
@@ -68,6 +68,7 @@ docs: $(STAMP)
 	@test -x $(BIN)/sphinx-build || \
 		$(PIP) -c $(CONSTRAINTS) nova==$(NOVA) -e '.[docs]'
 	$(BIN)/sphinx-build -W --keep-going -b html docs/source docs/build/html
+	$(BIN)/sphinx-build -W -q -b man docs/source docs/build/man
 	$(BIN)/python -m tests.built_pages docs/build/html
 
 # the tests of a folder, or TEST: a module, a class or a test by its name

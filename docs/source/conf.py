@@ -14,15 +14,20 @@ author = 'the authors of nova_accel'
 copyright = author
 #: setup.cfg is the only place that has it
 version = release = _setup['metadata']['version']
-extensions = ['oslo_config.sphinxext', 'reno.sphinxext',
+extensions = ['cliff.sphinxext', 'oslo_config.sphinxext', 'reno.sphinxext',
               'sphinx.ext.autodoc', 'sphinx_copybutton']
 autodoc_typehints = 'description'
 autodoc_typehints_description_target = 'documented_params'
+autoprogram_cliff_app_dist_name = 'nova_accel'
 master_doc = 'index'
+# dashes of options stay what they are
+smartquotes_action = 'qe'
 html_theme = 'furo'
 html_title = f'nova_accel {version}'
 html_static_path = ['_static']
 html_css_files = ['phone.css']
+man_pages = [('reference', 'nova-accel',
+              'show and manage the accelerators of compute hosts', author, 1)]
 # most blocks are configuration or output
 highlight_language = 'text'
 copybutton_prompt_text = r'\$ |# '

@@ -61,7 +61,7 @@ class ImportNova(cloud.Asks, configuration.Reader):
     """Translate Nova's PCI devices and vGPUs of this host into [accel].
 
     Reads [pci] device_spec and alias, and [devices] enabled_mdev_types with
-    the sections [mdev_...] and the devices of this host, and prints
+    their sections [mdev_TYPE] and the devices of this host, and prints
     what nova.conf and the device profiles should be, as a unified diff, and
     what the flavors should ask for. It writes nothing. What cannot be
     translated is named on stderr and stays as it is, and the exit status is

@@ -13,8 +13,8 @@ from nova_accel.cmd import store
 from nova_accel.health import signals
 from nova_accel.inventory import identity
 
-#: seconds that a drill may stay
-_LONGEST_STAY = 3600
+#: seconds that a drill stays by default, and at most
+_STAY, _LONGEST_STAY = 120, 3600
 
 
 def _seconds(value: str) -> int:
@@ -102,10 +102,10 @@ class Drill(_OfDevice):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            '--stay', metavar='SECONDS', type=_seconds, default=120,
-            help='how long the finding stays, up to an hour (default: '
-                 '%(default)s): as long as Prometheus needs to read it, and '
-                 'an alert to reach you')
+            '--stay', metavar='SECONDS', type=_seconds, default=_STAY,
+            help=f'how long the finding stays, up to an hour (default: '
+                 f'{_STAY}): as long as Prometheus needs to read it, and an '
+                 f'alert to reach you')
         return parser
 
     def take_action(self, parsed_args):

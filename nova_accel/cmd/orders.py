@@ -15,6 +15,8 @@ from nova_accel.store import values
 _State = values.OrderState
 #: seconds between two reads of the answer
 _PAUSE = 0.2
+#: seconds to wait for an answer by default
+_PATIENCE = 600
 #: seconds after which nova-compute takes an order on no more
 _TAKEN_ON = journal.ORDER_SECONDS + 1
 
@@ -22,9 +24,9 @@ _TAKEN_ON = journal.ORDER_SECONDS + 1
 def add_arguments(parser) -> None:
     """Give a command the argument --timeout."""
     parser.add_argument(
-        '--timeout', metavar='SECONDS', type=int, default=600,
-        help='how long to wait for the answer (default: %(default)s); '
-             'nova-compute goes on after it')
+        '--timeout', metavar='SECONDS', type=int, default=_PATIENCE,
+        help=f'how long to wait for the answer (default: {_PATIENCE}); '
+             f'nova-compute goes on after it')
 
 
 def carry_out(known: claim_store.ClaimStore, verb: str, argument: str,
