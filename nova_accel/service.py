@@ -25,10 +25,13 @@ from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import descriptions as device_descriptions
 from nova_accel.attach import guests as server_guests
+from nova_accel.attach import gate as region_gate
 from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import images as region_images
 from nova_accel.attach import loading
 from nova_accel.attach import moves as server_moves
+from nova_accel.attach import operators_images as images_of_operator
 from nova_accel.attach import plugs as server_plugs
 from nova_accel.attach import programming as region_programming
 from nova_accel.attach import publishing
@@ -131,10 +134,14 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         inventory, holdings, publisher, store_age, cloud)
     reshape = allocation_moves.Reshape(inventory, holdings, cloud)
     loader = loading.Loader(inventory, holdings, cloud)
+    images = region_images.Images(inventory, cloud)
+    gate = region_gate.Gate()
     programming = region_programming.Programming(
-        inventory, holdings, cloud, publisher, loader,
-        attempts.Attempts(store))
-    regions = cleaning.Regions(inventory, programming)
+        inventory, holdings, publisher, loader, attempts.Attempts(store),
+        images)
+    operators_images = images_of_operator.OperatorsImages(
+        inventory, holdings, cloud, loader, images, gate)
+    regions = cleaning.Regions(inventory, operators_images)
     handles = attach_handles.Handles(inventory, holdings, cloud, regions)
     readiness = device_readiness.Readiness(
         inventory, holdings, handles, programming, regions)
@@ -144,8 +151,8 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         cloud, holdings, reshape, servers, releases, carrying)
     choice = device_choice.Choice(inventory, kernel)
     accelerators = server_accelerators.Accelerators(
-        cloud, store, inventory, holdings, publisher, programming, handles,
-        readiness, settling, reshape, choice, servers, releases, moves)
+        cloud, store, inventory, holdings, publisher, handles, readiness,
+        settling, reshape, choice, gate, servers, releases, moves)
     plugs = server_plugs.Plugs(
         cloud, inventory, holdings, servers, accelerators, choice, releases)
     snapshots = claim_snapshots.Snapshots(cloud, inventory, holdings, plugs)
@@ -162,8 +169,8 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     metrics = metrics_file.MetricsFile(store, inventory, loader)
     drill = health_drill.Drill(inventory)
     maintenance = device_maintenance.Maintenance(
-        cloud, kernel, store, inventory, holdings, publisher, programming,
-        releases)
+        cloud, kernel, store, inventory, holdings, publisher, gate,
+        operators_images, releases)
     release = operator_release.Release(
         cloud, inventory, holdings, publisher, servers, releases, snapshots)
     return Host(
@@ -171,8 +178,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         accelerators=accelerators,
         along=migratable.Along(inventory, holdings, handles, accelerators),
         carrying=carrying,
-        descriptions=device_descriptions.Descriptions(
-            inventory, holdings, programming),
+        descriptions=device_descriptions.Descriptions(inventory, holdings),
         guests=server_guests.Guests(
             cloud, holdings, servers, accelerators, plugs, releases),
         handles=handles, moves=moves, plugs=plugs, programming=programming,

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What the operator has done with devices that no server has.
+"""Clean and program devices that no server has, for the operator.
 
 ``nova-accel clean`` writes a claim of no server for each handle of the device,
 DELETING from its begin: the device is then as after a server. The release that
@@ -9,8 +9,9 @@ programs a region before any server has it.
 """
 
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import gate as region_gate
 from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import programming as region_programming
+from nova_accel.attach import operators_images as images
 from nova_accel.attach import publishing
 from nova_accel.attach import releases as server_releases
 from nova_accel.attach import settling
@@ -32,7 +33,8 @@ class Maintenance:
                  inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings,
                  publisher: publishing.Publisher,
-                 programming: region_programming.Programming,
+                 gate: region_gate.Gate,
+                 operators_images: images.OperatorsImages,
                  releases: server_releases.Releases):
         """:param kernel: nova_accel.host.kernel.Kernel or a simulated one."""
         self._cloud = cloud
@@ -41,7 +43,8 @@ class Maintenance:
         self._inventory = inventory
         self._holdings = holdings
         self._publisher = publisher
-        self._programming = programming
+        self._gate = gate
+        self._images = operators_images
         self._releases = releases
 
     def clean(self, name: str) -> str:
@@ -64,7 +67,7 @@ class Maintenance:
                 claims=[c for c in claims if c.handle not in held])
         try:
             # one that had begun ends first
-            self._programming.await_ordered(claims)
+            self._gate.wait(claims)
         except exception.DeviceUnavailable as error:
             raise exception.DeviceUnavailable(
                 f'{name} waits to be cleaned while it is being programmed, '
@@ -178,22 +181,22 @@ class Maintenance:
         device, region = self._region(name)
         self._check_in_no_guest(name, device, region)
 
-        def see_that_it_is_idle():
+        def check_idle():
             if (device.address, region) != self._idle(name):
                 raise exception.DeviceUnavailable(
                     f'{name} cannot be programmed, because it has changed '
                     f'meanwhile: see nova-accel discover, and give the '
                     f'command again.')
-        see_that_it_is_idle()
+        check_idle()
         try:
-            image = self._programming.ordered(
-                device, region, wanted, see_that_it_is_idle)
+            image = self._images.program(
+                device, region, wanted, check_idle)
         except (exception.ProgrammingFailed, exception.DeviceError) as error:
-            self._programming.note_handover(device, region, 'none', str(error))
+            self._note_handover(device, region, 'none', str(error))
             raise
         done = ('is programmed with' if region.programmable
                 else 'already has the function of')
-        self._programming.note_handover(
+        self._note_handover(
             device, region, f'{done.removeprefix("is ")} image {image}',
             'ordered')
         shown = self._inventory.shown_by()
@@ -204,6 +207,16 @@ class Maintenance:
         return (f'{device.address} {region.name} {done} image {image}; it is '
                 f'given to no server before nova-accel enable '
                 f'{device.address}.')
+
+    def _note_handover(self, device, region, method, result):
+        """Write into the journal what was done with a region for no server.
+
+        :param region: as it was before.
+        """
+        now = self._inventory.devices.get(device.address)
+        self._holdings.note_handover(
+            device, region, now.find_region(region.index) if now else None,
+            method, result)
 
     def _region(self, name):
         """Return a device and its region, which need not be named where it is
@@ -225,9 +238,9 @@ class Maintenance:
         return device, region
 
     def _idle(self, name):
-        """Address and region, from memory.
+        """Return the address and the region of an idle region, from memory.
 
-        :raises DeviceUnavailable: a build may take it, or a server left it.
+        :raises DeviceUnavailable: a build may claim it, or it is being cleaned.
         """
         device, region = self._region(name)
         part, offered = (device.address, region.index), (

@@ -16,11 +16,11 @@ from oslo_utils import uuidutils
 
 from nova_accel.attach import choice as device_choice
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import gate as region_gate
 from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import moves as server_moves
 from nova_accel.attach import plan
-from nova_accel.attach import programming as region_programming
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness as device_readiness
 from nova_accel.attach import releases as server_releases
@@ -48,12 +48,11 @@ class Accelerators:
                  inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings,
                  publisher: publishing.Publisher,
-                 programming: region_programming.Programming,
                  handles: attach_handles.Handles,
                  readiness: device_readiness.Readiness,
                  settling: device_settling.Settling,
                  reshape: allocation_moves.Reshape,
-                 choice: device_choice.Choice,
+                 choice: device_choice.Choice, gate: region_gate.Gate,
                  servers: server_locks.Servers,
                  releases: server_releases.Releases,
                  moves: server_moves.Moves):
@@ -62,12 +61,12 @@ class Accelerators:
         self._inventory = inventory
         self._holdings = holdings
         self._publisher = publisher
-        self._programming = programming
         self._handles = handles
         self._readiness = readiness
         self._settling = settling
         self._reshape = reshape
         self._choice = choice
+        self._gate = gate
         self._servers = servers
         self._releases = releases
         self._moves = moves
@@ -187,7 +186,7 @@ class Accelerators:
             self._holdings.claim(claims)
             taken += claims
         # from now on none begins
-        self._programming.await_ordered(claims)
+        self._gate.wait(claims)
         return todo
 
     def _ask_users(self, server, takes, kept):

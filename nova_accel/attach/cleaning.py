@@ -27,7 +27,7 @@ operator's image.
 
 from collections.abc import Sequence
 
-from nova_accel.attach import programming as region_programming
+from nova_accel.attach import operators_images as images
 from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel import exception
@@ -48,9 +48,9 @@ _UNAVAILABLE = (exception.BitstreamError, exception.GlanceUnavailable)
 class Regions:
 
     def __init__(self, inventory: host_inventory.Inventory,
-                 programming: region_programming.Programming):
+                 operators_images: images.OperatorsImages):
         self._inventory = inventory
-        self._programming = programming
+        self._images = operators_images
 
     def look_after(self, claims: Sequence[model.Claim]) -> None:
         """Find out what a region carries after a guest that could load
@@ -105,7 +105,7 @@ class Regions:
             None if region.origin else _had(claims))
         if image and region.programmable:
             try:
-                return ', '.join([*cleared, self._programming.reprogram(
+                return ', '.join([*cleared, self._images.reprogram(
                     device, region, image)])
             except _UNAVAILABLE as error:
                 LOG.warning('%s %s is not programmed again: %s',
@@ -113,7 +113,7 @@ class Regions:
         if cleared:
             return cleared[0]
         return (self._reset(device, region) if region.origin
-                else self._programming.clear(device, region))
+                else self._images.clear(device, region))
 
     def _part(self, claims):
         """Return the device and the region of claims; None where they are
@@ -131,7 +131,7 @@ class Regions:
         if not region.programmable:
             return []
         try:
-            return [self._programming.clear(device, region, ('memory',))]
+            return [self._images.clear(device, region, ('memory',))]
         except _NO_IMAGE:
             return []
 
@@ -143,12 +143,12 @@ class Regions:
         image, not while Glance does not answer or its file cannot be used.
         """
         try:
-            return self._programming.clear(device, region)
+            return self._images.clear(device, region)
         except _NO_IMAGE:
             image = _had(claims)
             if not image:
                 raise
-            return self._programming.reprogram(device, region, image)
+            return self._images.reprogram(device, region, image)
 
     def clean_before(self, claims: Sequence[model.Claim]) -> None:
         """Clean a region for a server that takes whatever it carries.
@@ -166,7 +166,7 @@ class Regions:
                     c.handle.address for c in claims)) is not Policy.CLEAR):
             return
         try:
-            self._programming.clear(device, region)
+            self._images.clear(device, region)
         except exception.AcceleratorError as error:
             LOG.error('%s %s has the content of a project: %s',
                       device.address, region.name, error)
@@ -192,7 +192,7 @@ class Regions:
         except exception.DeviceError:
             # as a Versal, which has no reset: a clearing image takes away more
             try:
-                return self._programming.clear(device, region)
+                return self._images.clear(device, region)
             except _UNAVAILABLE + _NO_IMAGE:
                 pass
             raise

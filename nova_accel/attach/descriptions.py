@@ -4,7 +4,6 @@
 from collections.abc import Mapping
 
 from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import programming as region_programming
 from nova_accel import inventory as host_inventory
 from nova_accel import model
 from nova_accel import request
@@ -13,11 +12,9 @@ from nova_accel import request
 class Descriptions:
 
     def __init__(self, inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
-                 programming: region_programming.Programming):
+                 holdings: server_holdings.Holdings):
         self._inventory = inventory
         self._holdings = holdings
-        self._programming = programming
 
     def mediated_devices(self) -> set[str]:
         """Return the UUIDs of our mediated devices, also of those that are
@@ -50,7 +47,7 @@ class Descriptions:
             if not wanted.programs or not (
                     wanted.alternatives or key in metadata):
                 continue
-            region = self._programming.region_of(claims)
+            _, region = self._inventory.find_held(claims[0])
             got = region and wanted.got(region)
             if got and metadata.get(key) != got:
                 changes[key] = got

@@ -15,7 +15,6 @@ from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import loading
-from nova_accel.attach import programming
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import handover
@@ -48,7 +47,7 @@ class Handles:
         self._cloud = cloud
         self._regions = regions
         self._releasing = locks.Locks(
-            'region', 'The handles of {}', programming.seconds_at_most)
+            'region', 'The handles of {}', loading.seconds_at_most)
 
     def type_for(self, wanted: request.AcceleratorRequest,
                  device: model.Device) -> str | None:

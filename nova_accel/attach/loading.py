@@ -252,6 +252,13 @@ class Loader:
             self._inventory.health.mark(device.address, signals.PROGRAMMING)
 
 
+def seconds_at_most() -> int:
+    """Return how many seconds one operation may hold a server or a region:
+    for a download, a programming, and what precedes and follows it."""
+    return (glance.download_seconds() + CONF.accel.programming_timeout
+            + 2 * CONF.accel.device_timeout)
+
+
 def check_not_in_use(cloud: novas.Cloud, kernel,
                      handles: Collection[model.AttachHandle],
                      refused: str) -> None:

@@ -93,7 +93,7 @@ class Readiness:
         """
         for mine in server_holdings.by_region(claims).values():
             self._holdings.bound(
-                mine, self._programming.region_of(mine), by_owner)
+                mine, self._inventory.find_held(mine[0])[1], by_owner)
 
     def rescan(self, claims: Iterable[model.Claim]) -> None:
         """Scan cards that a guest could change, or had whole."""

@@ -17,6 +17,7 @@ import uuid
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import loading
 from nova_accel.attach import programming as region_programming
 from nova_accel.attach import readiness as device_readiness
 from nova_accel.attach import servers as server_locks
@@ -74,7 +75,7 @@ class RuntimeProgramming:
 
         :returns: how many regions were programmed.
         """
-        return sum(future.result(2 * region_programming.seconds_at_most())
+        return sum(future.result(2 * loading.seconds_at_most())
                    for future in self._start_all())
 
     def _start_all(self):
@@ -272,7 +273,7 @@ class RuntimeProgramming:
         function = None
         try:
             self._readiness.rescan(claims)
-            region = self._programming.region_of(claims)
+            _, region = self._inventory.find_held(claims[0])
             function = region and region.function_uuid
             self._programming.provision(
                 context, server.project_id, wanted, claims)
@@ -291,7 +292,7 @@ class RuntimeProgramming:
         now = self._holdings.now(claims)
         self._readiness.rescan(now)
         self._programming.restore(context, server.project_id, now)
-        region = self._programming.region_of(now)
+        _, region = self._inventory.find_held(now[0])
         if function and not (region and region.function_uuid == function):
             raise exception.DeviceUnavailable(
                 f'Function {function} is lost, and it is not known from which '

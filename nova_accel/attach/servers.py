@@ -3,7 +3,7 @@
 
 import contextlib
 
-from nova_accel.attach import programming
+from nova_accel.attach import loading
 from nova_accel import locks
 
 
@@ -12,7 +12,7 @@ class Servers:
     def __init__(self) -> None:
         self._locks = locks.Locks(
             'server', 'The accelerators of server {}',
-            programming.seconds_at_most)
+            loading.seconds_at_most)
 
     def exclusive(self, server_uuid: str,
                   ) -> contextlib.AbstractContextManager[None]:

@@ -577,7 +577,7 @@ class ManyAtOnceTest(Base):
             for address in hanging:
                 base.wait_until_programmed(self.host.kernel, address)
             with mock.patch(
-                    'nova_accel.attach.programming.seconds_at_most', lambda: 0):
+                    'nova_accel.attach.loading.seconds_at_most', lambda: 0):
                 error = self.assertRaises(
                     exception.DeviceUnavailable, self.host.boot,
                     base.asks(runtime_programming='true'),

@@ -1,0 +1,72 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Keep new claims out of regions that are programmed for no server.
+
+The operator orders a program, or the memory is cleared that the regions of a
+card share. A build claims first and waits at the gate then. The programming
+closes the gate first and reads the claims then. Hence one of the two sees the
+other, whichever is first.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Iterator
+import contextlib
+
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel import locks
+from nova_accel import model
+
+CONF = conf.CONF
+
+#: device address and region index, as Claim.part
+Part = tuple[str, int | None]
+
+
+class Gate:
+    """Closed for some regions at a time."""
+
+    def __init__(self) -> None:
+        #: region -> number of programmings that keep it closed
+        self._closed: collections.Counter[Part] = collections.Counter()
+        #: guards it
+        self._changed = locks.condition('ordered')
+
+    @contextlib.contextmanager
+    def closing(self, regions: Iterable[Part]) -> Iterator[Callable[[], None]]:
+        """Yield the function that closes the gate for regions, until the end.
+
+        The worker of the card calls it. If the card begins after the end of
+        this context, it does nothing.
+        """
+        regions = list(regions)
+        closed: list[Part] = []
+        ended = False
+
+        def close():
+            with self._changed:
+                if not ended:
+                    closed.extend(regions)
+                    self._closed.update(regions)
+        try:
+            yield close
+        finally:
+            with self._changed:
+                ended = True
+                self._closed.subtract(closed)
+                self._changed.notify_all()
+
+    def wait(self, claims: Iterable[model.Claim]) -> None:
+        """Wait until the gate is open for the regions of claims.
+
+        :raises DeviceUnavailable: that takes longer than [accel]
+            programming_timeout.
+        """
+        regions = {claim.part for claim in claims}
+        with self._changed:
+            if not self._changed.wait_for(
+                    lambda: not any(self._closed[r] for r in regions),
+                    CONF.accel.programming_timeout + 1):
+                raise exception.DeviceUnavailable(
+                    f'{min(regions)[0]} was allocated, and its '
+                    f'programming does not end: the build is retried on '
+                    f'another host.')

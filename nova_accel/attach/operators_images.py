@@ -1,0 +1,142 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Program images of the operator into regions that no server uses.
+
+After a server the content of its region is replaced (attach.cleaning), and the
+operator may order a program (nova-accel program).
+"""
+
+from collections.abc import Callable, Sequence
+
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import gate as region_gate
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import images
+from nova_accel.attach import loading
+from nova_accel.bitstream import glance
+from nova_accel import exception
+from nova_accel import inventory as host_inventory
+from nova_accel import model
+from nova_accel import request
+
+
+class OperatorsImages:
+    """Programs regions for no server."""
+
+    def __init__(self, inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings, cloud: novas.Cloud,
+                 loader: loading.Loader, region_images: images.Images,
+                 gate: region_gate.Gate):
+        self._inventory = inventory
+        self._holdings = holdings
+        self._cloud = cloud
+        self._loader = loader
+        self._images = region_images
+        self._gate = gate
+
+    def reprogram(self, device: model.Device, region: model.Region,
+                  image_id: str) -> str:
+        """Program the operator's image again that a region carries.
+
+        Registers and block RAM begin as the image has them.
+
+        :param image_id: of the image. If the origin of the region is unknown,
+            Glance decides whether the image is the operator's.
+        :returns: the method, for the journal.
+        :raises BitstreamError: Glance does not have the image any more, or it
+            is not the operator's.
+        :raises AcceleratorError: of other kinds: the region is not clean.
+        """
+        loaded = model.Loaded(
+            region.function_uuid, image_id, region.function_name, '',
+            model.OPERATOR)
+        if not (region.origin == model.OPERATOR
+                and self._loader.load_cached(loaded, device, region)):
+            client = self._cloud.service_images()
+            content = self._inventory.contents.content_of(
+                device.address, region.index, image_id)
+            image = glance.find_operators(client, image_id)
+            images.check_data(image, content)
+            self._load(client, image, device, region)
+        return f'programmed again with image {image_id}'
+
+    def clear(self, device: model.Device, region: model.Region,
+              cleared: Sequence[str] = glance.CLEARED) -> str:
+        """Program the operator's clearing image of the region's type.
+
+        :param cleared: which of glance.CLEARED it may clear.
+        :returns: the method, for the journal.
+        :raises ImageNotFound: Glance has none.
+        :raises BitstreamError: it cannot be used.
+        :raises DeviceUnavailable: it clears the memory of the card, which a
+            server uses by another region.
+        :raises AcceleratorError: of other kinds: the region is not clean.
+        """
+        client = self._cloud.service_images()
+        image = glance.find_clearing(client, region.region_type_uuid, cleared)
+        if image.entry.get(glance.CLEARS) != glance.CLEARED[0]:
+            self._load(client, image, device, region)
+            return f'cleared with image {image.id}'
+
+        def check_alone():
+            self._check_alone(device, region, image)
+        check_alone()
+        with self._gate.closing(
+                (device.address, other.index) for other in device.regions
+                if other.index != region.index) as close:
+            self._load(client, image, device, region,
+                       loading.Step(check_alone, close))
+        return f'memory cleared with image {image.id}'
+
+    def _check_alone(self, device, region, image):
+        """Check that no other region uses the memory of the card, which the
+        image clears."""
+        others = [c for c in self._holdings.all()
+                  if c.device_address == device.address
+                  and c.region_index != region.index
+                  and c.state is not model.ClaimState.DELETING]
+        if others:
+            raise exception.DeviceUnavailable(
+                f'{device.address} {region.name} cannot be cleaned with image '
+                f'{image.id}, which clears the memory of the whole card, and '
+                f'server {others[0].holder} has region'
+                f'{others[0].region_index} of it: the region waits for that '
+                f'server\'s end, and it is tried again each minute.',
+                found=f'{device.address} {region.name} had to be cleaned, and '
+                      f'that has to wait')
+
+    def program(self, device: model.Device, region: model.Region, name: str,
+                check_idle: Callable[[], None]) -> str:
+        """Program an idle region with the image that an order names.
+
+        A region of [accel] fixed_devices that carries the function of the
+        image gets its name and is not programmed.
+
+        :param name: see glance.find_ordered().
+        :param check_idle: raises AcceleratorError if a claim names the region
+            or it is not as given. It reads memory only, and the worker of the
+            card calls it again.
+        :returns: the image's id.
+        :raises BitstreamError: the operator has no such image.
+        :raises IncompatibleBitstream: it is for another type of region.
+        :raises AcceleratorError: of other kinds: it could not be programmed.
+        """
+        client = self._cloud.service_images()
+        image = glance.find_ordered(client, name, region.region_type_uuid)
+        if not region.programmable:
+            check_idle()
+            if not self._images.learn_name(device, region, image):
+                raise exception.DeviceUnavailable(
+                    f'{device.address} {region.name} cannot be programmed with '
+                    f'{image}, because [accel] fixed_devices forbids it: '
+                    f'remove it there, and restart nova-compute.')
+            return image.id
+        with self._gate.closing([(device.address, region.index)]) as close:
+            self._load(client, image, device, region,
+                       loading.Step(check_idle, close))
+        return image.id
+
+    def _load(self, client, image, device, region, step=None):
+        """Load an image that no request asks for."""
+        wanted = request.AcceleratorRequest(
+            group='', resource_class='', amount=1, bitstream_id=image.id)
+        self._loader.load(client, image, wanted, device, region, step)
