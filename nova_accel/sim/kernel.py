@@ -3,8 +3,9 @@
 
 It answers as Linux 6.12 with the DFL drivers was observed to answer, errors
 included; each kind of device names the sources of what it does. What all have
-in common is from drivers/pci (pci-sysfs.c, iov.c, pci-driver.c) and
-drivers/vfio (vfio_main.c, pci/vfio_pci.c, pci/vfio_pci_core.c) of Linux 7.2.
+in common is from drivers/pci (pci-sysfs.c, iov.c, pci-driver.c), drivers/iommu
+(iommu.c) and drivers/vfio (group.c, vfio_main.c, pci/vfio_pci.c,
+pci/vfio_pci_core.c) of Linux 7.2.
 
 The file ``<file>.state`` beside the description keeps the state of the cards
 and of the kernel for all processes. Time is real: programming sleeps, and
@@ -19,6 +20,7 @@ import os
 import threading
 import time
 import typing
+import uuid
 
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
@@ -149,11 +151,24 @@ class SimulatedKernel(sysfs.Reads,
             time.sleep(_TICK)
 
     def rebind(self, function, driver, by=None):
+        self._bind(function, driver)
+        if driver and self._driver(function) is None:
+            raise sysfs.error(errno.EBUSY, function)
+
+    def _bind(self, function, driver):
         while True:
             with self._update() as (host, state):
+                if driver and not sysfs.is_for_vfio(driver) and (
+                        _is_of_a_guest(host, state, function)):
+                    # iommu_device_use_default_domain() in iommu/iommu.c
+                    driver = None
                 if self._rebind(host, state, function, driver):
                     return
             time.sleep(_TICK)
+
+    def _driver(self, function):
+        found = sysfs.find(self._tree(), f'{_PCI}/{function}')[0]
+        return found.get('driver')
 
     def unbind(self, function):
         self.rebind(function, None)
@@ -161,7 +176,7 @@ class SimulatedKernel(sysfs.Reads,
     def probe(self, function):
         host, state = self._look()
         card, vf = self._owner(host, state, function)
-        self.rebind(function, _hosts_driver(
+        self._bind(function, _hosts_driver(
             card, state['cards'][card.address], vf))
 
     def read_device_serial(self, function):
@@ -182,9 +197,9 @@ class SimulatedKernel(sysfs.Reads,
         return None
 
     def is_group_open(self, function):
-        members, _ = sysfs.find(
-            self._tree(), f'{_PCI}/{function}/iommu_group/devices')
-        return any(member in self._look()[1]['guests'] for member in members)
+        opened = self._look()[1]['guests']
+        return any(member in opened
+                   for member in _members(self._tree(), function))
 
     def reset_function(self, function):
         while True:
@@ -193,6 +208,9 @@ class SimulatedKernel(sysfs.Reads,
                 mine = state['cards'][card.address]
                 if card.faulty(mine).get('reset') != 'hang':
                     card.reset(mine, vf)
+                    if function in state['guests']:
+                        # reset_store() in pci/pci-sysfs.c does not ask
+                        state.setdefault('disturbed', []).append(function)
                     return
             time.sleep(_TICK)
 
@@ -255,11 +273,14 @@ class SimulatedKernel(sysfs.Reads,
 
     @classmethod
     def _rebind(cls, host, state, function, driver) -> bool:
-        """Rebind, unless a guest has a VF or the card is busy: unbind_store()
-        in drivers/base/bus.c of Linux waits for that.
+        """Rebind, unless a guest has it or a VF, or the card is busy:
+        unbind_store() in drivers/base/bus.c of Linux waits for that, and
+        vfio_unregister_group_dev() in drivers/vfio/vfio_main.c.
 
         :returns: whether the function was rebound.
         """
+        if function in state['guests']:
+            return False
         card, vf = cls._owner(host, state, function)
         if driver not in (None, *card.drivers()):
             raise sysfs.error(errno.EINVAL, driver)
@@ -318,38 +339,45 @@ class SimulatedKernel(sysfs.Reads,
             cards[one], cards[other] = cards[other], cards[one]
         self.reboot()
 
-    def guest_takes(self, *addresses: str) -> None:
+    def guest_takes(self, *addresses: str, guest: str = '') -> None:
         """Give functions to a guest, as libvirt does for managed hostdevs
-        (virHostdevPreparePCIDevices() in virhostdev.c); a group with a driver
-        of the host is not viable (vfio.rst in Documentation/driver-api).
+        (virHostdevPreparePCIDevices() in virhostdev.c).
 
         libvirt attaches all functions of a guest that starts at once, and
-        those of a running guest one by one.
+        those of a running guest one by one. A group with a driver of the host
+        is not viable (vfio.rst in Documentation/driver-api), and one process
+        has all that is open of a group (vfio_group_fops_open() in
+        drivers/vfio/group.c).
 
+        :param guest: name of the process that gets them; '' for another one
+            at each call.
         :raises OSError: EPERM when an IOMMU group is not viable, ENODEV when
-            the function does not exist, EBUSY when a guest has it.
+            the function does not exist, EBUSY when another guest has it or a
+            function of its group.
         """
-        tree = self._tree()
-        for address in addresses:
-            group, _ = sysfs.find(
-                tree, f'{_PCI}/{address}/iommu_group/devices')
-            for member in set(group) - set(addresses):
-                function, _ = sysfs.find(tree, f'{_PCI}/{member}')
-                bound = os.path.basename(function.get('driver', 'vfio-pci'))
-                if bound not in _HARMLESS and not sysfs.is_for_vfio(bound):
-                    raise sysfs.error(errno.EPERM,
-                                      f'the IOMMU group of {address}')
-        taken = []
+        guest = guest or f'process {uuid.uuid4()}'
+        self._check_groups(addresses, guest)
+        taken: list[str] = []
         try:
             for address in addresses:
-                self._guest_takes(address)
+                self._guest_takes(address, guest)
                 taken.append(address)
         except OSError:
             for address in taken:
                 self.guest_returns(address)
             raise
 
-    def _guest_takes(self, address):
+    def _check_groups(self, addresses, guest):
+        tree, opened = self._tree(), self._look()[1].get('opened', {})
+        for address in addresses:
+            for member in _members(tree, address):
+                if opened.get(member, guest) != guest:
+                    raise sysfs.error(errno.EBUSY, member)
+                if member not in addresses and not _is_harmless(tree, member):
+                    raise sysfs.error(errno.EPERM,
+                                      f'the IOMMU group of {address}')
+
+    def _guest_takes(self, address, guest):
         bound = os.path.basename(sysfs.find(
             self._tree(), f'{_PCI}/{address}')[0].get('driver', ''))
         while True:
@@ -360,6 +388,7 @@ class SimulatedKernel(sysfs.Reads,
                     host, state, address)[0].vfio_driver)
                 if self._rebind(host, state, address, driver):
                     state['guests'].append(address)
+                    state.setdefault('opened', {})[address] = guest
                     if sysfs.is_for_vfio(bound):
                         state.setdefault('stay', []).append(address)
                     return
@@ -373,6 +402,7 @@ class SimulatedKernel(sysfs.Reads,
         """
         with self._update() as (host, state):
             state['guests'].remove(address)
+            state['opened'].pop(address, None)
             if address in state.get('stay', ()):
                 state['stay'].remove(address)
                 return
@@ -388,10 +418,14 @@ class SimulatedKernel(sysfs.Reads,
         """Return the resets of a card: [function, driver that it had]."""
         return self._look()[1]['cards'][address].get('resets', [])
 
+    def disturbed(self) -> list[str]:
+        """Return functions that were reset while a process had them open."""
+        return self._look()[1].get('disturbed', [])
+
     def reboot(self) -> None:
         """Reset the state of the kernel; the cards keep their functions."""
         with self._update() as (host, state):
-            state.update(guests=[], stay=[])
+            state.update(guests=[], stay=[], opened={})
             for address, card in host.cards.items():
                 mine = state['cards'][address]
                 state['cards'][address] = {
@@ -531,6 +565,28 @@ def _stamp(path):
     except FileNotFoundError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _members(tree, function):
+    """The functions of an IOMMU group; itself alone without one."""
+    try:
+        return sysfs.find(tree, f'{_PCI}/{function}/iommu_group/devices')[0]
+    except OSError:
+        return [function]
+
+
+def _is_of_a_guest(host, state, function):
+    """Whether a process has another function of its IOMMU group open."""
+    return bool(state['guests']) and any(
+        member in state['guests'] and member != function
+        for member in _members(_build(host, state), function))
+
+
+def _is_harmless(tree, function):
+    """Whether a guest can have other functions of its IOMMU group."""
+    bound = sysfs.find(tree, f'{_PCI}/{function}')[0].get('driver')
+    return bound is None or os.path.basename(bound) in _HARMLESS or (
+        sysfs.is_for_vfio(os.path.basename(bound)))
 
 
 def _held(card, state):

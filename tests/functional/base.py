@@ -159,11 +159,11 @@ class Hostdevs(fixtures.Fixture):
                 raise self._error('Requested operation is not valid: domain '
                                   'has assigned non-USB host devices')
             if original.__name__ == 'createWithFlags':
-                self._give(kernel, hostdevs(domain.XMLDesc(0)))
+                self._give(kernel, domain, hostdevs(domain.XMLDesc(0)))
                 return original(domain, *args, **kwargs)
             if original.__name__ == 'attachDeviceFlags':
                 original(domain, *args, **kwargs)
-                self._give(kernel, self._taken(domain) - before)
+                self._give(kernel, domain, self._taken(domain) - before)
                 return None
             result = original(domain, *args, **kwargs)
             if original.__name__ == 'managedSave':
@@ -178,7 +178,7 @@ class Hostdevs(fixtures.Fixture):
         """The imitation knows how to, only of PCI functions."""
         there = domain._def['devices']['hostdevs']
         if original.__name__ == 'attachDeviceFlags':
-            self._give(kernel, {(uuid, False)})
+            self._give(kernel, domain, {(uuid, False)})
             there.append({'type': 'mdev', 'model': 'vfio-pci',
                           'address_uuid': uuid})
         else:
@@ -197,12 +197,12 @@ class Hostdevs(fixtures.Fixture):
     def _taken(domain):
         return hostdevs(domain.XMLDesc(0)) if domain.isActive() else set()
 
-    def _give(self, kernel, given):
+    def _give(self, kernel, domain, given):
         try:
             # an IOMMU group is viable when all of it goes to the guest
             managed = sorted(a for a, is_managed in given if is_managed)
             if managed:
-                kernel.guest_takes(*managed)
+                kernel.guest_takes(*managed, guest=domain.UUIDString())
             for address in sorted(a for a, is_managed in given
                                   if not is_managed):
                 kernel.guest_opens(address)

@@ -275,16 +275,20 @@ class Cloud:
             return
         for handle in handles:
             if handle.address not in self.running()[instance_uuid]:
-                self._takes(handle)
+                self._takes([handle], instance_uuid)
                 with self.state() as state:
                     state['guests'][instance_uuid]['devices'].update(
                         _addresses([handle]))
 
-    def _takes(self, handle):
-        if _is_managed(handle):
-            self.kernel.guest_takes(handle.address, *handle.companions)
-        else:
-            self.kernel.guest_opens(handle.address)
+    def _takes(self, handles, guest):
+        """As libvirt, all functions of a guest that starts at once."""
+        managed = [address for handle in handles if _is_managed(handle)
+                   for address in handle.addresses]
+        if managed:
+            self.kernel.guest_takes(*managed, guest=guest)
+        for handle in handles:
+            if not _is_managed(handle):
+                self.kernel.guest_opens(handle.address)
 
     def _returns(self, address, managed):
         # libvirt logs it when the device is gone
@@ -367,8 +371,7 @@ class Cloud:
 
         :param carried: in its metadata.
         """
-        for handle in handles:
-            self._takes(handle)
+        self._takes(handles, uuid_)
         with self.state() as state:
             state['guests'][uuid_] = {
                 'running': True, 'devices': _addresses(handles),

@@ -81,10 +81,11 @@ class StartTest(TestCase):
         """Let guests with these not start."""
         takes = self.host.cloud._takes
 
-        def refuses(handle):
-            if handle.address in addresses:
-                raise RuntimeError(error.format(handle.address))
-            takes(handle)
+        def refuses(handles, guest):
+            for handle in handles:
+                if handle.address in addresses:
+                    raise RuntimeError(error.format(handle.address))
+            takes(handles, guest)
         self.host.cloud._takes = refuses
 
         def accept():
@@ -148,8 +149,8 @@ class StartTest(TestCase):
         self.start_whole()
         tried = []
 
-        def refuses(handle):
-            tried.append(handle.address)
+        def refuses(handles, guest):
+            tried.extend(handle.address for handle in handles)
             raise RuntimeError('No memory')
         self.host.cloud._takes = refuses
         self.assertEqual(8, self.failed(8))

@@ -690,10 +690,10 @@ class TwoTest(base.HostTestCase):
     def test_other_goes_back(self):
         takes = self.host.cloud._takes
 
-        def refuses(handle):
-            if handle.address == vf(A):
+        def refuses(handles, guest):
+            if vf(A) in [handle.address for handle in handles]:
                 raise RuntimeError('VFIO refuses this one')
-            takes(handle)
+            takes(handles, guest)
         self.host.cloud._takes = refuses
         self.host.reconciler.background.run()
         self.assertEqual([vf(B)], self.host.devices_of(self.server))

@@ -505,7 +505,7 @@ class Companions(TestCase):
         self.assertEqual(device, self.driver.discover()[A])
         # a guest that runs may now get them one by one, as after a resume
         for address in (A, SOUND, USB):
-            self.kernel.guest_takes(address)
+            self.kernel.guest_takes(address, guest='one')
         self.prepare(device)
         for address in (A, SOUND, USB):
             self.kernel.guest_returns(address)

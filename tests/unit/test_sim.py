@@ -441,6 +441,47 @@ class Life(TestCase):
         self.fails(errno.EPERM, self.kernel.guest_takes, A)
         self.assertEqual(FIRST, self.afu_id())
 
+    def start_group(self, driver='vfio-pci'):
+        self.start(others=[{'address': address, 'driver': driver,
+                            'iommu_group': 3} for address in (A, B)])
+
+    def test_group_of_a_guest(self):
+        """One process has all that is open of a group."""
+        self.start_group()
+        self.kernel.guest_takes(A, guest='one')
+        self.fails(errno.EBUSY, self.kernel.guest_takes, B)
+        self.assertTrue(self.kernel.is_group_open(B))
+        self.kernel.guest_takes(B, guest='one')
+        self.kernel.guest_returns(A)
+        self.fails(errno.EBUSY, self.kernel.guest_takes, A)
+        self.kernel.guest_returns(B)
+        self.kernel.guest_takes(A)
+
+    def test_driver_of_the_host_in_the_group_of_a_guest(self):
+        self.start_group('ahci')
+        for address in A, B:
+            self.kernel.unbind(address)
+        self.kernel.guest_takes(A)
+        self.fails(errno.EBUSY, self.kernel.rebind, B, 'ahci')
+        self.kernel.probe(B)
+        self.assertFalse(self.kernel.exists(f'bus/pci/devices/{B}/driver'))
+        self.kernel.guest_returns(A)
+        self.kernel.probe(B)
+        self.assertTrue(self.kernel.exists(f'bus/pci/devices/{B}/driver'))
+
+    def test_what_is_open(self):
+        """VFIO does not give it up, and it can be reset all the same."""
+        self.start_group()
+        self.kernel.guest_takes(A)
+        worker = self.in_background(self.kernel.unbind, A)
+        time.sleep(0.2)
+        self.assertTrue(worker.is_alive())
+        self.kernel.reset_function(A)
+        self.assertEqual([A], self.kernel.disturbed())
+        self.kernel.guest_returns(A)
+        worker.join(5)
+        self.assertFalse(self.kernel.exists(f'bus/pci/devices/{A}/driver'))
+
     def test_what_a_reboot_forgets(self):
         self.start({'address': A, 'ports': 2, 'vfs': 2}, {'address': B})
         self.program(A, 1)
