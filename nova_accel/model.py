@@ -247,6 +247,8 @@ class Device:
     #: other functions of its slot that are bound and reset with it, also those
     #: that no guest gets
     company: tuple[str, ...] = ()
+    #: members of its IOMMU groups, of those that are not of one handle alone
+    groups: tuple[tuple[str, ...], ...] = ()
     #: what its handles are made into when a server gets them; empty where
     #: they are there without that
     creatable: tuple[CreatableType, ...] = ()
@@ -350,6 +352,7 @@ class Device:
         for name in ('bridges', 'company', 'traits', 'state_traits'):
             if name in known:
                 known[name] = tuple(known[name] or ())
+        known['groups'] = tuple(map(tuple, known.get('groups') or ()))
         known['record'] = tuple(
             (str(name), str(value))
             for name, value in known.get('record') or ())

@@ -464,7 +464,9 @@ def _device(host, device) -> Iterator[Line]:
         return
     bad = dict.fromkeys(
         hold.reason for part, _ in offers.parts(device)
-        for hold in host.offered.withheld_by(part))
+        for hold in (*host.offered.withheld_by(part), *(
+            hold for offer in host.offered.of(part)
+            for hold in offer.all_holds if hold.kind.withholds)))
     # of regions without a handle
     bad |= dict.fromkeys(
         region.reason for region in device.regions if region.reason)

@@ -277,10 +277,10 @@ def group_members(kernel, function: str) -> list[str] | None:
 
     None without a group: the host does not use an IOMMU.
     """
-    found = group(kernel, function)
-    if found is None:
+    try:
+        return kernel.listdir(path(function, 'iommu_group', 'devices'))
+    except FileNotFoundError:
         return None
-    return kernel.listdir(f'kernel/iommu_groups/{found}/devices')
 
 
 def obstacle(kernel, function: str, companions=()) -> str:

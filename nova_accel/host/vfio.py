@@ -79,9 +79,45 @@ def migrates(kernel, handle: model.AttachHandle, device: str,
                     f'({error.strerror})')
 
 
-def use(kernel, handle: model.AttachHandle) -> str:
-    """Return which function of a handle a process has open, as a clause, or
-    ''.
+def shared_groups(kernel, device: model.Device,
+                  ) -> tuple[tuple[str, ...], ...]:
+    """Return the members of the IOMMU groups of a device and of its VFs, of
+    those groups that are not of one handle alone."""
+    found = set()
+    for own in _units(kernel, device):
+        for function in own:
+            with contextlib.suppress(OSError):
+                members = pci.group_members(kernel, function) or ()
+                if not own.issuperset(members):
+                    found.add(tuple(members))
+    return tuple(sorted(found))
+
+
+def _units(kernel, device) -> list[set[str]]:
+    """Return the functions of each handle of a device, and each other function
+    of it, which may be without a handle because of its IOMMU group."""
+    found = [{*handle.addresses} for handle in device.all_handles
+             if handle.type is model.HandleType.PCI]
+    with contextlib.suppress(OSError):
+        rest = {device.address, *pci.virtual_functions(kernel, device.address)}
+        found += [{function} for function in rest.difference(*found)]
+    return found
+
+
+def is_open(kernel, handle: model.AttachHandle) -> bool:
+    """Whether a process has a function of a handle open by VFIO."""
+    for function in (handle.addresses
+                     if handle.type is model.HandleType.PCI else ()):
+        with contextlib.suppress(OSError):
+            if pci.is_open(kernel, function):
+                return True
+    return False
+
+
+def use(kernel, handle: model.AttachHandle,
+        others: Iterable[str] = ()) -> str:
+    """Return which function of a handle, or of its IOMMU groups, a process
+    has open, as a clause, or ''.
 
     vfio-pci and its variants enable a function that is opened
     (vfio_pci_core_enable() of Linux), but a driver of the host may have left
@@ -90,8 +126,10 @@ def use(kernel, handle: model.AttachHandle) -> str:
     open, or a device of it by /dev/vfio/devices (vfio_device_block_group(),
     Linux 6.6). Without the node of the group, as without CONFIG_VFIO_GROUP,
     nothing is known.
+
+    :param others: other members of its groups.
     """
-    for function in (handle.addresses
+    for function in ((*handle.addresses, *others)
                      if handle.type is model.HandleType.PCI else ()):
         with contextlib.suppress(OSError):
             if (kernel.read(pci.path(function, 'enable')) != '0'

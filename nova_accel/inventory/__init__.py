@@ -32,6 +32,7 @@ from nova_accel.drivers import contract
 from nova_accel.drivers import rules
 from nova_accel.drivers import sets
 from nova_accel import exception
+from nova_accel.host import vfio
 from nova_accel.inventory import cards
 from nova_accel.inventory import conditions
 from nova_accel.inventory import configuration
@@ -236,8 +237,9 @@ class Inventory:
         which nothing has to be done.
 
         :raises DeviceUnavailable: it is gone, its slot has another card, it
-            does not answer, or what hangs is a call about the handle itself or
-            the programming of its region.
+            does not answer, what hangs is a call about the handle itself or
+            the programming of its region, or the guest of another server has
+            its IOMMU group.
         """
         address, index = claim.device_address, claim.region_index
 
@@ -255,6 +257,11 @@ class Inventory:
             why = why or self.cards.hanging(address)
         if why:
             raise cannot('does not respond', f'does not respond: {why}')
+        for other in self._rivals_that_run(claim, device):
+            raise cannot(
+                'shares its IOMMU group with a device of a server that runs',
+                f'shares its IOMMU group with {offers.named([other])}, which '
+                f'runs: stop or move one of the two servers')
         withheld = self.offered().withheld_by((address, None))
         why = holds.reasons(withheld)
         if any(hold.kind is holds.Kind.GONE for hold in withheld):
@@ -264,6 +271,21 @@ class Inventory:
             raise cannot('does not answer', f'does not answer ({why}): '
                          f'power-cycle the card, or delete the server')
         return device, region
+
+    def _rivals_that_run(self, claim, device) -> list[offers.Offer]:
+        """Return what the running guests of other servers have of the IOMMU
+        groups of a claim, as they may where a group has grown since.
+
+        :raises DeviceTimeout: the kernel does not answer.
+        """
+        return [
+            other for offer, others in self._rivals(self.offered())
+            if offer.handle == claim.handle for other in others
+            if self.cards.call(
+                f'asking:{other.handle.address}',
+                f'Asking whether a guest has {other.handle.address}',
+                vfio.is_open, self.driver_of(device).kernel, other.handle,
+                seconds=CONF.accel.discovery_timeout, patient=True)]
 
     def ask_users(self, chosen: Iterable[
             tuple[model.Device, model.AttachHandle]]) -> None:
@@ -483,6 +505,7 @@ class Inventory:
             if self._offered[0] == made_of:
                 return self._offered[1]
         offered = self._offers(self._store.all_claims())
+        self._tell_rivals(offered)
         with self._lock:
             self._offered = made_of, offered
         return offered
@@ -494,6 +517,23 @@ class Inventory:
             *offers.of_claims(devices, claims, self.unallocated),
             *offers.of_unclean(devices.values(), self._store.unclean())),
             sets.wanted())
+
+    def _tell_rivals(self, offered: offers.Offers) -> None:
+        """Log which handles share an IOMMU group and not a server."""
+        found = {offer.handle: hold.reason for offer in offered.all()
+                 for hold in offer.all_holds
+                 if hold.kind is holds.Kind.IOMMU_GROUP}
+        found |= {
+            offer.handle: f'{offers.named([offer])} is in one IOMMU group '
+                          f'with {offers.named(others)}, and only one of '
+                          f'these servers can run at a time'
+            for offer, others in self._rivals(offered)}
+        for handle, why in found.items():
+            self._once.say(('group', handle), LOG.warning, '%s', why)
+        self._once.only('group', found)
+
+    def _rivals(self, offered: offers.Offers):
+        return offers.rivals(offered, self.devices, sets.wanted())
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
         """Return the name of the provider that a device shares, None for one

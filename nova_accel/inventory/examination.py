@@ -17,6 +17,7 @@ from nova_accel.drivers import contract
 from nova_accel.drivers import handover
 from nova_accel.drivers import rules
 from nova_accel import exception
+from nova_accel.host import vfio
 from nova_accel.inventory import devices
 from nova_accel.inventory import scan_state
 from nova_accel.inventory import users as device_users
@@ -32,7 +33,7 @@ class Examined(typing.NamedTuple):
 
     #: Reports.ticket() from before the card was read
     ticket: int
-    #: AcceleratorDriver.state() from before the card was read
+    #: scan_state.state() from before the card was read
     state: Hashable
     #: None if the driver does not find it, or the operator excludes it
     device: model.Device | None
@@ -69,7 +70,8 @@ class Examiner:
         """
         driver = self._drivers[name]
         ticket = self._reports.ticket()
-        state = driver.state(address)
+        state = scan_state.state(
+            driver, address, self._reports.reported(address))
         serial = self._serial(name, address)
         before, device = self._read(name, address, serial)
         if device is not None and address not in base.whole_cards() and (
@@ -88,7 +90,9 @@ class Examiner:
                 serial_can_change=driver.SERVER_CAN_CHANGE_SERIAL))
         if device is None:
             return Examined(ticket, state, None, '')
-        device = _with_policy(device)
+        device = dataclasses.replace(
+            _with_policy(device),
+            groups=vfio.shared_groups(driver.kernel, device))
         self._users.ask(device)
         if driver.NEEDS_RULE and not self._rules.includes(device):
             return Examined(ticket, state, device, '')

@@ -56,6 +56,9 @@ cleaning          part    a region is cleaned after its  the end of that
                           last server
 incomplete-set    card    another device of its set is   all devices of the set
                           missing or withheld            are here
+iommu-group       handle  another server has, or could   the operator:
+                          get, a part of its IOMMU       nova.conf, or ACS
+                          group
 suspect           card    a health finding says that it  a health reading
                           may fail: servers get it last
 ================  ======  =============================  ======================
@@ -127,6 +130,8 @@ class Kind(enum.Enum):
     CLEANING = 'cleaning', Scope.PART, False, 'the end of that'
     INCOMPLETE_SET = ('incomplete-set', Scope.CARD, False,
                       'all devices of the set are here')
+    IOMMU_GROUP = ('iommu-group', Scope.HANDLE, False,
+                   'the operator: nova.conf, or ACS')
     SUSPECT = 'suspect', Scope.CARD, False, 'a health reading'
 
     @property

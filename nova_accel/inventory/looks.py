@@ -163,7 +163,7 @@ class Looks:
         """
         name, address = device.driver, device.address
         driver = self._drivers[name]
-        state = driver.state(address)
+        state = scan_state.state(driver, address, device)
         self._users.ask(device)
         if not reads_health:
             return state, None

@@ -14,8 +14,9 @@ WITHHELD   no server has it, and a hold keeps it from all
 Nothing else decides that. Placement's inventories, the choice at a build, the
 commands of the operator and what they print read the result.
 
-of_claims(), of_unclean() and of_sets() compute the holds that follow from
-claims, from policies and from other devices; the device table has the rest.
+of_claims(), of_unclean(), of_groups() and of_sets() compute the holds that
+follow from claims, from policies and from other devices; the device table has
+the rest.
 """
 
 import collections
@@ -25,6 +26,7 @@ import enum
 import typing
 
 from nova_accel.drivers import handover
+from nova_accel.drivers import sets as sets_of
 from nova_accel.host import pci
 from nova_accel.inventory import holds
 from nova_accel import model
@@ -175,13 +177,18 @@ class Offers:
             hold for offer in self.of(part) for hold in offer.all_holds))))
 
     def withhold(self, found: Iterable[holds.Hold]) -> None:
-        """Add holds of whole cards, of of_sets()."""
+        """Add holds of whole cards and of handles, of of_groups() and
+        of_sets()."""
         for hold in found:
-            self._of_card[hold.device].append(hold)
+            if hold.handle is None:
+                self._of_card[hold.device].append(hold)
             for part, _ in parts(self._devices[hold.device]):
                 self._of_part[part] = [
-                    self._offer(part, offer.handle, (
-                        *offer.all_holds, hold), offer.claim, offer.is_shown)
+                    offer._replace(
+                        all_holds=(*offer.all_holds, hold),
+                        state=State.WITHHELD if offer.state is State.FREE
+                        else offer.state)
+                    if hold.applies_to(part, offer.handle) else offer
                     for offer in self._of_part[part]]
 
 
@@ -192,10 +199,11 @@ def offers(devices: Mapping[str, model.Device],
 
     :param devices: by address.
     :param claims: of servers, and of handles that wait for the operator.
-    :param found: all holds but those of of_sets().
+    :param found: all holds but those of of_groups() and of_sets().
     :param sets: addresses of devices that are only given together.
     """
     result = Offers(devices, claims, found)
+    result.withhold([*of_groups(result, devices, sets)])
     result.withhold(of_sets(result, devices, sets))
     return result
 
@@ -295,6 +303,62 @@ def handle_at(row: values.Unclean, address: str) -> str:
     if address == row.device_address:
         return row.handle_address
     return pci.moved(row.handle_address, row.device_address, address)
+
+
+def of_groups(found: Offers, devices: Mapping[str, model.Device],
+              sets: Iterable[Collection[str]]) -> Iterator[holds.Hold]:
+    """Yield the holds of free handles whose IOMMU group several servers could
+    have at a time: the kernel gives a group to one guest."""
+    for offer, others in rivals(found, devices, sets):
+        if offer.state is State.FREE:
+            yield holds.Hold(
+                Kind.IOMMU_GROUP, offer.part[0],
+                f'{offer.handle.address} is in one IOMMU group with '
+                f'{named(others)}, and the kernel gives a group to one '
+                f'guest: name them in {sets_of.OPTION}, leave all but one out '
+                f'by [accel] exclude_devices, or have ACS divide the group',
+                offer.part[1], offer.handle)
+
+
+def rivals(found: Offers, devices: Mapping[str, model.Device],
+           sets: Iterable[Collection[str]],
+           ) -> Iterator[tuple[Offer, list[Offer]]]:
+    """Yield handles, each with those of its IOMMU group that do not go to the
+    same server and are not withheld.
+
+    :param sets: addresses of devices that are only given together.
+    """
+    groups = {group for device in devices.values() for group in device.groups}
+    owners = {function: offer for offer in (found.all() if groups else ())
+              if offer.state is not State.WITHHELD
+              for function in offer.handle.addresses}
+    together = {address: members for members in sets for address in members}
+    for group in sorted(groups):
+        there = {owners[function].handle: owners[function]
+                 for function in group if function in owners}.values()
+        for offer in there:
+            others = [other for other in there if not _is_one_servers(
+                offer, other, together.get(offer.part[0], ()))]
+            if others:
+                yield offer, others
+
+
+def _is_one_servers(one: Offer, other: Offer, members: Collection[str]) -> bool:
+    """Return whether two handles are, or will be, with the same server.
+
+    :param members: of the set of the first one's device.
+    """
+    if one.claim and other.claim:
+        return one.claim.instance_uuid == other.claim.instance_uuid
+    return one is other or one.part[0] != other.part[0] in members
+
+
+def named(others: Iterable[Offer]) -> str:
+    """Return handles with the servers that have them, for a sentence."""
+    return ', '.join(sorted(
+        other.handle.address
+        + (f' (of server {other.claim.holder})' if other.claim else '')
+        for other in others))
 
 
 def of_sets(found: Offers, devices: Mapping[str, model.Device],

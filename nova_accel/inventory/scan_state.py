@@ -9,7 +9,24 @@ next look scans it, even if its state is the same as before.
 
 from collections.abc import Hashable
 
+from nova_accel.drivers import base
+from nova_accel.host import pci
 from nova_accel import locks
+from nova_accel import model
+
+
+def state(driver: base.AcceleratorDriver, address: str,
+          device: model.Device | None) -> Hashable:
+    """Return a value that changes whenever an examination of a card would
+    give something else: the driver's state of it, and the drivers that the
+    other members of its IOMMU groups have.
+
+    :param device: its last report.
+    """
+    return driver.state(address), tuple(
+        (function, pci.driver(driver.kernel, function))
+        for group in (device.groups if device else ())
+        for function in group)
 
 
 class ScanState:

@@ -53,7 +53,8 @@ class Users:
             for part, shown in offers.parts(device) for handle in shown.handles
             if (about is None or handle in about)
             and handle not in self._table.claimed
-            and (reason := vfio.use(kernel, handle))]
+            and (reason := vfio.use(
+                kernel, handle, self._members(device, handle)))]
         begun, ended = self._table.withheld.set_in_use(
             device.address, [
                 # the guest of a server may have got it meanwhile
@@ -65,3 +66,14 @@ class Users:
         for hold in ended:
             LOG.info('A handle of %s can be given to servers again; it was '
                      'withheld because %s', hold.device, hold.reason)
+
+    def _members(self, device, handle) -> list[str]:
+        """Return the other members of the IOMMU groups of a handle, as far as
+        no server has one: offers withholds it because of those."""
+        claimed = {function for one in (
+            self._table.claimed if device.groups else ())
+            for function in one.addresses}
+        return [member for group in device.groups
+                if not claimed.intersection(group)
+                and not {*handle.addresses}.isdisjoint(group)
+                for member in group if member not in handle.addresses]

@@ -1037,6 +1037,7 @@ class SwitchesTest(CheckTestCase):
 
     def test_directly(self):
         """The operator has it so, and gives them together."""
+        self.set('accel', device_sets=' '.join(self.GPUS))
         found = self.switches((0, 0, 0, 0), groups=(1, 1, 1, 1))
         self.assertEqual([
             ('ok', f'what {", ".join(gpus)} send to other devices below the '
@@ -1053,6 +1054,17 @@ class SwitchesTest(CheckTestCase):
             f'what {self.GPUS[1]} send to other devices below the switch '
             f'{self.UP} does not pass the IOMMU, and those have other IOMMU '
             f'groups: a server can reach devices of others', found[1][1])
+
+    def test_one_by_one(self):
+        """Two servers cannot have devices of one IOMMU group."""
+        self.switches((0, 0, None, None), groups=(1, 1, 2, 3), status=2)
+        found = {line['Check']: line['Found'] for line in self.lines
+                 if line['Result'] == 'failure'}
+        one, other, *_ = self.GPUS
+        self.assertEqual({one, other}, found.keys())
+        self.assertEqual(
+            f'it is not given to servers: {one} is in one IOMMU group with '
+            f'{other}, and the kernel gives a group to one guest', found[one])
 
     def test_cannot_be_read(self):
         def refuse(kernel, port):

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Which handles servers can get, by devices, claims and holds."""
 
+import dataclasses
 import uuid
 
 import ddt
@@ -25,9 +26,9 @@ def card(address=A, handles=VFS):
     return fpga(address, regions=0, handles=tuple(map(handle, handles)))
 
 
-def claim(address, state=BOUND, index=None, device=A, **more):
+def claim(address, state=BOUND, index=None, device=A, instance='i', **more):
     return model.Claim(
-        uuid=str(uuid.uuid4()), instance_uuid='i', consumer_uuid='i',
+        uuid=str(uuid.uuid4()), instance_uuid=instance, consumer_uuid='i',
         provider_uuid='p', resource_class='X', group='1',
         device_address=device, region_index=index, state=state,
         handle=handle(address), **more)
@@ -129,6 +130,36 @@ class StateTest(testtools.TestCase):
         self.assertEqual(withheld, [
             address for address, (_, *kinds) in sorted(shown(found).items())
             if Kind.INCOMPLETE_SET in kinds])
+
+    @ddt.data(
+        # groups, claims, sets -> those that are withheld by their group
+        ([[A, B]], [], [], [A, B]), ([[A], [B]], [], [], []),
+        ([[A, B]], [], [[A, B]], []), ([[A, B]], [A], [], [B]),
+        # nothing can be done about what servers have
+        ([[A, B]], [A, B], [], []),
+        # a bridge
+        ([[A, '0000:00:01.0']], [], [], []))
+    @ddt.unpack
+    def test_iommu_group(self, groups, claimed, sets, withheld):
+        found = offered(
+            *(dataclasses.replace(card(address, [address]), groups=tuple(
+                tuple(group) for group in groups if address in group))
+              for address in (A, B)),
+            claims=[claim(a, device=a, instance=a) for a in claimed],
+            sets=sets)
+        self.assertEqual(withheld, [
+            address for address, (_, *kinds) in sorted(shown(found).items())
+            if Kind.IOMMU_GROUP in kinds])
+
+    def test_iommu_group_of_vfs(self):
+        """Handles of one device, too."""
+        device = dataclasses.replace(card(), groups=((A, *VFS),))
+        self.assertEqual(dict.fromkeys(VFS, (WITHHELD, Kind.IOMMU_GROUP)),
+                         shown(offered(device)))
+        # one is withheld for another reason
+        self.assertEqual(
+            [handle(VFS[1])], offered(device, more=[hold(
+                Kind.IN_USE, handle=handle(VFS[0]))]).free((A, None)))
 
     @ddt.data(
         # policy at the release, and now -> withheld
