@@ -63,11 +63,12 @@ style: $(STAMP)
 	@$(BIN)/mypy & types=$$!; $(BIN)/flake8 nova_accel tests \
 		&& $(BIN)/lint-imports; floors=$$?; wait $$types && exit $$floors
 
-# the page of release notes reads them from git
+# the page of release notes reads them from git; without -E the search would have
+# the index entries only of pages that changed
 docs: $(STAMP)
 	@test -x $(BIN)/sphinx-build || \
 		$(PIP) -c $(CONSTRAINTS) nova==$(NOVA) -e '.[docs]'
-	$(BIN)/sphinx-build -W --keep-going -b html docs/source docs/build/html
+	$(BIN)/sphinx-build -E -W --keep-going -b html docs/source docs/build/html
 	$(BIN)/sphinx-build -W -q -b man docs/source docs/build/man
 	$(BIN)/python -m tests.built_pages docs/build/html
 
