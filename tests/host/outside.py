@@ -54,7 +54,7 @@ INSIDE: dict[type, tuple[str, ...]] = {
     claim_store.ClaimStore: (
         'serials', 'away', 'loaded', 'unsettled', 'unclean', 'disabled',
         'claims', 'all_claims', 'by_uuid', 'lineage', 'latest', 'orders',
-        'update'),
+        'update', 'gone'),
     sim.SimulatedKernel: ('changes',),
     clouds.Cloud: ('admin_context', 'reporting'),
 }
