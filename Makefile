@@ -2,6 +2,7 @@
 # make test   everything that needs no root; parts of it: style unit host
 #             functional, and make unit TEST=tests.unit.test_gbs for one test
 # make soak   random operations on a cloud, SOAK_MINUTES=60 of them
+# make explore  random orders of events on one host, EXPLORE_MINUTES=60 of them
 # make mutants  small changes of the code that the tests must notice; minutes
 # make killed  kill nova-compute's own main() where Nova and we have done half
 # make sigterm  stop nova-compute under load, STOPS=200 times
@@ -37,7 +38,7 @@ PIP = $(BIN)/python -m pip install $(QUIETLY) --no-compile
 # else each process that a test starts compiles nova_accel again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test parts style docs unit host functional soak killed sigterm mutants nova-tests \
+.PHONY: help demo test parts style docs unit host functional soak explore killed sigterm mutants nova-tests \
 	nova-tests-part bench bench-part bench-fleet bench-reuse clean lab lab-up lab-test \
 	lab-shell lab-down
 
@@ -119,6 +120,13 @@ soak: $(STAMP)
 	NOVA_ACCEL_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m testtools.run \
 		tests.functional.test_random_operations \
 		tests.functional.$(KILLED).KilledComputeTest.test_moves
+
+# docs/source/contributor/testing.rst says how to play a failure again
+EXPLORE_MINUTES ?= 60
+
+explore: $(STAMP)
+	NOVA_ACCEL_EXPLORE_MINUTES=$(EXPLORE_MINUTES) $(BIN)/python \
+		-m testtools.run tests.host.test_explorer
 
 # MUTANTS="attach/reconcile.py" for those of a file, of a room or with a text
 mutants: $(STAMP)

@@ -2,6 +2,7 @@
 """A compute host for tests, and the order in which Nova calls it."""
 
 import dataclasses
+import errno
 import logging
 import os
 import signal
@@ -138,7 +139,8 @@ class Host:
     def settle(self):
         """Regions that are being cleaned are clean, or will not be."""
         ends = time.monotonic() + PATIENCE
-        while time.monotonic() < ends and any(
+        # of a process that was killed nothing is under way
+        while time.monotonic() < ends and limits.at_work() and any(
                 not claim.error for claim in self.holdings.being_released()):
             time.sleep(0.01)
         # and what comes after the end of a claim is done as well
@@ -148,18 +150,18 @@ class Host:
                         f'{address} region{region.index}'):
                     pass
 
-    def migrate_away(self, uuid_):
+    def migrate_away(self, uuid_, migration=None):
         """The source of a cold migration; the migration's uuid."""
-        migration = str(uuid.uuid4())
+        migration = migration or str(uuid.uuid4())
         self.cloud.move_allocation(uuid_, migration)
         self.cloud.stop_guest(uuid_)
         self.moves.set_aside(
             self.cloud.admin_context(), uuid_, migration)
         return migration
 
-    def resize_here(self, uuid_, allocation):
+    def resize_here(self, uuid_, allocation, migration=None):
         """A resize that stays on this host; the migration's uuid."""
-        migration = self.migrate_away(uuid_)
+        migration = self.migrate_away(uuid_, migration)
         self.cloud.allocate(uuid_, allocation)
         self.spawn(uuid_)
         return migration
@@ -227,6 +229,9 @@ class Host:
     def reconcile(self):
         self.reconciler.run()
 
+    def scan(self):
+        self.inventory.scanner.scan()
+
     def power_cut(self):
         """The host boots again; nova-compute has not started yet."""
         self.cloud.lose_power()
@@ -239,9 +244,10 @@ class Host:
     def write_disabled(self, address, reason='it is hot'):
         """As nova-accel disable; nova-compute has not heard of it."""
         known = self.command()
+        devices = known.devices()
         known.disable(values.Disabled(
-            address, identity.serial_for_claim(
-                address, known.devices(), known.gone()),
+            identity.named(address, devices), identity.serial_for_claim(
+                address, devices, known.gone()),
             reason, '2026-11-22T02:17:43+00:00'))
 
     def disable(self, address):
@@ -270,13 +276,40 @@ class Host:
         for role in model.Role:
             self.guests.unplug(self.cloud.admin_context(), uuid_, role)
         self.settle()
-        for consumer in self.cloud.read()['allocations']:
+        for consumer in uuid_, *self._moves_of(uuid_):
             self.cloud.allocate(consumer, None)
+
+    def _moves_of(self, uuid_):
+        return [move for move, server in self.cloud.read().get(
+            'moves', {}).items() if server == uuid_]
+
+    def revert_to_start(self, uuid_, migration):
+        """All of the revert of a resize on this host."""
+        self.revert_here(uuid_, migration)
+        self.start_guest(uuid_)
+
+    def leave(self, uuid_):
+        """The guest goes by a live migration, without its devices."""
+        self.cloud.detach(uuid_, self.guests.handles(uuid_))
+
+    def attempt(self, name, *args):
+        """Take a step that may be refused; why, in a sentence."""
+        try:
+            getattr(self, name)(*args)
+        except exception.AcceleratorError as error:
+            return str(error)
+        except OSError as error:
+            # libvirt does not find the device
+            if error.errno not in (errno.ENODEV, errno.ENOENT):
+                raise
+            return 'libvirt does not find the device.'
+        return None
 
     def come_back(self, uuid_):
         """The operator takes a move back, wherever it stands."""
-        for consumer in set(self.cloud.read()['allocations']) - {uuid_}:
-            self.cloud.move_allocation(consumer, uuid_)
+        for consumer in self._moves_of(uuid_):
+            if consumer in self.cloud.read()['allocations']:
+                self.cloud.move_allocation(consumer, uuid_)
         for consumer in {claim.consumer_uuid for claim
                          in self.holdings.of(uuid_, model.Role.OLD)}:
             self.moves.revert(
@@ -347,6 +380,12 @@ class Host:
             in self.cloud.read()['providers'].values()
             if 'CUSTOM_ACCELERATOR_FENCED' in provider['traits']
             or any(i['reserved'] for i in provider['inventory'].values()))
+
+    def withheld(self):
+        """Why, by the addresses of handles."""
+        return {offer.handle.address:
+                [[hold.kind.value, hold.reason] for hold in offer.all_holds]
+                for offer in self.inventory.offered().all() if offer.all_holds}
 
     def left(self):
         """What is claimed, runs or is fenced."""

@@ -123,7 +123,7 @@ def _forker(path: str | None) -> subprocess.Popen:
     :param path: PYTHONPATH, which says what it can import.
     """
     forker = subprocess.Popen(
-        [sys.executable, '-m', 'tests.host.killed'],
+        [sys.executable, '-W', 'ignore', '-m', 'tests.host.killed'],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True)
     limits.PROCESSES.add(forker.pid)
