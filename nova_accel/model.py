@@ -483,7 +483,7 @@ class Claim:
     #: with created_type, and after it for all others
     prepared: bool = False
     #: JSON of what of the request is for the driver, '' where that is not
-    #: known; written and read by attach.handles
+    #: known; written and read by attach.driver_calls
     driver_request: str = ''
     #: JSON of what the driver gave Use.remember(), '' for nothing
     driver_memory: str = ''

@@ -24,15 +24,18 @@ from nova_accel.attach import choice as device_choice
 from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import descriptions as device_descriptions
+from nova_accel.attach import driver_calls
 from nova_accel.attach import guests as server_guests
 from nova_accel.attach import gate as region_gate
 from nova_accel.attach import handles as attach_handles
+from nova_accel.attach import handover_results
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import images as region_images
 from nova_accel.attach import loading
 from nova_accel.attach import moves as server_moves
 from nova_accel.attach import operators_images as images_of_operator
 from nova_accel.attach import plugs as server_plugs
+from nova_accel.attach import preparation as handle_preparation
 from nova_accel.attach import programming as region_programming
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness as device_readiness
@@ -86,6 +89,7 @@ class Host:
     handles: attach_handles.Handles
     moves: server_moves.Moves
     plugs: server_plugs.Plugs
+    preparation: handle_preparation.Preparation
     programming: region_programming.Programming
     readiness: device_readiness.Readiness
     releases: server_releases.Releases
@@ -142,16 +146,20 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     operators_images = images_of_operator.OperatorsImages(
         inventory, holdings, cloud, loader, images, gate)
     regions = cleaning.Regions(inventory, operators_images)
-    handles = attach_handles.Handles(inventory, holdings, cloud, regions)
+    calls = driver_calls.DriverCalls(inventory, holdings)
+    preparation = handle_preparation.Preparation(inventory, holdings, calls)
+    handles = attach_handles.Handles(
+        inventory, holdings, cloud, calls,
+        handover_results.HandoverResults(inventory, holdings), regions)
     readiness = device_readiness.Readiness(
-        inventory, holdings, handles, programming, regions)
+        inventory, holdings, preparation, programming, regions)
     releases = server_releases.Releases(
         cloud, holdings, handles, readiness, publisher, servers)
     moves = server_moves.Moves(
         cloud, holdings, reshape, servers, releases, carrying)
     choice = device_choice.Choice(inventory, kernel)
     accelerators = server_accelerators.Accelerators(
-        cloud, store, inventory, holdings, publisher, handles, readiness,
+        cloud, store, inventory, holdings, publisher, preparation, readiness,
         settling, reshape, choice, gate, servers, releases, moves)
     plugs = server_plugs.Plugs(
         cloud, inventory, holdings, servers, accelerators, choice, releases)
@@ -176,12 +184,14 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     return Host(
         kernel, store, inventory, holdings,
         accelerators=accelerators,
-        along=migratable.Along(inventory, holdings, handles, accelerators),
+        along=migratable.Along(
+            inventory, holdings, preparation, accelerators),
         carrying=carrying,
         descriptions=device_descriptions.Descriptions(inventory, holdings),
         guests=server_guests.Guests(
             cloud, holdings, servers, accelerators, plugs, releases),
-        handles=handles, moves=moves, plugs=plugs, programming=programming,
+        handles=handles, moves=moves, plugs=plugs, preparation=preparation,
+        programming=programming,
         readiness=readiness, releases=releases,
         runtime=runtime_programming.RuntimeProgramming(
             cloud, inventory, holdings, programming, readiness, servers,
@@ -290,7 +300,7 @@ def _make_again(host):
     def make(claims):
         for claim in claims:
             try:
-                host.handles.prepare([claim], fresh=False)
+                host.preparation.prepare([claim], fresh=False)
             except Exception as error:
                 LOG.error('A vGPU of server %s could not be made again: '
                           '%s', claim.instance_uuid, error)

@@ -16,11 +16,12 @@ from oslo_utils import uuidutils
 
 from nova_accel.attach import choice as device_choice
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import driver_calls
 from nova_accel.attach import gate as region_gate
-from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import moves as server_moves
 from nova_accel.attach import plan
+from nova_accel.attach import preparation as handle_preparation
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness as device_readiness
 from nova_accel.attach import releases as server_releases
@@ -48,7 +49,7 @@ class Accelerators:
                  inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings,
                  publisher: publishing.Publisher,
-                 handles: attach_handles.Handles,
+                 preparation: handle_preparation.Preparation,
                  readiness: device_readiness.Readiness,
                  settling: device_settling.Settling,
                  reshape: allocation_moves.Reshape,
@@ -61,7 +62,7 @@ class Accelerators:
         self._inventory = inventory
         self._holdings = holdings
         self._publisher = publisher
-        self._handles = handles
+        self._preparation = preparation
         self._readiness = readiness
         self._settling = settling
         self._reshape = reshape
@@ -253,7 +254,7 @@ class Accelerators:
         wanted = take.wanted
         for device, _ in chosen:
             self._check_keys(wanted, device)
-        created_type = self._handles.type_for(wanted, chosen[0][0])
+        created_type = self._preparation.type_for(wanted, chosen[0][0])
         index = self._inventory.providers()[take.provider_uuid].region_index
         return [model.Claim(
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
@@ -264,7 +265,7 @@ class Accelerators:
             device_address=device.address,
             region_index=index,
             handle=handle, created_type=created_type,
-            driver_request=attach_handles.for_driver(wanted),
+            driver_request=driver_calls.for_driver(wanted),
             operators_bitstream=None if index is None
             else device.region(index).operators_bitstream)
             for device, handle in chosen]

@@ -4,9 +4,9 @@
 from collections.abc import Iterable
 
 from nova_accel.attach import accelerators as server_accelerators
-from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
+from nova_accel.attach import preparation as handle_preparation
 from nova_accel import exception
 from nova_accel.host import vfio
 from nova_accel import inventory as host_inventory
@@ -18,11 +18,11 @@ class Along:
 
     def __init__(self, inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings,
-                 handles: attach_handles.Handles,
+                 preparation: handle_preparation.Preparation,
                  accelerators: server_accelerators.Accelerators):
         self._inventory = inventory
         self._holdings = holdings
-        self._handles = handles
+        self._preparation = preparation
         self._accelerators = accelerators
 
     def movable(self, claims: Iterable[model.Claim]) -> list[model.Movable]:
@@ -69,7 +69,7 @@ class Along:
         """
         return sorted(self._movable(
             wanted, device, handle,
-            self._handles.type_for(wanted, device))
+            self._preparation.type_for(wanted, device))
             for wanted, device, handle
             in self._accelerators.would_get(server, allocations, moving=True))
 

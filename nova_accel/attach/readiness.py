@@ -4,9 +4,10 @@
 from collections.abc import Iterable, Sequence
 
 from nova_accel.attach import cleaning
-from nova_accel.attach import handles as attach_handles
+from nova_accel.attach import driver_calls
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
+from nova_accel.attach import preparation as handle_preparation
 from nova_accel.attach import programming as region_programming
 from nova_accel.health import signals
 from nova_accel import inventory as host_inventory
@@ -18,12 +19,12 @@ class Readiness:
 
     def __init__(self, inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings,
-                 handles: attach_handles.Handles,
+                 preparation: handle_preparation.Preparation,
                  programming: region_programming.Programming,
                  regions: cleaning.Regions):
         self._inventory = inventory
         self._holdings = holdings
-        self._handles = handles
+        self._preparation = preparation
         self._programming = programming
         self._regions = regions
 
@@ -42,7 +43,7 @@ class Readiness:
             self._programming.provision(
                 context, server.project_id, wanted, claims, scheduled=True)
         for wanted, claims in claimed:
-            self._handles.prepare(claims, fresh=True)
+            self._preparation.prepare(claims, fresh=True)
             self.bind(claims, wanted.chosen_by_owner)
 
     def prepare_held(self, context, server: request.Server,
@@ -63,10 +64,10 @@ class Readiness:
             else:
                 if keep.wanted in server.wanted:
                     self._holdings.ask(
-                        claims, attach_handles.for_driver(keep.wanted))
+                        claims, driver_calls.for_driver(keep.wanted))
                 self._programming.provision(
                     context, server.project_id, keep.wanted, claims)
-            self._handles.prepare(claims, fresh=False)
+            self._preparation.prepare(claims, fresh=False)
             if any(c.state is not model.ClaimState.BOUND or c.error
                    for c in self._holdings.now(claims)):
                 self.bind(claims, keep.wanted.chosen_by_owner)
@@ -81,7 +82,7 @@ class Readiness:
         self._programming.restore(
             context, server.project_id, claims,
             {r.group: r for r in server.requests})
-        self._handles.prepare(claims, fresh=False)
+        self._preparation.prepare(claims, fresh=False)
         self._holdings.bound_as_before(
             [c for c in self._holdings.now(claims)
              if c.state is not model.ClaimState.BOUND or c.error])

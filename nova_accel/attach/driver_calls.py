@@ -1,0 +1,87 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Calls of drivers about the handle of one claim."""
+
+from collections.abc import Callable
+import json
+
+from nova_accel.attach import holdings as server_holdings
+from nova_accel import conf
+from nova_accel.drivers import base
+from nova_accel import exception
+from nova_accel import inventory as host_inventory
+from nova_accel import model
+from nova_accel import request
+
+CONF = conf.CONF
+
+#: characters of JSON that a driver may remember of a handle
+_MOST_REMEMBERED = 4096
+
+
+class DriverCalls:
+    """Calls drivers; see call()."""
+
+    def __init__(self, inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings):
+        self._inventory = inventory
+        self._holdings = holdings
+
+    def call(self, device: model.Device, claim: model.Claim, what: str,
+             method: Callable[..., None], *args,
+             late: Callable[[], None] | None = None) -> None:
+        """Call a method of the driver for the handle of a claim, unless the
+        claim has ended.
+
+        Calls for a handle run one at a time.
+
+        :param what: the operation, the beginning of an error.
+        :param late: called if the call succeeds after the limit.
+        :raises DeviceTimeout: the call takes longer than [accel]
+            device_timeout, and continues.
+        :raises AcceleratorError: of other kinds, from the driver.
+        """
+        def run():
+            try:
+                # the claim may have ended while this call waited
+                for now in self._holdings.now([claim]):
+                    method(device, claim.handle, claim.created_type, *args,
+                           self._use(now))
+            finally:
+                self._inventory.table.reports.invalidate(device.address)
+        try:
+            self._inventory.cards.call(
+                claim.key, what, run, seconds=CONF.accel.device_timeout,
+                late=late, patient=True)
+        except exception.AcceleratorError:
+            raise
+        except Exception as error:
+            raise exception.DeviceError(
+                f'{what} failed ({type(error).__name__}: {error}): check '
+                f'the device, and read the kernel log.',
+                found=f'{what} failed') from error
+
+    def _use(self, claim):
+        """Return what the driver may know of the use of a handle."""
+        def remember(value):
+            text = json.dumps(value)
+            if len(text) > _MOST_REMEMBERED:
+                raise ValueError(
+                    f'{len(text)} characters are too many to be remembered, '
+                    f'{_MOST_REMEMBERED} are the most')
+            self._holdings.remember(claim, text)
+        found = json.loads(claim.driver_request or '{}')
+        return base.Use(
+            keys=found.get('keys', {}),
+            functions=tuple(found.get('functions', ())),
+            bitstream_id=found.get('bitstream_id'),
+            memory=json.loads(claim.driver_memory or 'null'),
+            remember=remember)
+
+
+def for_driver(wanted: request.AcceleratorRequest) -> str:
+    """Return what a request has for the driver, as Claim.driver_request."""
+    return json.dumps({
+        'keys': dict(wanted.driver_keys), 'bitstream_id': wanted.bitstream_id,
+        'functions': [choice.function_id or choice.function_name
+                      for choice in wanted.choices if choice.function_id
+                      or choice.function_name]})

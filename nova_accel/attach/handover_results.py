@@ -1,0 +1,107 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Results of hand-overs, as the journal and the holds have them.
+
+For example, a disk has the policy reset and its driver erases it by a reset:
+the result is clean. A GPU with the same policy keeps what a reset does not
+clear: the result is "reset only", and the handle counts as unclean if the
+operator configures a stricter policy later. With the policy operator the claim
+waits until the operator releases it.
+"""
+
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.drivers import handover
+from nova_accel import inventory as host_inventory
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel.store import values
+
+LOG = logging.getLogger(__name__)
+
+
+class HandoverResults:
+    """Writes results; see write()."""
+
+    def __init__(self, inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings):
+        self._inventory = inventory
+        self._holdings = holdings
+
+    def write(self, claim: model.Claim, device: model.Device,
+              done: str | None) -> None:
+        """Write the result of a release, after the driver has done its part.
+
+        With the policy operator the claim is WAITING then.
+
+        :param done: what the driver did; None if nothing.
+        :raises AcceleratorsUnavailable: the store cannot be written.
+        """
+        result = values.CLEAN if done else 'not cleaned'
+        policy = handover.policy(device, claim.handle.address)
+        left = _region(
+            self._inventory.devices.get(device.address), claim)
+        if (done and claim.prepared and left
+                and policy is handover.Policy.RESET
+                and left.origin != model.OPERATOR):
+            # a reset does not remove what a project has loaded
+            result = values.RESET_ONLY
+        elif (done and claim.prepared and claim.region_index is None
+              and policy is handover.Policy.RESET
+              and not self._inventory.driver_of(device).RESET_IS_ALL):
+            result = values.RESET_ONLY
+        elif (done and claim.prepared and left and device.memory
+              and 'memory cleared' not in done):
+            result = values.MEMORY_KEPT
+        waits = policy is handover.Policy.OPERATOR and not claim.created_type
+        if waits:
+            LOG.warning('%s, which server %s had, is withheld until the '
+                        'operator has cleaned it and gives the command '
+                        'nova-accel release %s', claim.handle.address,
+                        claim.holder, claim.handle.address)
+            result = 'waits for the operator'
+        elif not done and policy is not handover.Policy.NONE and (
+                claim.region_index is None and not claim.created_type):
+            LOG.warning('%s, which server %s had, is given to the next server '
+                        'as it is: the driver %s has cleaned nothing, and the '
+                        'policy is %s', claim.handle.address, claim.holder,
+                        device.driver, policy.value)
+        self._note_unclean(claim, device, policy, done)
+        self.note(claim, device, done or 'none', result)
+        if waits:
+            self._holdings.await_operator(claim)
+
+    def _note_unclean(self, claim, device, policy, done):
+        """Write whether the handle is clean for a stricter policy, which the
+        operator may configure later.
+
+        :raises AcceleratorsUnavailable: the store cannot be written.
+        """
+        if not claim.prepared or claim.created_type:
+            # its server left nothing on it
+            return
+        none = handover.Policy.NONE
+        if policy is none or policy is handover.Policy.RESET and not done:
+            self._holdings.note_unclean(claim, device, none.value)
+        elif policy is handover.Policy.RESET and (
+                claim.region_index is not None
+                or not self._inventory.driver_of(device).RESET_IS_ALL):
+            self._holdings.note_unclean(claim, device, policy.value)
+        else:
+            self._holdings.note_unclean(claim, device, None)
+
+    def note(self, claim: model.Claim, device: model.Device, method: str,
+             result: str) -> None:
+        """Add a hand-over to the journal.
+
+        :param device: as it was before.
+        :param method: what was done; 'none' if nothing.
+        """
+        now = self._inventory.devices.get(claim.device_address)
+        self._holdings.note_handover(
+            device, _region(device, claim), _region(now, claim),
+            method, result, claim)
+
+
+def _region(device: model.Device | None, claim: model.Claim,
+            ) -> model.Region | None:
+    """Return the region of a claim; None for a claim without one."""
+    return device.find_region(claim.region_index) if device else None
