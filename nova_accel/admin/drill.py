@@ -11,6 +11,7 @@ import time
 from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel import inventory as host_inventory
+from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel import model
 
@@ -45,8 +46,7 @@ class Drill:
     def _check(self, device: model.Device) -> signals.Mode:
         """Return what is done about the signal."""
         address = device.address
-        disabled = self._inventory.table.disabled().get(address)
-        if disabled is None or not disabled.is_operators:
+        if holds.Kind.DISABLED not in self._inventory.table.kinds(address):
             raise exception.DeviceUnavailable(
                 f'A drill of {address} was asked for, and a server might get '
                 f'it meanwhile, because the operator has not disabled it: '

@@ -25,6 +25,7 @@ from nova_accel.attach import publishing
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
+from nova_accel.inventory import holds
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel.store import claim_store
@@ -55,7 +56,7 @@ class Orders:
         self._cloud = cloud
         self._closed = threading.Event()
         #: by address, as the log and Placement show them
-        self._shown: dict[str, values.Disabled] = {}
+        self._shown: dict[str, tuple[values.Disabled, ...]] = {}
         #: held while something is shown
         self._lock = locks.Lock('orders')
         self._handlers = handlers
@@ -125,16 +126,17 @@ class Orders:
                  answer)
         return state, answer
 
-    def _tell(self, now: dict[str, values.Disabled]) -> set[str]:
+    def _tell(self, now: dict[str, tuple[values.Disabled, ...]]) -> set[str]:
         """:returns: addresses of devices that were not so before, or are not
             any more."""
         before, self._shown = self._shown, now
         for address in sorted(now):
-            if now[address] != before.get(address):
-                LOG.info('Device %s is disabled since %s (%s); it is given to '
-                         'no other server', address,
-                         now[address].since,
-                         text.printable(now[address].reason, 200))
+            for row in now[address]:
+                if row not in before.get(address, ()):
+                    LOG.info('Device %s is %s since %s (%s); it is given to '
+                             'no other server', address,
+                             holds.of_disabled(row).value, row.since,
+                             text.printable(row.reason, 200))
         for address in sorted(before.keys() - now.keys()):
             LOG.info('Device %s is not disabled any more', address)
         return before.keys() ^ now.keys()

@@ -5,8 +5,10 @@ import uuid
 
 from nova_accel.cmd import output
 from nova_accel.cmd import store
+from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel.inventory import offers
+from nova_accel.inventory import listing
 from nova_accel import model
 
 
@@ -15,9 +17,10 @@ class Claims(output.Lister):
 
     Each claim has a row, also that of no server whose handle waits for the
     operator, and so has each free region that nova_accel programmed, and each
-    device that the operator has disabled. Since is the time (UTC) at which a
-    server got the device, or the handle began to wait, or the operator
-    disabled it. Reads the claim store of nova-compute and changes nothing.
+    device that is disabled or defective. Since is the time (UTC) at which a
+    server got the device, or the handle began to wait, or it was disabled.
+    Error has the error of a claim, and why nova-compute withholds the handle.
+    Reads the claim store of nova-compute and changes nothing.
     """
 
     COLUMNS = ('Device', 'Region', 'Handle', 'Server', 'Group', 'State',
@@ -38,7 +41,7 @@ class Claims(output.Lister):
             else 'No server holds a device, and nothing waits for you, is '
                  'programmed or disabled.')
         known = store.read(parsed_args)
-        loaded = known.loaded()
+        loaded, withheld = known.loaded(), listing.read(known)
         rows, held = [], set()
         for claim in known.all_claims():
             held.add(claim.part)
@@ -50,7 +53,7 @@ class Claims(output.Lister):
                     claim.handle.address, self._holder(claim), claim.group,
                     _state(claim), claim.since, *_content(
                         loaded, claim.device_address, claim.region_index),
-                    offers.WAITS if claim.waits else claim.error))
+                    _why(claim, withheld)))
         for address, index in sorted(loaded):
             if ((address, index) not in held and not parsed_args.server
                     and parsed_args.device in (None, address)):
@@ -59,8 +62,8 @@ class Claims(output.Lister):
         if not parsed_args.server:
             devices, gone = known.devices(), known.gone()
             rows += [
-                (address, '', '', '', '', 'disabled', row.since, '', '', '',
-                 row.reason or 'no reason given')
+                (address, '', '', '', '', holds.of_disabled(row).value,
+                 row.since, '', '', '', row.reason or 'no reason given')
                 for row in known.disabled()
                 # where it is now, or was when it is not on this host
                 for address in identity.disabled(
@@ -73,6 +76,15 @@ class Claims(output.Lister):
     def _holder(self, claim):
         return (claim.instance_uuid if self.structured or claim.waits
                 else claim.holder)
+
+
+def _why(claim, withheld):
+    """Return why its handle is not given to another server, or its server
+    may not be able to start: also what nova-compute reported last."""
+    return holds.reasons((
+        *offers.of_claims({}, [claim]),
+        *(hold for hold in withheld
+          if hold.applies_to(claim.part, claim.handle)))) or claim.error
 
 
 def _region(index):

@@ -49,7 +49,7 @@ class _Disables(_OfDevice):
         known = store.to_write(parsed_args)
         devices = known.devices()
         address = identity.named(parsed_args.device, devices)
-        before = _about(address, known)
+        before = [row for row in _about(address, known) if not row.of_health]
         known.disable(values.Disabled(
             address, identity.serial_for_claim(address, devices, known.gone()),
             reason or next((row.reason for row in before), ''),

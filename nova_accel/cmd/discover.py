@@ -20,6 +20,7 @@ from nova_accel import inventory
 from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel.inventory import offers
+from nova_accel.inventory import listing
 from nova_accel import machine
 from nova_accel import model
 from nova_accel import naming
@@ -28,6 +29,12 @@ from nova_accel.store import claim_store
 CONF = conf.CONF
 
 _OK = 'ok'
+#: kinds of holds that a command cannot find: nova-compute lists them
+_NOT_SEEN = frozenset((
+    holds.Kind.RECOVERING, holds.Kind.CONFLICT, holds.Kind.IN_GUEST,
+    holds.Kind.IN_USE, holds.Kind.UNHEALTHY, holds.Kind.MISPLACED,
+    holds.Kind.OWNER_UNKNOWN, holds.Kind.RETURNED, holds.Kind.UNALLOCATED,
+    holds.Kind.SUSPECT))
 #: characters of a line of a reason
 _REASON_WIDTH = 44
 _LONG_COLUMNS = ('Provider', 'NUMA', 'Resource class', 'Total', 'Reserved',
@@ -85,9 +92,11 @@ class Discover(output.Lister):
         for address in sorted({*gone, *self._devices}):
             # None: which servers have it is not known
             mine = held[address] if known else None
-            rows += (self._rows_of(self._devices[address], mine)
-                     if address in self._devices
-                     else [self._row_of_gone(gone[address], mine)])
+            if address in self._devices:
+                rows += self._rows_of(self._devices[address], mine)
+            else:
+                device, hold = gone[address]
+                rows.append(self._row_of_gone(device, hold, mine))
         return self.COLUMNS, rows
 
     def produce_output(self, parsed_args, column_names, data):
@@ -118,16 +127,21 @@ class Discover(output.Lister):
 
     def _gone(self, known):
         """Address -> device that nova-compute knows and a driver that works
-        does not find."""
-        return {address: device for address, device
-                in (known.devices() if known else {}).items()
+        does not find, and why."""
+        if not known:
+            return {}
+        notes = known.notes()
+        return {address: (device, holds.Hold(
+                    holds.Kind.GONE, address, notes[address].gone
+                    or 'its driver does not find it any more',
+                    since=notes[address].gone_since))
+                for address, device in known.devices().items()
                 if device.driver in self._loaded}
 
-    def _row_of_gone(self, device, held):
+    def _row_of_gone(self, device, hold, held):
         return (device.address, _what(device), '',
                 *self._use(dataclasses.replace(device, handles=()), held),
-                self._colored(f'{holds.Kind.GONE.value}: its driver does not '
-                              f'find it any more', output.RED))
+                self._colored(str(hold), output.RED))
 
     def _rows_of(self, device, held):
         """A row of the device, and one for each region."""
@@ -152,7 +166,7 @@ class Discover(output.Lister):
         unreported = self._unreported.get(part[0])
         if unreported and part[1] is None:
             return self._colored(f'not reported: {unreported}', output.RED)
-        found = self._offered.why(part)
+        found = self._why(part)
         # a region does not repeat the reasons of its card
         said = holds.described(
             hold for hold in found if part[1] is None
@@ -170,28 +184,34 @@ class Discover(output.Lister):
                  'lifted-by': hold.kind.lifted_by}
                 for hold in dict.fromkeys(
                     hold for part, _ in offers.parts(device)
-                    for hold in self._offered.why(part))]
+                    for hold in self._why(part))]
 
     def _offers(self, found, known):
-        """Return which handles servers can get, by what the store knows.
-
-        Which claims have an allocation is not known here.
-        """
+        """Return which handles servers can get, by what the store knows and
+        what nova-compute reported last."""
         claims = known.all_claims() if known else ()
+        listed = listing.read(known) if known else []
         facts = (*found.table.all_holds(),
                  *offers.of_claims(found.devices, claims),
                  *offers.of_unclean(found.devices.values(),
-                                    known.unclean() if known else ()))
+                                    known.unclean() if known else ()),
+                 *(hold for hold in listed if hold.kind in _NOT_SEEN
+                   and hold.device in found.devices))
+        self._began = {hold.key: hold.since for hold in listed}
         return offers.offers(
             found.devices, claims, map(self._with_why, facts), sets.wanted())
+
+    def _why(self, part):
+        """Return the holds of a part, with the times at which they began."""
+        return [dataclasses.replace(hold, since=hold.since or self._began.get(
+            hold.key, '')) for hold in self._offered.why(part)]
 
     def _with_why(self, hold):
         """Return a hold with what the store has as the reason of a disabled
         device, which owners of servers do not read."""
-        why = self._reasons.get(hold.device)
-        if hold.kind is not holds.Kind.DISABLED or not why:
-            return hold
-        return dataclasses.replace(hold, reason=f'{hold.reason} ({why})')
+        why = self._reasons.get((hold.device, hold.kind))
+        return dataclasses.replace(
+            hold, reason=f'{hold.reason} ({why})') if why else hold
 
     def _use(self, part, held):
         """(total, used, held by); a driver tells only which vGPUs could be
@@ -247,7 +267,7 @@ class Discover(output.Lister):
         """Return one line, or one for each device of a pool with a hold."""
         lines = []
         for device in devices:
-            found = holds.described(self._offered.why((device.address, index)))
+            found = holds.described(self._why((device.address, index)))
             if found:
                 lines.append(found if len(devices) == 1
                              else f'{device.address} {found}')
@@ -307,13 +327,16 @@ def _disable(memory, known):
 
     By their addresses: serial numbers are not read here.
 
-    :returns: address -> why.
+    :returns: address and kind of the hold -> why.
     """
-    disabled = identity.disabled(known.devices(), known.disabled())
-    for address, row in disabled.items():
-        memory.disable(dataclasses.replace(
-            row, device_address=address, serial=''))
-    return {address: row.reason for address, row in disabled.items()}
+    reasons = {}
+    for address, rows in identity.disabled(
+            known.devices(), known.disabled()).items():
+        for row in rows:
+            memory.disable(dataclasses.replace(
+                row, device_address=address, serial=''))
+            reasons[address, holds.of_disabled(row)] = row.reason
+    return reasons
 
 
 @contextlib.contextmanager

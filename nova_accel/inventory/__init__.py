@@ -16,6 +16,7 @@ conditions     what follows from the health of devices
 recovery       brings back cards that no server has
 identity       pure: which card is the one that a server got
 providers      pure: devices and claims -> resource providers
+listing        what is withheld now, in the store for commands
 tree           resource providers -> Nova's provider tree
 =============  =============================================================
 
@@ -43,6 +44,7 @@ from nova_accel.inventory import identity
 from nova_accel.inventory import looks
 from nova_accel.inventory import offers
 from nova_accel.inventory import providers
+from nova_accel.inventory import listing
 from nova_accel.inventory import recovery
 from nova_accel.inventory import scan_state
 from nova_accel.inventory import scanner
@@ -116,6 +118,7 @@ class Inventory:
         self.recovery = recovery.Recovery(
             self.table, self.cards, store, self.claiming, drivers, self.health)
         self._tree = provider_tree.Tree(store)
+        self._listing = listing.Listing(store)
         self._every_handle = frozenset(
             name for name, driver in drivers.items()
             if contract.attends(type(driver)))
@@ -576,6 +579,7 @@ class Inventory:
             for address in self._tree.update(
                     tree, node, wanted, gone, placement):
                 self.table.remove(address)
+            self._listing.write(self.offered().all_holds())
         except exception.AcceleratorError as error:
             if moved:
                 raise

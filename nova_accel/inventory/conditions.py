@@ -8,8 +8,8 @@ observed                  a line of the log; shown to the operator
 SUSPECT                   the same, and a hold (suspect): a trait in Placement;
                           not of a guest that QEMU paused
 QUARANTINED, of a level   the same, and a hold (unhealthy) as long as it is so
-QUARANTINED, sticky       the same, and the device is disabled in the store,
-                          until nova-accel enable
+QUARANTINED, sticky       the same, and a hold (defective) until nova-accel
+                          enable
 ========================  ====================================================
 
 A server keeps its device in all cases, and can start again. A device that does
@@ -46,7 +46,8 @@ _RECOVERY_FAILED = 'recovery_failed'
 _EVENTS = (('ERROR_EVENT=FAILED_RECOVERY', _RECOVERY_FAILED),
            ('WEDGED=', 'wedged'))
 #: holds that say that a device is not well
-_OF_DEVICE = frozenset((Kind.SCAN_FAILED, Kind.HANGS, Kind.UNHEALTHY))
+_OF_DEVICE = frozenset((Kind.SCAN_FAILED, Kind.HANGS, Kind.UNHEALTHY,
+                        Kind.DEFECTIVE))
 
 
 class Condition(typing.NamedTuple):
@@ -266,18 +267,17 @@ class Conditions:
         """Disable a device because of findings that do not go away."""
         if not findings:
             return
-        gone = self._table.reports.gone()
         try:
-            before = [row for row in self._store.disabled()
-                      if address in identity.disabled(found, [row], gone)]
-            said = '; '.join(f.reason for f in findings)
-            reason = f'{values.OF_HEALTH}{said}'
-            if before and before[0].reason:
-                reason = f'{before[0].reason}; {reason}'
+            before = [row for row in self._table.disabled().get(address, ())
+                      if row.of_health]
+            reason = '; '.join([*(row.reason for row in before),
+                                *(f.reason for f in findings)])
             self._store.disable(values.Disabled(
-                address, identity.serial_for_claim(address, found, gone),
+                address, identity.serial_for_claim(
+                    address, found, self._table.reports.gone()),
                 reason[:values.LONGEST_REASON],
-                before[0].since if before else text.now()), before)
+                before[0].since if before else text.now(),
+                of_health=True), before)
         except exception.AcceleratorsUnavailable as error:
             LOG.error('Device %s must not be given to another server (%s), '
                       'and that is not written down yet: %s', address,
@@ -294,8 +294,6 @@ class Conditions:
         """Return the conditions of all devices, by address."""
         whole = self._held_whole()
         found = self._table.snapshot()
-        of_health = {address for address, row in self._table.disabled().items()
-                     if row.is_of_health}
         result = {}
         with self._lock:
             for address, device in found.items():
@@ -309,11 +307,11 @@ class Conditions:
                     state, '; '.join(dict.fromkeys((
                         *(hold.reason for hold in withheld),
                         *(finding.reason for finding in findings)))),
-                    self._for_owner(device, address in of_health, findings),
+                    self._for_owner(device, findings),
                     tuple(findings))
         return result
 
-    def _for_owner(self, device: model.Device, is_disabled: bool,
+    def _for_owner(self, device: model.Device,
                    findings: Iterable[watch.Finding]) -> signals.State:
         """Return the state for owners of servers.
 
@@ -325,7 +323,7 @@ class Conditions:
             # the scanner passes over what the operator excludes
             return (_State.GONE if rules.DeviceRules().applied(device)
                     else _State.OK)
-        if is_disabled or _OF_DEVICE & kinds or (
+        if _OF_DEVICE & kinds or (
                 Kind.UNUSABLE in kinds and not device.is_not_offered):
             return _State.QUARANTINED
         return _State.SUSPECT if any(

@@ -38,7 +38,7 @@ _OWNER_UNKNOWN = (
 _RETURNED = 'it may have data of a server that is gone, and is cleaned first'
 # without the reason of the operator, because owners of servers read it
 _DISABLED = 'the operator has disabled it'
-_OF_HEALTH = 'nova-compute has disabled it'
+_DEFECTIVE = 'nova-compute has disabled it'
 
 
 class _Now(typing.NamedTuple):
@@ -50,7 +50,7 @@ class _Now(typing.NamedTuple):
     holds_of: dict[str, tuple[holds.Hold, ...]] = {}
     #: identity.places() and identity.disabled() of these devices
     places: dict[str, tuple[identity.Where, model.Device]] = {}
-    disabled: dict[str, values.Disabled] = {}
+    disabled: dict[str, tuple[values.Disabled, ...]] = {}
     #: handles that servers have, or that are released after them
     claimed: frozenset[model.AttachHandle] = frozenset()
 
@@ -120,7 +120,7 @@ class DeviceTable:
         address = device.address if device else claim.device_address
         return where, now.devices.get(address)
 
-    def disabled(self) -> dict[str, values.Disabled]:
+    def disabled(self) -> dict[str, tuple[values.Disabled, ...]]:
         """See identity.disabled()."""
         return self._now().disabled
 
@@ -161,7 +161,7 @@ class DeviceTable:
                   if hold.kind is not Kind.IN_USE
                   or hold.handle not in handles),
                 *self._whose(device, misplaced.get(address), claimed),
-                *_disabled(address, disabled.get(address))])
+                *_disabled(address, disabled.get(address, ()))])
             for address, device in reported.items()}
         return _Now(made_of, {
             address: self._with_contents(device)
@@ -177,9 +177,11 @@ class DeviceTable:
             yield holds.Hold(Kind.MISPLACED, device.address, misplaced)
         elif any(row.by_address for row in rows):
             yield holds.Hold(
-                Kind.OWNER_UNKNOWN, device.address, _OWNER_UNKNOWN)
+                Kind.OWNER_UNKNOWN, device.address, _OWNER_UNKNOWN,
+                since=min(row.since for row in rows if row.by_address))
         elif rows:
-            yield holds.Hold(Kind.RETURNED, device.address, _RETURNED)
+            yield holds.Hold(Kind.RETURNED, device.address, _RETURNED,
+                             since=min(row.since for row in rows))
         elif device.foreign and device.address not in claimed:
             yield holds.Hold(Kind.FOREIGN, device.address, device.foreign)
 
@@ -206,9 +208,9 @@ def _reported(device: model.Device,
                              region.index)
 
 
-def _disabled(address: str, row: values.Disabled | None,
+def _disabled(address: str, rows: Iterable[values.Disabled],
               ) -> Iterator[holds.Hold]:
-    if row:
+    for row in rows:
         yield holds.Hold(
-            Kind.DISABLED, address,
-            _DISABLED if row.is_operators else _OF_HEALTH, since=row.since)
+            holds.of_disabled(row), address,
+            _DEFECTIVE if row.of_health else _DISABLED, since=row.since)

@@ -24,9 +24,9 @@ in-guest          card    a guest has a part of it       the guest stops, or is
 in-use            handle  a process of the host has it   the process ends, or
                           open through VFIO              closes it
 unhealthy         card    a health finding says so       a health reading
-disabled *        card    the operator has disabled it,  nova-accel enable
-                          or a health finding that does
-                          not go away
+disabled *        card    the operator has disabled it   nova-accel enable
+defective *       card    a health finding that does     nova-accel enable
+                          not go away says so
 misplaced *       card    a claim is for another card    the card is put back,
                           at its address, or for this    or the server is
                           card at another address        deleted
@@ -69,11 +69,12 @@ Placement: a server can be allocated a region that is *cleaning* and waits for
 it, and a *suspect* device is the last choice.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 import dataclasses
 import enum
 
 from nova_accel import model
+from nova_accel.store import values
 
 
 class Scope(enum.Enum):
@@ -114,6 +115,7 @@ class Kind(enum.Enum):
               'the process ends, or closes it')
     UNHEALTHY = 'unhealthy', Scope.CARD, False, 'a health reading'
     DISABLED = 'disabled', Scope.CARD, True, 'nova-accel enable'
+    DEFECTIVE = 'defective', Scope.CARD, True, 'nova-accel enable'
     MISPLACED = ('misplaced', Scope.CARD, True,
                  'the card is put back, or the server is deleted')
     OWNER_UNKNOWN = ('owner-unknown', Scope.CARD, True,
@@ -159,6 +161,12 @@ class Hold:
     since: str = dataclasses.field(default='', compare=False)
 
     @property
+    def key(self) -> tuple[Hashable, ...]:
+        """All but the reason and the start, which may change while it
+        lasts."""
+        return self.kind, self.device, self.region, self.handle
+
+    @property
     def scope(self) -> Scope:
         if self.handle:
             return Scope.HANDLE
@@ -179,6 +187,11 @@ class Hold:
         return (f'{self.kind.value}'
                 f'{f" since {self.since}" if self.since else ""}: '
                 f'{self.reason}')
+
+
+def of_disabled(row: values.Disabled) -> Kind:
+    """Return the kind of hold of a row of the store."""
+    return Kind.DEFECTIVE if row.of_health else Kind.DISABLED
 
 
 def reasons(found: Iterable[Hold]) -> str:

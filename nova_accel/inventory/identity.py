@@ -92,13 +92,13 @@ def _others(address, serial, devices, gone):
 
 def disabled(devices: Mapping[str, model.Device],
              rows: Iterable[values.Disabled], gone: Collection[str] = (),
-             ) -> dict[str, values.Disabled]:
+             ) -> dict[str, tuple[values.Disabled, ...]]:
     """Find the devices that no other server may get, because of the operator.
 
     :param rows: of the store.
-    :returns: address now -> the row that is about it.
+    :returns: address now -> the rows that are about it.
     """
-    found: dict[str, values.Disabled] = {}
+    found: dict[str, tuple[values.Disabled, ...]] = {}
     for row in rows:
         where, device = whereabouts(row, devices, gone)
         there = [device] if device and where is not Where.EXCHANGED else (
@@ -107,7 +107,8 @@ def disabled(devices: Mapping[str, model.Device],
         if here and here.is_of(row.card):
             # a server may have made it look like another card
             there.append(here)
-        found.update({device.address: row for device in there})
+        for address in {device.address for device in there}:
+            found[address] = (*found.get(address, ()), row)
     return found
 
 

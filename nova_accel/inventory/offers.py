@@ -176,6 +176,11 @@ class Offers:
         return tuple(dict.fromkeys((*self.holds_of(part), *(
             hold for offer in self.of(part) for hold in offer.all_holds))))
 
+    def all_holds(self) -> set[holds.Hold]:
+        """Return the holds of all cards, parts and handles."""
+        return {hold for of in (self._of_card, self._of_handle)
+                for found in of.values() for hold in found}
+
     def withhold(self, found: Iterable[holds.Hold]) -> None:
         """Add holds of whole cards and of handles, of of_groups() and
         of_sets()."""
@@ -227,7 +232,7 @@ def of_claims(devices: Mapping[str, model.Device],
     for claim in claims:
         taken[claim.part].add(claim.handle)
         if claim.waits:
-            yield _of_claim(Kind.WAITING, claim, WAITS)
+            yield _of_claim(Kind.WAITING, claim, WAITS, claim.since)
         elif claim.state is _State.DELETING:
             yield _of_release(claim)
         if claim.uuid in unallocated:
@@ -264,9 +269,10 @@ def _overlaps(part: model.Device | model.Region, card: str,
         for handle in taken for function in handle.functions)
 
 
-def _of_claim(kind: Kind, claim: model.Claim, reason: str) -> holds.Hold:
+def _of_claim(kind: Kind, claim: model.Claim, reason: str,
+              since: str = '') -> holds.Hold:
     return holds.Hold(kind, claim.device_address, reason, claim.region_index,
-                      claim.handle, claim.since)
+                      claim.handle, since)
 
 
 def _of_release(claim: model.Claim) -> holds.Hold:
@@ -285,8 +291,9 @@ def of_unclean(devices: Iterable[model.Device],
         of_card = [row for row in rows if device.is_of(row.card)]
         for part, shown in parts(device) if of_card else ():
             for handle in shown.handles:
-                had = {row.policy for row in of_card
-                       if handle_at(row, device.address) == handle.address}
+                mine = [row for row in of_card if handle_at(
+                    row, device.address) == handle.address]
+                had = {row.policy for row in mine}
                 policy = handover.policy(device, handle.address)
                 if had and (policy is handover.Policy.CLEAR
                             or policy is handover.Policy.RESET
@@ -295,7 +302,7 @@ def of_unclean(devices: Iterable[model.Device],
                         Kind.UNCLEAN, device.address,
                         f'its last server released it under the policy '
                         f'{min(had)}, and it is {policy.value} now', part[1],
-                        handle)
+                        handle, min(row.since for row in mine))
 
 
 def handle_at(row: values.Unclean, address: str) -> str:

@@ -40,7 +40,7 @@ LOG = logging.getLogger(__name__)
 LADDER = ('function reset', 'controller reset', 'driver rebind', 'card reset')
 #: kinds of holds of a device that is recovered
 _MAY_HAVE = {holds.Kind.UNUSABLE, holds.Kind.UNHEALTHY, holds.Kind.FOREIGN,
-             holds.Kind.DISABLED}
+             holds.Kind.DEFECTIVE}
 
 
 class Recovery:
@@ -150,7 +150,6 @@ class Recovery:
         found: dict[str, list[str]] = {}
         if not signals.acts():
             return found
-        disabled = self._table.disabled()
         for address, known in self._health.conditions().items():
             if not any(signals.SIGNALS[f.signal].recovers
                        for f in known.findings):
@@ -165,11 +164,10 @@ class Recovery:
                     and signals.RECOVERED not in
                     self._table.reports.notes(address).marks
                     and device.driver in self._drivers
-                    and self._table.kinds(address) <= _MAY_HAVE
-                    # he may be at work on it
-                    and (address not in disabled
-                         or not disabled[address].is_operators
-                         or self._health.is_drilled(address))
+                    # the operator may be working on one that is disabled
+                    and self._table.kinds(address) <= _MAY_HAVE | (
+                        {holds.Kind.DISABLED}
+                        if self._health.is_drilled(address) else set())
                     and not self._cards.hanging(address)):
                 found[address] = reasons
         return found

@@ -38,8 +38,10 @@ class Withheld:
             if self._reports.reported(address) is None:
                 return False
             mine = self._holds.setdefault(address, {})
-            hold = holds.Hold(kind, address, reason, since=text.now())
-            if mine.get(kind) == hold:
+            before = mine.get(kind)
+            hold = holds.Hold(kind, address, reason,
+                              since=before.since if before else text.now())
+            if before == hold:
                 return False
             mine[kind] = hold
             self._reports.changed()

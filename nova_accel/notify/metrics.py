@@ -7,7 +7,7 @@ exposition_formats and /docs/practices/naming.
 """
 
 import collections
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 import typing
 
 from nova_accel.attach import loading
@@ -17,6 +17,7 @@ from nova_accel.health import signals
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import conditions as device_conditions
+from nova_accel.inventory import holds
 from nova_accel.inventory import offers
 from nova_accel import model
 from nova_accel.store import claim_store
@@ -66,8 +67,6 @@ class Facts(typing.NamedTuple):
     offered: offers.Offers
     #: result -> number
     handovers: Mapping[str, int]
-    #: addresses that the operator has disabled
-    disabled: Collection[str] = ()
     #: result -> number
     programmings: Mapping[str, int] = _NONE
     #: in which they waited, and in which cards were programmed
@@ -109,7 +108,9 @@ def _samples(facts: Facts) -> Iterable[_Sample]:
         for state in signals.State:
             yield 'device_state', {**of, 'state': state.value}, int(
                 known is not None and known.state is state)
-        yield 'device_disabled', of, int(address in facts.disabled)
+        yield 'device_disabled', of, int(any(
+            hold.kind is holds.Kind.DISABLED
+            for hold in facts.offered.holds_of((address, None))))
         for finding in known.findings if known else ():
             yield 'device_finding', {
                 **of, 'signal': finding.signal, 'about': finding.about,
@@ -192,10 +193,7 @@ class MetricsFile:
                 part: shown[uuid].name
                 for part, uuid in inventory.shown_by().items()
                 if uuid in shown},
-            inventory.offered(), self._handovers, {
-                address for address, disabled
-                in inventory.table.disabled().items()
-                if disabled.is_operators},
+            inventory.offered(), self._handovers,
             self._programmings, self._waited, self._took,
             self._loader.cached())
 

@@ -180,6 +180,24 @@ class Cards(file.File):
             for row in todo:
                 holds.set_unclean(db, row)
 
+    # What nova-compute withholds, for commands
+
+    def withheld(self) -> frozenset[values.Withheld]:
+        """Return the holds that applied at the last report."""
+        with self._transaction(write=False) as db:
+            return frozenset(
+                values.Withheld(*row) for row in db.execute(
+                    f'SELECT {", ".join(values.Withheld._fields)} '
+                    f'FROM withheld'))
+
+    def set_withheld(self, found: Iterable[values.Withheld]) -> None:
+        """Replace the holds of the last report."""
+        with self._transaction() as db:
+            db.execute('DELETE FROM withheld')
+            db.executemany(
+                f'INSERT INTO withheld ({", ".join(values.Withheld._fields)}) '
+                f'VALUES (?, ?, ?, ?, ?, ?, ?)', found)
+
     # What the operator says of them
 
     def disabled(self) -> tuple[values.Disabled, ...]:

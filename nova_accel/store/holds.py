@@ -5,6 +5,7 @@
 kind           part               address               about
 =============  =================  ====================  =====================
 disabled       ''                 ''                    why, in words
+defective      ''                 ''                    the same
 owner-unknown  ''                 where the server had  ''
                                   the card
 returned       ''                 the same              ''
@@ -23,10 +24,10 @@ from nova_accel.store import rows
 from nova_accel.store import values
 from nova_accel import text
 
-DISABLED, UNCLEAN = 'disabled', 'unclean'
+DISABLED, DEFECTIVE, UNCLEAN = 'disabled', 'defective', 'unclean'
 OWNER_UNKNOWN, RETURNED = 'owner-unknown', 'returned'
 #: kinds of which a card has only one
-_GROUPS = (DISABLED,), (OWNER_UNKNOWN, RETURNED), (UNCLEAN,)
+_GROUPS = (DISABLED,), (DEFECTIVE,), (OWNER_UNKNOWN, RETURNED), (UNCLEAN,)
 #: of a query with holds and cards
 _JOIN = 'FROM holds JOIN cards ON card = number WHERE kind'
 
@@ -98,23 +99,26 @@ def unsettled(db: sqlite3.Connection) -> frozenset[values.Unsettled]:
         _unsettled(row, frozenset(settled.get(row['number'], ())))
         for row in db.execute(
             f'SELECT number, kind, cards.address, serial, ids, placed, '
-            f'holds.address AS had_at {_JOIN} IN '
+            f'holds.address AS had_at, since {_JOIN} IN '
             f'({_quoted((OWNER_UNKNOWN, RETURNED))})'))
 
 
 def _unsettled(row, settled):
+    since = row['since']
     if row['kind'] == OWNER_UNKNOWN:
         had_at = row['had_at']
         if had_at != row['address'] or not row['placed'] and (
                 row['serial'] or row['ids']):
             return values.Unsettled(had_at, row['serial'], row['ids'],
-                                    settled, moved=True)
-        return values.Unsettled(
-            had_at, ids=row['ids'] if settled else '', but_for=settled)
+                                    settled, moved=True, since=since)
+        return values.Unsettled(had_at, ids=row['ids'] if settled else '',
+                                but_for=settled, since=since)
     if row['serial'] and not row['placed']:
-        return values.Unsettled(serial=row['serial'], but_for=settled)
+        return values.Unsettled(
+            serial=row['serial'], but_for=settled, since=since)
     # it may not report its serial number any more
-    return values.Unsettled(row['address'], row['serial'], row['ids'], settled)
+    return values.Unsettled(row['address'], row['serial'], row['ids'], settled,
+                            since=since)
 
 
 def settle(db: sqlite3.Connection, row: values.Unsettled) -> None:
@@ -168,10 +172,10 @@ def unclean(db: sqlite3.Connection) -> frozenset[values.Unclean]:
     """Return the handles that were released without cleaning."""
     return frozenset(
         values.Unclean(row['part'], row['address'], row['serial'], row['ids'],
-                       row['about'])
+                       row['about'], row['since'])
         for row in db.execute(
-            f'SELECT part, holds.address, serial, ids, about {_JOIN} = ?',
-            (UNCLEAN,)))
+            f'SELECT part, holds.address, serial, ids, about, since {_JOIN} '
+            f'= ?', (UNCLEAN,)))
 
 
 def set_unclean(db: sqlite3.Connection, row: values.Unclean) -> None:
@@ -194,21 +198,26 @@ def disabled(db: sqlite3.Connection) -> tuple[values.Disabled, ...]:
     """Return the disabled devices, by their addresses."""
     return tuple(
         values.Disabled(row['address'], row['serial'], row['about'],
-                        row['since'], row['ids'])
+                        row['since'], row['ids'], row['kind'] == DEFECTIVE)
         for row in db.execute(
-            f'SELECT cards.address, serial, about, since, ids {_JOIN} = ? '
-            f'ORDER BY cards.address, serial', (DISABLED,)))
+            f'SELECT cards.address, serial, about, since, ids, kind {_JOIN} '
+            f'IN ({_quoted((DISABLED, DEFECTIVE))}) '
+            f'ORDER BY cards.address, serial, kind DESC'))
 
 
 def disable(db: sqlite3.Connection, row: values.Disabled) -> None:
     """Write that the card at an address, or one with a serial number, is
     disabled."""
-    _add(db, rows.card(db, row.device_address, row.serial), DISABLED,
+    _add(db, rows.card(db, row.device_address, row.serial), _word(row),
          about=row.reason, since=row.since)
 
 
 def enable(db: sqlite3.Connection, row: values.Disabled) -> None:
     """Write that a card is not disabled any more."""
-    _lift(db, (DISABLED,), "serial = :serial AND (:serial <> '' OR "
+    _lift(db, (_word(row),), "serial = :serial AND (:serial <> '' OR "
           "cards.address = :address AND :ids IN ('', ids))",
           serial=row.serial, address=row.device_address, ids=row.ids)
+
+
+def _word(row):
+    return DEFECTIVE if row.of_health else DISABLED

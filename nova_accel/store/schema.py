@@ -12,7 +12,7 @@ import json
 import sqlite3
 
 #: of the tables below
-VERSION = 18
+VERSION = 19
 
 
 def _name_types_of_vgpus(db: sqlite3.Connection) -> None:
@@ -166,6 +166,18 @@ CREATE TABLE ended (
     PRIMARY KEY (server, resource_class)
 )"""
 
+#: inventory.listing
+_WITHHELD = """
+CREATE TABLE withheld (
+    device TEXT NOT NULL,
+    region INTEGER,
+    handle_type TEXT NOT NULL,
+    handle_address TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    since TEXT NOT NULL
+)"""
+
 #: programmings of bitstreams of projects that are under way or have failed
 _ATTEMPTS = """
 CREATE TABLE attempts (
@@ -175,7 +187,7 @@ CREATE TABLE attempts (
 )"""
 
 SCHEMA = (_CLAIMS, _ENDED, *_CARDS, _LEDGER, *_HANDOVERS, _ORDERS, *_LINEAGE,
-          _ATTEMPTS)
+          _ATTEMPTS, _WITHHELD)
 
 
 def is_new(db: sqlite3.Connection) -> bool:

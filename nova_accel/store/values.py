@@ -97,9 +97,6 @@ class Card:
     origins: Mapping[int, str | None]
 
 
-#: with which the reason begins if nova-compute disabled a device, because of
-#: its health
-OF_HEALTH = 'nova-compute: '
 #: characters of the reason of a disabled device
 LONGEST_REASON = 200
 
@@ -116,23 +113,15 @@ class Disabled:
     device_address: str
     #: '' if it was unknown, or other devices of the host had it
     serial: str
-    #: the reason of the operator, then OF_HEALTH and that of nova-compute; ''
-    #: if neither gave one
+    #: '' if the operator gave none
     reason: str
     #: when, UTC, as 2026-11-22T02:17:43+00:00
     since: str
     #: Device.ids, as the store knows the card that was there then
     ids: str = ''
-
-    @property
-    def is_operators(self) -> bool:
-        """Whether the operator disabled it, alone or before nova-compute."""
-        return not self.reason.startswith(OF_HEALTH)
-
-    @property
-    def is_of_health(self) -> bool:
-        """Whether nova-compute disabled it, alone or after the operator."""
-        return OF_HEALTH in self.reason
+    #: True: of nova-compute, the hold "defective"; False: of the operator, the
+    #: hold "disabled"
+    of_health: bool = False
 
     @property
     def card(self) -> model.CardKey:
@@ -197,6 +186,8 @@ class Unsettled:
     but_for: frozenset[str] = frozenset()
     #: the card has left its address: the row is about it wherever it is
     moved: bool = False
+    #: when it was written, UTC, as 2026-11-22T02:17:43+00:00
+    since: str = dataclasses.field(default='', compare=False)
 
     @property
     def by_address(self) -> bool:
@@ -233,10 +224,28 @@ class Unclean:
     ids: str
     #: [accel] handover when it was released: 'none' or 'reset'
     policy: str
+    #: when, UTC, as 2026-11-22T02:17:43+00:00
+    since: str = dataclasses.field(default='', compare=False)
 
     @property
     def card(self) -> model.CardKey:
         return model.CardKey(self.device_address, self.serial, self.ids)
+
+
+class Withheld(NamedTuple):
+    """A hold as nova-compute saw it at its last report (inventory.listing)."""
+
+    device: str
+    #: index of the region; None for the whole card
+    region: int | None
+    #: '' for all handles
+    handle_type: str
+    handle_address: str
+    #: value of inventory.holds.Kind
+    kind: str
+    reason: str
+    #: UTC, as 2026-11-22T02:17:43+00:00
+    since: str
 
 
 #: in a new store, until nova-compute has found the devices

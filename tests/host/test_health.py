@@ -8,6 +8,7 @@ from unittest import mock
 
 from nova_accel import exception
 from nova_accel.health import signals
+from nova_accel.inventory import holds
 from nova_accel import naming
 from nova_accel.sim import tree
 from tests.host import base
@@ -133,8 +134,8 @@ class SingleTest(HealthTestCase):
         self.turn(**OF_LINK)
         word, = self.host.store.disabled()
         self.assertEqual(
-            'nova-compute: its PCIe link had 1 uncorrectable errors (DLP)',
-            word.reason)
+            (True, 'its PCIe link had 1 uncorrectable errors (DLP)'),
+            (word.of_health, word.reason))
         self.assertEqual((1, 1), self.shown()[1])
         self.look()
         self.restart()
@@ -152,11 +153,17 @@ class SingleTest(HealthTestCase):
     def test_beside_the_operators_word(self):
         self.host.disable(ONE)
         self.turn(**OF_LINK)
-        word, = self.host.store.disabled()
+        mine, of_health = self.host.store.disabled()
         self.assertEqual(
-            'it is hot; nova-compute: its PCIe link had 1 uncorrectable '
-            'errors (DLP)', word.reason)
-        self.assertEqual('2026-11-22T02:17:43+00:00', word.since)
+            ('it is hot', '2026-11-22T02:17:43+00:00', False),
+            (mine.reason, mine.since, mine.of_health))
+        self.assertEqual(
+            (True, 'its PCIe link had 1 uncorrectable errors (DLP)'),
+            (of_health.of_health, of_health.reason))
+        self.assertEqual({holds.Kind.DISABLED, holds.Kind.DEFECTIVE},
+                         self.host.inventory.table.kinds(ONE))
+        self.host.enable()
+        self.assertEqual((), self.host.store.disabled())
 
     def test_store_fails(self):
         """What cannot be written down is tried again, and holds till then."""

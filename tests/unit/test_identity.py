@@ -157,7 +157,7 @@ class DisabledTest(testtools.TestCase):
         ('a', {A: 'b', B: 'a', C: 'a'}, [B, C]))
     def test_table(self, serial, there, addresses):
         word = values.Disabled(A, serial, '', '')
-        self.assertEqual(dict.fromkeys(addresses, word), identity.disabled(
+        self.assertEqual(dict.fromkeys(addresses, (word,)), identity.disabled(
             {a: device(a, s) for a, s in there.items()}, [word]))
 
 

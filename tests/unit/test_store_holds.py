@@ -39,8 +39,8 @@ class HoldsTest(testtools.TestCase):
         self.store.disable(values.Disabled(address, serial, reason, 'now'))
 
     def test_kinds_are_those_of_the_table(self):
-        for kind in (rows.DISABLED, rows.OWNER_UNKNOWN, rows.RETURNED,
-                     rows.UNCLEAN):
+        for kind in (rows.DISABLED, rows.DEFECTIVE, rows.OWNER_UNKNOWN,
+                     rows.RETURNED, rows.UNCLEAN):
             self.assertTrue(holds.Kind(kind).is_durable)
 
     def test_reports_its_number_again(self):
