@@ -65,9 +65,10 @@ matches too. An address can also be that of a single VF. Example:
 ``address=0000:3b:*``."""),
     cfg.ListOpt('virtual_functions', default=[], help="""
 ``<PCI address of a physical function>=<number>``: number of VFs that
-nova-compute creates at its start if the function has none, for the drivers
-dfl, gpu, qat, nvme, vgpu and pci. VFs that exist already and may be in use are
-not changed. Example: ``0000:3d:00.0=16``."""),
+nova-compute creates if the function has none, at its start and later while no
+server has the device, for the drivers dfl, gpu, qat, nvme, vgpu and pci. VFs
+that exist already and may be in use are not changed. Example:
+``0000:3d:00.0=16``."""),
     cfg.ListOpt('vgpu_types', default=[], help="""
 Types of vGPUs to create, the preferred ones first, by the vendor's name. The
 name in mdev_supported_types and the number work too, but an update of the host

@@ -145,6 +145,18 @@ class AcceleratorDriver(abc.ABC):
         :raises AcceleratorError: it cannot be; find() is called all the same.
         """
 
+    def set_up(self, address: str) -> None:
+        """Bring one device into the state that nova.conf asks for.
+
+        Called before each examine() of a device that no server and no process
+        of the host has, once configure() has ended: the kernel may have
+        refused for a while, or its driver was loaded again. Returns at once if
+        the device is in this state.
+
+        :raises AcceleratorError: it cannot be now; it is called again every
+            [accel] discovery_interval.
+        """
+
     @abc.abstractmethod
     def find(self) -> Iterable[str]:
         """Keys of the devices that are, or may be, this driver's.
@@ -624,21 +636,42 @@ class PciDriver(AcceleratorDriver):
         return tuple(self.names(path) for path in (
             pci.DEVICES, f'bus/pci/drivers/{VFIO}', 'class/vfio-dev'))
 
-    def make_virtual_functions(self) -> None:
+    def configure(self):
+        """See the base class; sets up the devices of which nova.conf wants
+        VFs.
+
+        :raises AcceleratorError: of the first device that cannot be set up;
+            the others are.
+        """
+        self.check_options()
+        self._each(sriov.wanted(), self.set_up)
+
+    def make_virtual_functions(self, address: str | None = None) -> None:
         """Create the VFs that nova.conf asks for of this driver's functions.
 
+        :param address: of one function; None for all.
         :raises AcceleratorError: the first that cannot be had; the others
             were made.
         """
+        self._each(sriov.wanted().keys() & (
+            sriov.wanted().keys() if address is None else {address}),
+            self._make_virtual_functions)
+
+    def _make_virtual_functions(self, address):
+        try:
+            mine = self.identify(address)
+        except (OSError, ValueError):
+            return
+        if mine:
+            sriov.make(self.kernel, address)
+
+    @staticmethod
+    def _each(addresses, do):
+        """:raises AcceleratorError: the first one of do(address)."""
         failed = []
-        for address in sriov.wanted():
+        for address in addresses:
             try:
-                mine = self.identify(address)
-            except (OSError, ValueError):
-                continue
-            try:
-                if mine:
-                    sriov.make(self.kernel, address)
+                do(address)
             except exception.AcceleratorError as error:
                 failed.append(error)
         if failed:
@@ -664,9 +697,7 @@ class PciDriver(AcceleratorDriver):
                 model.AttachHandle(model.HandleType.PCI, vf, parent=address)
                 for vf in vfs if not pci.obstacle(self.kernel, vf))
         if sriov.wanted().get(address):
-            raise Defect(f'{sriov.OPTION} wants VFs of it, and it has none: '
-                         f'restart nova-compute, which makes them, and see '
-                         f'its log')
+            raise Defect(sriov.NONE)
         obstacle = pci.obstacle(self.kernel, address, companions)
         if obstacle:
             raise Defect(obstacle)

@@ -35,6 +35,11 @@ def confines(driver: type[base.AcceleratorDriver]) -> bool:
     return _has(driver, 'confine')
 
 
+def sets_up(driver: type[base.AcceleratorDriver]) -> bool:
+    """Return whether a driver sets up single devices."""
+    return _has(driver, 'set_up')
+
+
 def check_class(name: str, driver: type[base.AcceleratorDriver]) -> None:
     """Check that what a class has says how its devices are cleaned.
 

@@ -130,23 +130,22 @@ class DflDriver(base.PciDriver):
                 f'name it there, or have VFs created by {sriov.OPTION} when '
                 f'it is free', is_failure=False)
 
-    def configure(self):
+    def set_up(self, address):
         """Hand ports to VFs as [accel] virtual_functions asks for.
 
         The first ports go, one to a VF; with fewer VFs than ports no server
         can have the others.
         """
-        self.check_options()
-        for address in self.names(pci.DEVICES):
-            try:
-                if (address in sriov.wanted() and self.identify(address)
-                        and pci.driver(self.kernel, address)
-                        == KERNEL_DRIVER):
-                    self._hand_over_ports(address)
-            except (_Defect, OSError, ValueError) as e:
-                raise exception.DeviceError(
-                    f'{sriov.OPTION} wants VFs of {address}, which are not '
-                    f'all there ({e}): read dmesg.') from e
+        try:
+            if (address in sriov.wanted()
+                    and self.kernel.exists(pci.path(address))
+                    and self.identify(address)
+                    and pci.driver(self.kernel, address) == KERNEL_DRIVER):
+                self._hand_over_ports(address)
+        except (_Defect, OSError, ValueError) as e:
+            raise exception.DeviceError(
+                f'{sriov.OPTION} wants VFs of {address}, which are not all '
+                f'there ({e}): read dmesg.') from e
 
     def _hand_over_ports(self, address):
         count = sriov.missing(self.kernel, address)
@@ -156,15 +155,19 @@ class DflDriver(base.PciDriver):
         if any(port.vfs is not None for port in self._ports(address, [])):
             self._enable_slot(address, count)
             return
-        if len(self._ports(address, [])) < implemented:
+        present = {port.id for port in self._ports(address, [])}
+        if not present.union(range(count)).issuperset(range(implemented)):
             # nova-compute was killed between the release of a port and the
-            # VFs; ports that are assigned back come without driver
+            # VFs, of which it wanted more; ports that are assigned back come
+            # without driver
             self.kernel.rebind(address, KERNEL_DRIVER)
             self._wait(address, implemented)
         self._enable_vfs(address, range(count), implemented)
 
     def _enable_vfs(self, address, ports, implemented):
-        for port in ports:
+        """:param ports: to hand to VFs; some may be released already."""
+        present = {port.id for port in self._ports(address, [])}
+        for port in sorted(present.intersection(ports)):
             self.kernel.release_dfl_port(address, port)
         self.kernel.set_numvfs(address, len(ports))
         self._wait(address, implemented)
@@ -265,8 +268,7 @@ class DflDriver(base.PciDriver):
                     f'{sriov.OPTION} = {address}=<number of VFs>, under '
                     f'linux-dfl (mainline Linux answers EINVAL)')
         if address in sriov.wanted():
-            return (f'{sriov.OPTION} wants VFs of it, and it has none: '
-                    f'restart nova-compute, which creates them')
+            return sriov.NONE
         if address not in base.whole_cards():
             return (f'it has no VFs, and its physical function can program '
                     f'and flash the card: have VFs created by {sriov.OPTION} '

@@ -104,9 +104,9 @@ class NvmeDriver(base.PciDriver):
         elif not pci.physical_function(self.kernel, device.address):
             self.kernel.read_nvme(device.address)
 
-    def configure(self):
+    def set_up(self, address):
         """See the base class; creates VFs."""
-        self.make_virtual_functions()
+        self.make_virtual_functions(address)
 
     def fingerprint(self):
         return (*super().fingerprint(), usage.fingerprint(self.kernel))

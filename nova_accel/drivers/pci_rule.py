@@ -54,10 +54,14 @@ class PciRuleDriver(slot.SlotDriver):
     POOLED = True
 
     def configure(self):
-        """See the base class; tells which rules do not work, creates VFs."""
+        """See the base class; logs which rules have no effect."""
         for sentence in self._ineffective():
             LOG.warning('%s', sentence)
-        self.make_virtual_functions()
+        super().configure()
+
+    def set_up(self, address):
+        """See the base class; creates VFs."""
+        self.make_virtual_functions(address)
 
     def _ineffective(self):
         """A sentence for each rule that matches nothing or what it cannot

@@ -93,11 +93,9 @@ class QatDriver(base.PciDriver):
         return ()
 
     def configure(self):
-        """Set the services, then create the VFs: a card with VFs refuses other
-        services.
+        """Set up all cards; see set_up().
 
-        :raises DeviceError: of all cards on which that failed; those without
-            VFs get none, and the services can be set at the next start.
+        :raises DeviceError: of all cards on which that failed.
         """
         wanted = wanted_services()
         cards = [address for address in self.names(pci.DEVICES)
@@ -108,17 +106,28 @@ class QatDriver(base.PciDriver):
             for address in wanted if address not in (None, *cards)]
         for address in cards:
             try:
-                services = wanted.get(address, wanted.get(None))
-                if services:
-                    self._set_services(address, services,
-                                       named=address in wanted)
-                self._make_vfs(address)
+                self.set_up(address)
             except exception.ConfigurationError:
                 raise
             except exception.AcceleratorError as e:
                 failed.append(str(e))
         if failed:
             raise exception.DeviceError(' '.join(failed))
+
+    def set_up(self, address):
+        """Set the services, then create the VFs: a card with VFs refuses other
+        services.
+
+        :raises DeviceError: that failed. A card without VFs gets none, and
+            its services can be set later.
+        """
+        if not self._is_bound_card(address):
+            return
+        wanted = wanted_services()
+        services = wanted.get(address, wanted.get(None))
+        if services:
+            self._set_services(address, services, named=address in wanted)
+        self._make_vfs(address)
 
     def _is_bound_card(self, address) -> bool:
         try:
@@ -154,7 +163,7 @@ class QatDriver(base.PciDriver):
             raise exception.DeviceError(
                 f'{what}, and it does {before} and has VFs, which may be in '
                 f'use: write 0 to its sriov_numvfs when no server has one, '
-                f'and restart nova-compute.')
+                f'and nova-compute sets them.')
         try:
             if state != 'down':
                 self._write(address, 'state', 'down')
@@ -164,12 +173,15 @@ class QatDriver(base.PciDriver):
         except OSError as e:
             result = (f'keeps {before}' if self._put_back(address, before)
                       else 'is down now')
-            reason = ('the host itself is using it' if e.errno == errno.EBUSY
-                      else e.strerror)
+            reason, remedy = (
+                ('the host itself is using it',
+                 'end that; nova-compute tries again')
+                if e.errno == errno.EBUSY else
+                (e.strerror, 'choose services that this card can do together, '
+                             'and read dmesg'))
             raise exception.DeviceError(
                 f'{what}, and the kernel refused ({reason}); it '
-                f'{result}: choose services that this card can do together, '
-                f'and read dmesg.') from e
+                f'{result}: {remedy}.') from e
 
     def _put_back(self, address, services) -> bool:
         """Whether the card is up again with what it did before."""
@@ -222,7 +234,8 @@ class QatDriver(base.PciDriver):
         device = dataclasses.replace(device, handles=tuple(
             model.AttachHandle(model.HandleType.PCI, vf, parent=device.address)
             for vf in vfs if not obstacles[vf]))
-        reason = self._defect(device, before)
+        reason = (sriov.NONE if not vfs and device.address in sriov.wanted()
+                  else self._defect(device, before))
         if not reason and not device.handles:
             reason = (obstacles[vfs[0]] if vfs else
                       'it has no VFs, and is not given to a guest whole: '

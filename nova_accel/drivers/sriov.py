@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """VFs that the operator wants and the kernel forgets at each boot."""
 
+import errno
+
 from nova_accel import conf
 from nova_accel.drivers import rules
 from nova_accel import exception
@@ -8,6 +10,10 @@ from nova_accel.host import pci
 
 CONF = conf.CONF
 OPTION = '[accel] virtual_functions'
+#: why a device that lacks its VFs is not given to servers, a clause: until
+#: AcceleratorDriver.set_up() reports the cause
+NONE = (f'{OPTION} wants VFs of it, and it has none: nova-compute creates them '
+        f'when it starts, and later if no server has the device')
 
 
 def wanted() -> dict[str, int]:
@@ -43,7 +49,7 @@ def missing(kernel, pf: str) -> int:
     raise exception.DeviceError(
         f'{OPTION} wants {count} VFs of {pf}, and it has {there}, which may '
         f'be in use: write 0 to its sriov_numvfs when no server has one, and '
-        f'restart nova-compute.')
+        f'nova-compute creates them.')
 
 
 def make(kernel, pf: str) -> None:
@@ -60,5 +66,12 @@ def make(kernel, pf: str) -> None:
     except OSError as error:
         raise exception.DeviceError(
             f'{OPTION} wants {count} VFs of {pf}, and the kernel refused '
-            f'({error.strerror}): read dmesg. A driver that creates VFs itself '
-            f'answers ENOENT.') from error
+            f'({error.strerror}): {_remedy(kernel, pf, error)}.') from error
+
+
+def _remedy(kernel, pf, error) -> str:
+    if error.errno != errno.ENOENT:
+        return 'read dmesg; nova-compute tries again'
+    bound = pci.driver(kernel, pf)
+    return (f'its driver {bound} creates none, or creates them itself'
+            if bound else 'bind it to its driver')

@@ -98,10 +98,6 @@ class TimecardDriver(base.PciDriver):
                     f'whose clock is never given away: take it out of the '
                     f'option.')
 
-    def configure(self):
-        """Nothing to set; raises what check_options() raises."""
-        self.check_options()
-
     # Discovery
 
     def fingerprint(self):

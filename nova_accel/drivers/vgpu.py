@@ -109,29 +109,30 @@ class VgpuDriver(base.PciDriver):
     # Configuration
 
     def configure(self):
+        """See the base class; warns of types that no device offers."""
+        try:
+            super().configure()
+        finally:
+            self._warn_of_types()
+
+    def set_up(self, address):
         """Create VFs, unless NVIDIA's tool does."""
-        failed = []
-        for address, count in sriov.wanted().items():
-            try:
-                device = self.identify(address)
-                if device is None:
-                    continue
-                elsewhere = _made_by(device)
-                if not elsewhere:
-                    self._share_out(address)
-                    sriov.make(self.kernel, address)
-                elif sriov.missing(self.kernel, address):
-                    raise exception.DeviceError(
-                        f'{sriov.OPTION} wants {count} VFs of {address}, and '
-                        f'those of {device.vendor} are not made by '
-                        f'nova-compute: have {elsewhere} before it starts.')
-            except (OSError, ValueError):
-                continue
-            except exception.AcceleratorError as error:
-                failed.append(error)
-        self._warn_of_types()
-        if failed:
-            raise failed[0]
+        try:
+            device = (self.identify(address) if address in sriov.wanted()
+                      else None)
+        except (OSError, ValueError):
+            return
+        if device is None:
+            return
+        elsewhere = _made_by(device)
+        if not elsewhere:
+            self._share_out(address)
+            sriov.make(self.kernel, address)
+        elif count := sriov.missing(self.kernel, address):
+            raise exception.DeviceError(
+                f'{sriov.OPTION} wants {count} VFs of {address}, and those of '
+                f'{device.vendor} are not made by nova-compute: have '
+                f'{elsewhere} before it starts.')
 
     def _share_out(self, address):
         """Write what each VF of a GPU gets, before its VFs are made.
@@ -306,8 +307,7 @@ class VgpuDriver(base.PciDriver):
         address = device.address
         vfs = pci.virtual_functions(self.kernel, address)
         if not vfs:
-            raise base.Defect(f'it has no VFs, and {sriov.OPTION} wants some: '
-                              f'look why they were not made')
+            raise base.Defect(sriov.NONE)
         handles = self.function_handles(address)
         obstacle = ('' if handles else pci.obstacle(self.kernel, vfs[0])
                     ) or fabric.obstacle_of_vfs(self.kernel, device, vfs)

@@ -53,6 +53,8 @@ class _Now(typing.NamedTuple):
     disabled: dict[str, tuple[values.Disabled, ...]] = {}
     #: handles that servers have, or that are released after them
     claimed: frozenset[model.AttachHandle] = frozenset()
+    #: addresses of the devices of those claims
+    claimed_devices: frozenset[str] = frozenset()
 
 
 class DeviceTable:
@@ -129,6 +131,10 @@ class DeviceTable:
         """The handles of all claims."""
         return self._now().claimed
 
+    def is_claimed(self, address: str) -> bool:
+        """Return whether a claim is for a device or a part of it."""
+        return address in self._now().claimed_devices
+
     def remove(self, address: str) -> None:
         """See Reports.remove()."""
         with self.reports.lock:
@@ -151,7 +157,7 @@ class DeviceTable:
         places = identity.places(claims, reported, gone)
         disabled = identity.disabled(reported, self._store.disabled(), gone)
         misplaced = identity.misplaced(claims, places)
-        claimed = {claim.device_address for claim in claims}
+        claimed = frozenset(claim.device_address for claim in claims)
         handles = frozenset(claim.handle for claim in claims)
         found = {
             address: tuple([
@@ -166,10 +172,10 @@ class DeviceTable:
         return _Now(made_of, {
             address: self._with_contents(device)
             for address, device in reported.items()
-        }, found, places, disabled, handles)
+        }, found, places, disabled, handles, claimed)
 
     def _whose(self, device: model.Device, misplaced: str | None,
-               claimed: set[str]) -> Iterator[holds.Hold]:
+               claimed: frozenset[str]) -> Iterator[holds.Hold]:
         """Yield the hold of a device that may have data of a server, or has
         data of others: the first of these kinds that applies."""
         rows = [row for row in self._store.unsettled() if row.means(device)]

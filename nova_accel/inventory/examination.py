@@ -16,6 +16,7 @@ from nova_accel.drivers import base
 from nova_accel.drivers import contract
 from nova_accel.drivers import handover
 from nova_accel.drivers import rules
+from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import vfio
 from nova_accel.inventory import devices
@@ -39,6 +40,9 @@ class Examined(typing.NamedTuple):
     device: model.Device | None
     #: which of Nova's own options has the device as well, a clause; '' if none
     conflict: str
+    #: whether nova-compute has yet to set the device up: each look examines it
+    #: again
+    awaits_set_up: bool = False
 
 
 class Examiner:
@@ -62,6 +66,8 @@ class Examiner:
         self._users = users
         self._taken_elsewhere = taken_elsewhere
         self._reads_serials = reads_serials
+        #: drivers whose configure() has ended
+        self.configured: set[str] = set()
 
     def examine(self, name: str, address: str) -> Examined:
         """Read a card by the driver with this name.
@@ -69,6 +75,7 @@ class Examiner:
         :raises Exception: whatever the driver raises.
         """
         driver = self._drivers[name]
+        trouble = self._set_up(name, address)
         ticket = self._reports.ticket()
         state = scan_state.state(
             driver, address, self._reports.reported(address))
@@ -90,13 +97,32 @@ class Examiner:
                 serial_can_change=driver.SERVER_CAN_CHANGE_SERIAL))
         if device is None:
             return Examined(ticket, state, None, '')
+        awaits = device.reason == sriov.NONE
+        if awaits and trouble:
+            device = dataclasses.replace(device, reason=trouble)
         device = dataclasses.replace(
             _with_policy(device),
             groups=vfio.shared_groups(driver.kernel, device))
         self._users.ask(device)
         if driver.NEEDS_RULE and not self._rules.includes(device):
             return Examined(ticket, state, device, '')
-        return Examined(ticket, state, *self._compared_with_nova(device))
+        return Examined(ticket, state, *self._compared_with_nova(device),
+                        awaits)
+
+    def _set_up(self, name: str, address: str) -> str:
+        """Set a card up, unless a server or a process has it.
+
+        :returns: why it cannot be set up, a clause; '' if it is or is not
+            tried.
+        """
+        driver = self._drivers[name]
+        if (name in self.configured and contract.sets_up(type(driver))
+                and self._users.are_none(address, driver.kernel)):
+            try:
+                driver.set_up(address)
+            except exception.AcceleratorError as error:
+                return exception.clause(error)
+        return ''
 
     def _read(self, name: str, address: str, serial: str | None,
               ) -> tuple[model.Device | None, model.Device | None]:

@@ -79,7 +79,7 @@ class Scanner:
         for name, driver in self._drivers.items():
             batch.add(f'configure:{name}',
                       f'Configuring the devices of the driver {name}',
-                      driver.configure, about=name,
+                      self._configure, name, about=name,
                       late=functools.partial(self.scan, [name]))
         refused = None
         for call in batch:
@@ -92,6 +92,12 @@ class Scanner:
                           '%s', call.about, error)
         if refused:
             raise refused
+
+    def _configure(self, name: str) -> None:
+        try:
+            self._drivers[name].configure()
+        finally:
+            self._examiner.configured.add(name)
 
     def scan(self, names: Iterable[str] | None = None,
              addresses: Iterable[str] | None = None) -> None:
@@ -269,7 +275,7 @@ class Scanner:
                 self._add_card(batch, name, address)
             return
         self._state.examined(address, examined.state)
-        if device.health is not model.Health.OK and (
+        if examined.awaits_set_up or device.health is not model.Health.OK and (
                 before is None or before.health is model.Health.OK):
             # it may have been so for a moment only, after its state was read
             self._state.forget_state(address)

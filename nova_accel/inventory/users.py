@@ -24,6 +24,13 @@ from nova_accel import text
 LOG = logging.getLogger(__name__)
 
 
+_Kind = holds.Kind
+#: holds of a card that nova-compute does not set up
+_AS_IT_IS = frozenset((
+    _Kind.CONFLICT, _Kind.SHARED, _Kind.IN_GUEST, _Kind.DISABLED,
+    _Kind.MISPLACED, _Kind.OWNER_UNKNOWN, _Kind.RETURNED, _Kind.RECOVERING))
+
+
 class Users:
 
     def __init__(self, table: devices.DeviceTable,
@@ -35,6 +42,15 @@ class Users:
         self._table = table
         self._drivers = drivers
         self._is_privileged = is_privileged
+
+    def are_none(self, address: str, kernel) -> bool:
+        """Return whether a card may be set up: no server has a part of it, no
+        process of the host has it open, and no hold keeps it as it is."""
+        return not (
+            self._table.is_claimed(address)
+            or self._table.kinds(address) & _AS_IT_IS
+            or self._is_privileged and vfio.use(kernel, model.AttachHandle(
+                model.HandleType.PCI, address)))
 
     def ask(self, device: model.Device,
             about: Collection[model.AttachHandle] | None = None) -> None:

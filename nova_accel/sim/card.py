@@ -76,6 +76,8 @@ class Card:
         #: errno of a reset, or that the device reads as all ones after it
         'reset': reader.one_of('EIO', 'ENOTTY', 'ETIMEDOUT', 'dead', 'hang'),
         'vanish': reader.boolean,
+        #: errno of creating VFs
+        'vfs': reader.one_of('EBUSY', 'EIO', 'ENOMEM'),
     }
 
     #: name of an operation of the driver's own package (Kernel.call()) ->

@@ -222,6 +222,9 @@ class SimulatedKernel(sysfs.Reads,
                     raise sysfs.error(errno.ENOENT, pf)
                 mine = state['cards'][pf]
                 card.check_vfs(mine, count)
+                refused = card.faulty(mine).get('vfs')
+                if count and refused:
+                    raise sysfs.error(getattr(errno, refused), pf)
                 if count and mine['driver'] in _OWN_VFS:
                     # no sriov_configure (sriov_numvfs_store() in pci/iov.c)
                     raise sysfs.error(errno.ENOENT, pf)

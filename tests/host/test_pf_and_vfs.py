@@ -134,11 +134,12 @@ class DiskTest(TestCase):
             'nova_accel.sim.SimulatedKernel.set_numvfs', self.no_memory))
         self.lose_vfs()
         self.refused()
-        self.assertIn('wants VFs of it, and it has none',
+        self.assertIn(f'wants 2 VFs of {A}, and the kernel refused (Cannot '
+                      f'allocate memory)',
                       self.host.inventory.devices[A].reason)
 
     @staticmethod
-    def no_memory(kernel, pf, count):
+    def no_memory(kernel, pf, count, probe):
         raise OSError(errno.ENOMEM, 'Cannot allocate memory')
 
     def fenced(self):

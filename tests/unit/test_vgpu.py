@@ -14,6 +14,7 @@ import testscenarios
 
 from nova_accel.drivers import base
 from nova_accel.drivers import fabric
+from nova_accel.drivers import sriov
 from nova_accel.drivers import vgpu
 from nova_accel import exception
 from nova_accel.host import pci
@@ -777,7 +778,7 @@ class ReadyVfs(VgpuTestCase):
         self.assertEqual({}, self.driver.discover())
         self.config.config(virtual_functions=[f'{GPU}=2'], group='accel')
         for _ in range(2):
-            self.assertIn('it has no VFs', self.quarantined())
+            self.assertEqual(sriov.NONE, self.quarantined())
             self.driver.configure()
             device = self.device()
             self.assertEqual(
@@ -824,7 +825,7 @@ class ReadyVfs(VgpuTestCase):
         error = self.assertRaises(exception.DeviceError, self.driver.configure)
         self.assertIn('xe has it since Linux 7.0', str(error))
         self.assertLessEqual(len(str(error)), 255)
-        self.assertIn('it has no VFs', self.quarantined())
+        self.assertEqual(sriov.NONE, self.quarantined())
 
     def test_quotas_that_mean_nothing(self):
         for item in (GPU, f'{GPU}/vram_quota', f'{GPU}/vram_quota=4G',

@@ -20,9 +20,9 @@ class AcmeFpgaDriver(base.PciDriver):
     NAME = 'acme_fpga'
     PROCESSES = {privileged.ctx: privileged.credentials}
 
-    def configure(self):
+    def set_up(self, address):
         """Without this [accel] virtual_functions has no effect."""
-        self.make_virtual_functions()
+        self.make_virtual_functions(address)
 
     def check(self, device=None):
         """Tell nova-accel check what would fail later."""
