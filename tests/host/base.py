@@ -456,9 +456,9 @@ class HostTestCase(limits.Waits, testtools.TestCase):
             bitstream_cache=os.path.join(self.directory, 'cache'),
             group='accel')
         self.host = Host(self.directory, self.simulated.path)
+        kernel = self.host.kernel
         self.addCleanup(lambda: self.assertEqual(
-            [], self.host.kernel.disturbed(),
-            'what a process has open was reset'))
+            [], kernel.disturbed(), 'what a process has open was reset'))
         return self.restart()
 
     def restart(self):
