@@ -2,6 +2,8 @@
 """The table of the page about style holds for all that is written."""
 
 import pathlib
+import re
+import subprocess
 import tempfile
 
 import ddt
@@ -22,6 +24,18 @@ class StyleTest(testtools.TestCase):
                  for name, number in style.numbers().items()
                  if number > most.get(name, 0)]
         self.assertEqual([], worse)
+
+    def test_subjects_of_commits(self):
+        """The last commits name the room and the change, in a line that git
+        log shows whole; see CONTRIBUTING.rst."""
+        git = subprocess.run(
+            ['git', 'log', '-20', '--no-merges', '--format=%s'],
+            cwd=style.ROOT, capture_output=True, text=True)
+        if git.returncode:
+            self.skipTest('not a clone of the repository')
+        self.assertEqual([], [
+            subject for subject in git.stdout.splitlines()
+            if len(subject) > 72 or not re.match(r'[\w., ]+: \w', subject)])
 
     def test_each_row_has_a_pattern(self):
         rows = style.PAGE.read_text().split('Instead of')[1].split(
