@@ -179,7 +179,11 @@ class AcceleratorDriver(abc.ABC):
         is well and that nova.conf does not offer also with is_not_offered: the
         owner of a server that has it does not read that it failed. One that
         the host cannot examine because a guest has it (bound to vfio-pci)
-        is returned as it is in before.
+        is returned as it is in before. When the defect has ended, the device is
+        returned as it was before.
+
+        Changes nothing. Placement takes its type and its traits, and those
+        that os-traits does not have begin with CUSTOM_.
 
         :param before: the device as it was last returned, None when it is
             new.
@@ -252,11 +256,13 @@ class AcceleratorDriver(abc.ABC):
         """Return the serial number of a device, before examine().
 
         Called until it returns a text, then again when the device has been
-        gone. May block: that costs this device only.
+        gone. It goes with the card from slot to slot, and two cards do not have
+        the same one. May block: that costs this device only.
 
         :returns: '' when it has none; None when it cannot be read now, for
             example because a guest has the device.
-        :raises OSError: it cannot be read.
+        :raises OSError: it cannot be read; ValueError: what is read there
+            makes no sense.
         """
         return ''
 

@@ -53,6 +53,8 @@ _FME_ERRORS = ('fme_errors', 'pcie0_errors', 'pcie1_errors', 'nonfatal_errors',
 #: states of the manager (fpga_mgr_states of Linux)
 _PROGRAMMING = ('write init', 'write', 'write complete')
 _FME_ALARMS = ('temp1_max_alarm', 'temp1_crit_alarm')
+#: FME_CAP_NUM_PORTS has 3 bits (drivers/fpga/dfl.h of Linux 7.2)
+_MOST_PORTS = 7
 _ALL_ONES = 'f' * 32
 _ALL_ZEROS = '0' * 32
 #: errno of an ioctl that was refused before the hardware was touched
@@ -411,6 +413,9 @@ class DflDriver(base.PciDriver):
                     # no driver has it: still probing, or it was released and
                     # assigned again, after which a 6.12 kernel fails to probe
                     continue
+                if not 0 <= number <= _MOST_PORTS:
+                    raise _Defect(f'{path} has the port {number}, and a card '
+                                  f'has at most {_MOST_PORTS}')
                 result.append(_Port(number, function, path, self._slot(
                     address, path) if function == address else None))
         return result
@@ -580,7 +585,7 @@ class DflDriver(base.PciDriver):
             reason = (f'no function shows its port, which was released or has '
                       f'no driver: enable the VFs, or unbind {address} from '
                       f'{KERNEL_DRIVER} and bind it again')
-        for index in range(count):
+        for index in range(min(count, _MOST_PORTS)):
             if len(regions) < implemented and index not in regions:
                 regions[index] = model.Region(
                     index=index, function_uuid=None,

@@ -137,7 +137,8 @@ def numa_node(kernel, function: str) -> int | None:
         node = int(kernel.read(path(function, 'numa_node')))
     except (OSError, ValueError):
         return None
-    return node if node >= 0 else None
+    # MAX_NUMNODES of Linux is below
+    return node if 0 <= node < 1 << 16 else None
 
 
 def bridges(kernel, function: str) -> tuple[str, ...]:

@@ -80,6 +80,8 @@ class Card:
         'vfs': reader.one_of('EBUSY', 'EIO', 'ENOMEM'),
     }
 
+    #: keys of its state that reads change
+    READ: ClassVar[frozenset[str]] = frozenset()
     #: name of an operation of the driver's own package (Kernel.call()) ->
     #: method that plays it (self, the state, the VF, further arguments)
     OPERATIONS: ClassVar[dict[str, typing.Callable]] = {}
@@ -202,7 +204,8 @@ class Card:
 
     def faulty(self, mine) -> dict:
         """Return the present faults, by name."""
-        return {**self.faults, **mine['faults']}
+        return {name: value for name, value in {
+            **self.faults, **mine['faults']}.items() if value is not None}
 
     # Operations
 
@@ -250,6 +253,7 @@ class Card:
             raise sysfs.error(getattr(errno, fault), address)
         bound = mine['driver'] if vf is None else mine['vfs'][vf]['driver']
         mine.setdefault('resets', []).append([address, bound])
+        forget(mine, vf or 0, 'registers')
         if vf is None:
             self.ends(mine, 'card reset' if mine.get('reset_method') == 'bus'
                       else 'function reset')
@@ -369,8 +373,8 @@ def number(state) -> int:
 
 
 def forget(mine, port: int, *kinds: str) -> None:
-    """End what guests left in a region, its 'registers', or in the 'memory'
-    of the card."""
+    """End what guests left in a VF or a region, its 'registers', or in the
+    'memory' of the card."""
     for kind in kinds:
         mine.get('left', {}).get(place_of(port, kind), {}).pop(kind, None)
 

@@ -475,7 +475,7 @@ class SimulatedKernel(sysfs.Reads,
         if function not in state['guests']:
             raise sysfs.error(errno.ENODEV, function)
         mine = state['cards'][found.address]
-        port = None if vf is None else mine['vfs'][vf].get('port')
+        port = 0 if vf is None else mine['vfs'][vf].get('port', vf)
         return port or 0, mine
 
     def power_cycle(self) -> None:

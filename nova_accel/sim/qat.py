@@ -43,6 +43,7 @@ class QatCard(card.Card):
     services: str = 'sym;asym'
     most_services: int = 0
 
+    READ: ClassVar[frozenset[str]] = frozenset(('asked', 'missed'))
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
         # the host itself uses the card

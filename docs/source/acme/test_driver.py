@@ -11,6 +11,7 @@ from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import sim
+from nova_accel import testing
 
 CARD = '0000:3b:00.0'
 
@@ -166,6 +167,33 @@ class FpgaTest(unittest.TestCase):
         self.kernel.set_fault(self.CARD, temperature='hot')
         finding, = self.driver.check(device)
         self.assertFalse(finding.is_failure)
+
+
+class AcmeContractTest(testing.DriverTestCase):
+
+    DRIVER = driver.AcmeDriver
+    HOST = {'acmes': [{'address': CARD}, {'address': '0000:5e:00.0'}]}
+    KEYS = {'power_limit': '100'}
+    FAULTS = {'scrub': ('EIO', 'hang'), 'attributes': {'firmware': '?'}}
+    LEAVES = ('registers', 'memory')
+
+
+class AcmeFpgaContractTest(testing.DriverTestCase):
+
+    DRIVER = fpga.AcmeFpgaDriver
+    HOST = {'acme_fpgas': [
+        {'address': address, 'total_vfs': 1, 'vfs': 1}
+        for address in ('0000:af:00.0', '0000:b1:00.0')]}
+    OPTIONS = {'virtual_functions': ['0000:af:00.0=1', '0000:b1:00.0=1']}
+    FAULTS = {'program': 'EIO', 'reset_region': 'EIO'}
+
+    def bitstream(self, region):
+        path = f'{self.directory}/bits'
+        with open(path, 'wb') as file:
+            file.write(fpga.HEADER.pack(
+                fpga.MAGIC, bytes.fromhex(region.region_type_uuid),
+                bytes.fromhex(FpgaTest.FUNCTION), 4) + b'bits')
+        return path
 
 
 if __name__ == '__main__':

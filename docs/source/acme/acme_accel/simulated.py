@@ -54,6 +54,7 @@ class AcmeCard(card.Card):
         if fault:
             raise sysfs.error(getattr(errno, fault), self.address)
         mine['scrubs'] += 1
+        card.forget(mine, 0, 'memory')
 
     OPERATIONS = {'scrub': scrub}
 
@@ -97,5 +98,6 @@ class AcmeFpgaCard(card.Card):
     def reset_region(self, mine, vf):
         self._fail(mine, 'reset_region')
         mine['resets'] += 1
+        card.forget(mine, 0, 'registers')
 
     OPERATIONS = {'program': program, 'reset_region': reset_region}

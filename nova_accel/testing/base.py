@@ -1,0 +1,286 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What the tests of a driver have in common: a simulated host, and failures
+that quote the contract."""
+
+import contextlib
+import dataclasses
+import inspect
+import json
+import os
+import shutil
+import tempfile
+import typing
+import unittest
+
+import yaml
+
+from nova_accel import conf
+from nova_accel.drivers import base
+from nova_accel.drivers import contract
+from nova_accel import exception
+from nova_accel.inventory import offers
+from nova_accel.inventory import providers
+from nova_accel import model
+from nova_accel.testing import kernel as kernels
+from nova_accel.testing import promises
+
+CONF = conf.CONF
+
+_EXAMPLE = '''
+class {name}(testing.DriverTestCase):
+
+    DRIVER = driver.AcmeDriver
+    HOST = {{'acmes': [{{'address': '0000:3b:00.0'}},
+                      {{'address': '0000:5e:00.0'}}]}}
+'''
+
+
+class Case(unittest.TestCase):
+    """See nova_accel.testing.DriverTestCase."""
+
+    # What a vendor states
+
+    #: the class of the driver
+    DRIVER: typing.Any = None
+    #: the description of a simulated host with at least two cards of one
+    #: product, all well: list -> items, as in the sample
+    #: etc/nova_accel/simulated-host.yaml
+    HOST: typing.Any = None
+    #: options of [accel] beside enabled_drivers and include_devices
+    OPTIONS: typing.Mapping[str, typing.Any] = {}
+    #: a value for each name of DRIVER.KEYS, which prepare() takes
+    KEYS: typing.Mapping[str, str] = {}
+    #: what can break: fault of the simulated card -> value, or values. Each has
+    #: to be noticed by a method
+    FAULTS: typing.Mapping[str, typing.Any] = {}
+    #: what a server leaves on a simulated card; card.forget() ends it
+    LEAVES: tuple[str, ...] = ('registers',)
+
+    def bitstream(self, region: model.Region) -> str | None:
+        """Return the path of a file that a region takes, for a driver that
+        programs."""
+        return None
+
+    def soil(self, handle: model.AttachHandle) -> None:
+        """Leave on a handle, as the guest that has it, what a server may."""
+        if handle.type is model.HandleType.PCI:
+            self.kernel.guest_writes(
+                handle.address, **dict.fromkeys(self.LEAVES, 'of a server'))
+
+    def remains(self, handle: model.AttachHandle) -> typing.Collection[str]:
+        """Return what the guest that has a handle finds of another server."""
+        return (self.kernel.guest_reads(handle.address)
+                if handle.type is model.HandleType.PCI else ())
+
+    # The host
+
+    @classmethod
+    def setUpClass(cls):
+        if cls.__module__.startswith('nova_accel.testing'):
+            raise unittest.SkipTest('Subclass it for a driver.')
+        super().setUpClass()
+        wrong = cls._is_incorrect()
+        if wrong:
+            raise TypeError(
+                f'{cls.__qualname__} {wrong}. A subclass of '
+                f'nova_accel.testing.DriverTestCase is like this one:\n'
+                + _EXAMPLE.format(name=cls.__name__))
+
+    @classmethod
+    def _is_incorrect(cls) -> str:
+        """A clause that says what a vendor has to state, or ''."""
+        driver = cls.DRIVER
+        if not (isinstance(driver, type)
+                and issubclass(driver, base.AcceleratorDriver)):
+            return (f'has DRIVER = {driver!r}: set it to the class of your '
+                    f'driver')
+        if inspect.isabstract(driver):
+            return (f'tests {driver.__name__}, which lacks '
+                    f'{", ".join(sorted(driver.__abstractmethods__))}: write '
+                    f'the method')
+        if not isinstance(cls.HOST, dict) or not cls.HOST:
+            return (f'has HOST = {cls.HOST!r}: set it to the lists of a '
+                    f'simulated host, with two of your cards')
+        missing = driver.KEYS - set(cls.KEYS)
+        if missing:
+            return (f'has no value of {min(missing)}, which is in '
+                    f'{driver.__name__}.KEYS: add KEYS = '
+                    f'{{{min(missing)!r}: <a value that prepare() takes>}}')
+        if (contract._has(driver, 'program')
+                and cls.bitstream in (Case.bitstream,)):
+            return (f'has no bitstream(), and {driver.__name__} has '
+                    f'program(): return from it the path of a file that a '
+                    f'region takes')
+        if bool(cls.soil is Case.soil) is not bool(
+                cls.remains is Case.remains):
+            return ('has one of soil() and remains(): write both, or neither')
+        return ''
+
+    def setUp(self):
+        super().setUp()
+        self.directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.directory)
+        self._path = os.path.join(self.directory, 'host.yaml')
+        with open(self._path, 'w', encoding='utf-8') as file:
+            yaml.safe_dump(self.HOST, file)
+        self.name = getattr(self.DRIVER, 'NAME', self.DRIVER.__name__)
+        self.set_options(
+            enabled_drivers=[self.name], include_devices=['address=*'],
+            bitstream_cache=os.path.join(self.directory, 'cache'),
+            **self.OPTIONS)
+        contract.check_class(self.name, self.DRIVER)
+        self.boot_new_host()
+
+    def boot_new_host(self) -> None:
+        """The host of HOST, on which nothing has happened."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f'{self._path}.state')
+        self.start()
+        with self.promise(promises.CONFIGURE):
+            self.driver.configure()
+        self.known = self.discover()
+        self._check_host()
+        self.serials = {address: self._serial(address)
+                        for address in self.known}
+
+    def _check_host(self):
+        for device in self.known.values():
+            self.assertEqual(
+                model.Health.OK, device.health,
+                f'{device.address} of HOST is quarantined: {device.reason}. '
+                f'Describe devices that are well, or set OPTIONS.')
+        self.assertGreater(
+            len(self.known), 1,
+            f'{self.DRIVER.__name__}.discover() finds '
+            f'{sorted(self.known) or "nothing"} on the host of HOST '
+            f'{self.HOST}: describe two cards of one product.')
+        self.one, self.other, *_ = sorted(
+            self.known.values(), key=lambda device: device.address)
+
+    def set_options(self, **options):
+        for name, value in options.items():
+            CONF.set_override(name, value, 'accel')
+            self.addCleanup(CONF.clear_override, name, 'accel')
+
+    def start(self) -> None:
+        """nova-compute starts: a driver that knows nothing."""
+        self.kernel = kernels.Kernel(self._path)
+        self.driver = self.DRIVER(self.kernel)
+
+    def discover(self, known=None) -> dict[str, model.Device]:
+        """What the driver finds and examines, if each value is as the contract
+        wants it."""
+        with self.promise(promises.FIND):
+            addresses = contract.addresses(self.name, self.driver.find())
+        found = {}
+        for address in addresses:
+            device = self.examine(address, (known or {}).get(address))
+            if device:
+                found[address] = device
+        return found
+
+    def examine(self, address, before=None) -> model.Device | None:
+        with self.changes_nothing(promises.EXAMINE_ONLY, address):
+            device = self.driver.examine(address, before)
+        with self.promise(promises.EXAMINE, address):
+            contract.device(self.name, address, device)
+            return device and contract.device(
+                self.name, address, self.driver.confine(device))
+
+    def look_again(self, address) -> model.Device | None:
+        """The device as it is when nova-compute looks the next time."""
+        before, serial = self.known[address], self._serial(address)
+        if serial and serial != self.serials[address]:
+            # as the scanner: the record is that of the card
+            before = dataclasses.replace(before, record=next(
+                (self.known[other].record for other, known
+                 in self.serials.items() if known == serial), ()))
+        return self.examine(address, before)
+
+    def _serial(self, address) -> str:
+        try:
+            return contract.serial(
+                self.name, self.driver.serial(address)) or ''
+        except (OSError, ValueError):
+            return ''
+
+    @staticmethod
+    def refusal(device: model.Device | None) -> str:
+        """Why Placement does not get a device, or ''."""
+        found: list[str] = []
+        if device:
+            providers.providers(
+                [device], offers.offers({device.address: device}, (), ()),
+                'host', _ROOT, lambda address, why: found.append(why))
+        return ' '.join(found)
+
+    # A server
+
+    def use(self, memory=None) -> base.Use:
+        self.memory = memory
+
+        def remember(value):
+            try:
+                self.kernel.change()
+            except OSError as error:
+                raise exception.AcceleratorsUnavailable(
+                    f'The claim store cannot be written ({error}).') from error
+            self.memory = json.loads(json.dumps(value))
+        return base.Use(keys=dict(self.KEYS), memory=memory,
+                        remember=remember)
+
+    @contextlib.contextmanager
+    def guest(self, handle):
+        """A guest that has a handle while the block runs."""
+        if _is_opened(handle):
+            self.kernel.guest_opens(handle.address)
+        else:
+            self.kernel.guest_takes(*handle.addresses)
+        yield
+        self.end_guest(handle)
+
+    def end_guest(self, handle) -> None:
+        """End the guest that has a handle, if there is one."""
+        for address in handle.addresses:
+            if address in self.kernel._look()[1]['guests']:
+                if _is_opened(handle):
+                    self.kernel.guest_closes(address)
+                else:
+                    self.kernel.guest_returns(address)
+
+    # Failures
+
+    @contextlib.contextmanager
+    def promise(self, promise: promises.Promise, about: str = ''):
+        """Fail with a sentence of the contract where the block raises."""
+        try:
+            yield
+        except unittest.SkipTest:
+            raise
+        except (Exception, kernels.Hung) as error:
+            found = (str(error) if isinstance(error, AssertionError)
+                     else f'{type(error).__name__}: {error}')
+            if isinstance(error, AssertionError) and _QUOTED in found:
+                raise
+            raise self.failureException(
+                f'{self.DRIVER.__name__}, {promise.method}()'
+                f'{f" of {about}" if about else ""}: {found}\n'
+                f'{_QUOTED} "{promise.sentence}"') from error
+
+    @contextlib.contextmanager
+    def changes_nothing(self, promise, about=''):
+        with self.promise(promise, about), self.kernel.watch() as watched:
+            yield
+            if watched.steps:
+                raise self.failureException(
+                    'it changed the device or the kernel')
+
+
+def _is_opened(handle) -> bool:
+    """Whether it has a VFIO driver before a guest gets it."""
+    return handle.type is model.HandleType.MDEV or not handle.managed
+
+
+#: of the host's own provider
+_ROOT = '00000000-0000-4000-8000-000000000001'
+_QUOTED = 'The contract (nova_accel.drivers.base) says:'

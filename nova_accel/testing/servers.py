@@ -1,0 +1,369 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Tests of what is done with a device for a server, and after it."""
+
+import itertools
+
+from nova_accel.drivers import base as drivers
+from nova_accel.drivers import contract
+from nova_accel import exception
+from nova_accel.host import pci
+from nova_accel import model
+from nova_accel.testing import discovery
+from nova_accel.testing import kernel as kernels
+from nova_accel.testing import promises
+
+#: what a reset of the function ends
+_REGISTERS = 'registers'
+
+
+class ServerTests(discovery.DiscoveryTests):
+
+    def prepare(self, device, handle, memory=None, fresh=True):
+        """What nova-compute calls before a guest starts."""
+        use = self.use(memory)
+        if contract.attends(self.DRIVER):
+            with self.promise(promises.PREPARE, handle.address):
+                self.driver.prepare(
+                    device, handle, self.type_of(device), fresh, use)
+
+    @staticmethod
+    def type_of(device) -> str | None:
+        """The type that a handle is made into, None for what needs none."""
+        return next((type_.name for type_ in device.creatable
+                     if type_.available), None)
+
+    def release(self, device, handle, memory=None) -> str | None:
+        """What nova-compute calls when a server has a handle no more."""
+        region = self.region_of(device, handle)
+        if region:
+            return self.driver.reset_region(device, region)
+        return self.driver.release(
+            device, handle, self.type_of(device), self.use(memory))
+
+    @staticmethod
+    def region_of(device, handle):
+        return next((region for region in device.regions
+                     if handle in region.handles), None)
+
+    def cleaning(self, device, handle) -> promises.Promise:
+        return (promises.RESET_REGION if self.region_of(device, handle)
+                else promises.RELEASE)
+
+    def each_handle(self):
+        """The first and the last handle of each device.
+
+        What is made on demand has as many handles as there is room.
+        """
+        for device in self.known.values():
+            handles = device.all_handles
+            for handle in {handles[0]: 0, handles[-1]: 0} if (
+                    not device.creatable) else handles[:1]:
+                yield device, handle
+
+    def serve(self, device, handle):
+        """A server has a handle, writes into it, and is deleted; what the
+        driver remembers."""
+        self.prepare(device, handle)
+        memory = self.memory
+        with self.guest(handle):
+            self.soil(handle)
+        return memory
+
+    def assertClean(self, device, handle, promise, about, *may):
+        """The next server finds nothing of the one before.
+
+        :param may: kinds of what may remain.
+        """
+        with self.promise(promise, about):
+            if device.creatable:
+                self.assertIsNone(
+                    self.driver.created_type(device, handle),
+                    'created_type() says that it is still there')
+            self.prepare(device, handle)
+            with self.guest(handle):
+                left = set(self.remains(handle)) - set(may)
+            memory = self.memory
+            self.assertFalse(
+                left, f'the next server finds {", ".join(sorted(left))}')
+            self.release(device, handle, memory)
+
+    # Policies
+
+    def test_policy_clear(self):
+        """Nothing remains, and the journal gets how."""
+        for device, handle in self.each_handle():
+            memory = self.serve(device, handle)
+            with self.promise(promises.RELEASE_RETURNS, handle.address):
+                done = self.release(device, handle, memory)
+                self.assertIsInstance(done, str)
+                self.assertTrue(done, 'it returned no word')
+            self.assertClean(device, handle, self.cleaning(device, handle),
+                             f'{handle.address} under the policy clear')
+
+    def test_policy_reset(self):
+        """It is reset, and what a reset leaves may remain."""
+        self.set_options(handover=['reset'])
+        for device, handle in self.each_handle():
+            memory = self.serve(device, handle)
+            with self.promise(promises.RELEASE_RETURNS, handle.address):
+                self.assertTrue(self.release(device, handle, memory),
+                                'it returned no word')
+            self.assertClean(
+                device, handle, promises.RELEASE_POLICY,
+                f'{handle.address} under the policy reset',
+                *(() if self.DRIVER.RESET_IS_ALL
+                  else {*self.LEAVES} - {_REGISTERS}))
+
+    def test_policy_none(self):
+        """The operator wants nothing done, and nothing is."""
+        for policy in 'none', 'operator':
+            self.set_options(handover=[policy])
+            for device, handle in self.each_handle():
+                if device.creatable or self.region_of(device, handle):
+                    continue
+                memory = self.serve(device, handle)
+                with self.promise(promises.RELEASE_POLICY,
+                                  f'{handle.address} under {policy}'):
+                    self.assertIsNone(self.release(device, handle, memory))
+
+    # Kinds of releases
+
+    def test_prepared_again(self):
+        """A guest starts again, also after a restart of nova-compute."""
+        for device, handle in self.each_handle():
+            memory = self.serve(device, handle)
+            self.start()
+            self.prepare(device, handle, memory, fresh=False)
+            self.clean(device, handle, self.memory,
+                       'a guest that started twice')
+
+    def clean(self, device, handle, memory, about):
+        with self.promise(self.cleaning(device, handle), handle.address):
+            self.release(device, handle, memory)
+        self.assertClean(device, handle, self.cleaning(device, handle),
+                         f'{handle.address} after {about}')
+
+    def test_build_that_failed(self):
+        """It was prepared, and no guest had it."""
+        for device, handle in self.each_handle():
+            self.prepare(device, handle)
+            self.clean(device, handle, self.memory, 'a build that failed')
+
+    def test_memory_lost(self):
+        """The claim store was lost with what was remembered."""
+        for device, handle in self.each_handle():
+            self.serve(device, handle)
+            self.start()
+            self.clean(device, handle, None, 'a lost claim store')
+
+    def test_released_twice(self):
+        """The end of a release was not written down."""
+        for device, handle in self.each_handle():
+            memory = self.serve(device, handle)
+            self.release(device, handle, memory)
+            self.start()
+            self.clean(device, handle, memory, 'a second release')
+
+    def test_undone(self):
+        """release() restores each attribute that prepare() changed."""
+        for device, handle in self.each_handle():
+            settings = self._settings(device, handle)
+            with self.guest(handle):
+                self.soil(handle)
+            self.release(device, handle, self.memory)
+            self.assertUndone(device, handle, settings)
+
+    def _settings(self, device, handle) -> dict[str, str]:
+        """Prepare a handle; what it changes, as it was before."""
+        before = self._attributes(device)
+        self.prepare(device, handle)
+        return {place: before[place] for place, value in self._attributes(
+            device).items() if before.get(place, value) != value}
+
+    def assertUndone(self, device, handle, settings):
+        with self.promise(promises.RELEASE, handle.address):
+            now = self._attributes(device)
+            for place, value in settings.items():
+                self.assertEqual(
+                    value, now.get(place),
+                    f'prepare() changed /sys/{place}, and it stays so')
+
+    def _attributes(self, device) -> dict[str, str]:
+        """place -> text, of the functions of a device."""
+        found = {}
+
+        def walk(path):
+            for name in self.kernel.listdir(path):
+                try:
+                    found[f'{path}/{name}'] = self.kernel.read(
+                        f'{path}/{name}')
+                except IsADirectoryError:
+                    if not self._is_link(f'{path}/{name}'):
+                        walk(f'{path}/{name}')
+                except OSError:
+                    # cannot be read in any state
+                    pass
+        for function in {device.address, *(
+                a for h in device.all_handles for a in h.addresses)}:
+            if self.kernel.exists(pci.path(function)):
+                walk(pci.path(function))
+        return found
+
+    def _is_link(self, path) -> bool:
+        try:
+            return bool(self.kernel.readlink(path))
+        except OSError:
+            return False
+
+    def test_kept_for_guests(self):
+        """The operator has bound the function to vfio-pci, and it stays so."""
+        for device, handle in self.each_handle():
+            if handle.type is not model.HandleType.PCI or not handle.managed:
+                continue
+            try:
+                for function in handle.addresses:
+                    self.kernel.rebind(function, drivers.VFIO)
+            except OSError:
+                continue
+            if not self._is_offered(device.address, handle):
+                continue
+            self.clean(device, handle, self.serve(device, handle),
+                       'a server whose device stays with vfio-pci')
+            for function in handle.functions:
+                self.assertEqual(drivers.VFIO, pci.driver(
+                    self.kernel, function),
+                    f'{function} was bound to vfio-pci before')
+
+    def _is_offered(self, address, handle) -> bool:
+        """Whether a driver that was just started offers a handle."""
+        found = self.examine(address)
+        if found is None:
+            return False
+        part = self.region_of(found, handle) or found
+        return part.health is model.Health.OK and handle in part.handles
+
+    def test_device_of_a_guest(self):
+        """It is as it was while a guest has it."""
+        for device, handle in self.each_handle():
+            self.prepare(device, handle)
+            memory = self.memory
+            with self.guest(handle):
+                with self.changes_nothing(promises.OF_A_GUEST, device.address):
+                    found = self.driver.examine(device.address, device)
+                    self.assertIsNotNone(found, 'it is gone')
+                    self.assertEqual(
+                        model.Health.OK, found.health, found.reason)
+                    self.assertIn(handle, found.all_handles,
+                                  'the handle of the guest is gone')
+                with self.promise(promises.HEALTH, device.address):
+                    contract.readings(self.name, self.driver.health(device))
+            self.release(device, handle, memory)
+
+    # Failures and crashes
+
+    def test_killed(self):
+        """nova-compute is killed after any change of a server's life."""
+        device, handle = next(iter(self.each_handle()))
+        settings = self._settings(device, handle)
+        self.release(device, handle, self.memory)
+        number = 0
+        while self._killed_after(device, handle, number := number + 1):
+            self._after_crash(device, handle, number)
+            self.assertUndone(device, handle, settings)
+
+    def _killed_after(self, device, handle, number) -> bool:
+        """:returns: whether there were so many changes."""
+        self.memory = None
+        try:
+            with self.kernel.watch(kill_after=number):
+                self.serve(device, handle)
+                memory = self.memory
+                self.release(device, handle, memory)
+                self.memory = memory
+        except kernels.Killed:
+            return True
+        return False
+
+    def _after_crash(self, device, handle, number):
+        memory = self.memory
+        self.start()
+        self.end_guest(handle)
+        self.driver.configure()
+        with self.promise(self.cleaning(device, handle), handle.address):
+            self.release(device, handle, memory)
+        self.assertClean(
+            device, handle, self.cleaning(device, handle),
+            f'{handle.address}, after nova-compute was killed after change '
+            f'{number} of prepare(), the guest and release(), and release() '
+            f'was called')
+        self.assertEnded()
+
+    def test_operation_that_fails(self):
+        """A release in which anything fails raises, or cleans."""
+        device, handle = next(iter(self.each_handle()))
+        for number in itertools.count(1):
+            memory = self.serve(device, handle)
+            with self.kernel.watch(fail_at=number) as watched:
+                failed = self._fails(
+                    lambda: self.release(device, handle, memory))
+            if failed:
+                with self.promise(promises.RELEASE_AGAIN, handle.address):
+                    self.release(device, handle, memory)
+            self.assertClean(
+                device, handle, self.cleaning(device, handle),
+                f'{handle.address}, of whose release change {number} failed'
+                f'{", and that was called again" if failed else ""}')
+            if watched.steps < number:
+                return
+
+    @staticmethod
+    def _fails(call) -> bool:
+        try:
+            call()
+        except (exception.AcceleratorError, OSError, kernels.Hung):
+            return True
+        return False
+
+    def test_faults(self):
+        """Each of FAULTS is noticed, and nothing of it stays."""
+        for name, values in self.FAULTS.items():
+            for value in values if isinstance(values, tuple) else (values,):
+                with self.subTest(**{name: value}):
+                    self.boot_new_host()
+                    readings = self._readings()
+                    self.kernel.set_fault(self.one.address, **{name: value})
+                    noticed = (
+                        self.is_noticed() or self._readings() != readings
+                        or self._fails(self._serve_and_program))
+                    with self.promise(promises.DEFECT, self.one.address):
+                        self.assertTrue(
+                            noticed, f'no method notices the fault {name} = '
+                            f'{value!r} of FAULTS')
+                    self.boot_new_host()
+                    self.kernel.set_fault(self.one.address, **{name: value})
+                    self.is_noticed()
+                    self.kernel.set_fault(self.one.address, **{name: None})
+                    self.driver.configure()
+                    self.assertEnded()
+
+    def _readings(self):
+        try:
+            return contract.readings(
+                self.name, self.driver.health(self.one))
+        except OSError as error:
+            return str(error)
+
+    def _serve_and_program(self):
+        """All that a device does for a server, with nothing of the kit."""
+        device, handle = self.one, self.one.all_handles[0]
+        region = self.region_of(device, handle)
+        with self.kernel.watch():
+            self.driver.prepare(device, handle, self.type_of(device), True,
+                                self.use())
+            with self.guest(handle):
+                self.soil(handle)
+            self.release(device, handle, self.memory)
+            path = region and self.bitstream(region)
+            if path:
+                self.driver.program(
+                    device, region, self.driver.read_bitstream(path))
