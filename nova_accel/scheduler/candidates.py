@@ -2,7 +2,10 @@
 """The question for allocation candidates, as Nova's scheduler asks Placement.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import time
+import typing
 from urllib import parse
 
 from nova_accel import request
@@ -10,6 +13,61 @@ from nova_accel import request
 #: what of Nova's question says which hosts a server may go to, whatever it
 #: asks of them (ResourceRequest.to_querystring, Nova 31 to 34)
 _OF_HOSTS = ('in_tree', 'member_of', 'required', 'root_required')
+
+
+def answer(response: typing.Any, **parts: type) -> dict[str, typing.Any]:
+    """Return the JSON of an answer of Placement.
+
+    :param response: what SchedulerReportClient.get of Nova returned.
+    :param parts: what must be in it: list or dict by name.
+    :raises ConnectionError: no answer, another status, or a body that is not
+        Placement's, such as the HTML of a proxy.
+    """
+    if response is None or response is False:
+        raise ConnectionError('no connection')
+    if response.status_code != 200:
+        raise ConnectionError(f'HTTP {response.status_code}')
+    with contextlib.suppress(ValueError, TypeError, LookupError):
+        found = response.json()
+        if all(isinstance(found[name], kind) for name, kind in parts.items()):
+            return found
+    raise ConnectionError('HTTP 200, and not the JSON of Placement')
+
+
+class Zones:
+    """The hosts of availability zones and the like, as Placement listed them.
+
+    A zone is listed once in SECONDS: Placement reads all hosts of the cloud for
+    that. Whether a server may go to a host is asked of Placement each time.
+    """
+
+    SECONDS = 60
+    #: of which the hosts are kept
+    _MOST = 100
+
+    def __init__(self) -> None:
+        #: question -> when it was asked, and the answer
+        self._known: dict[str, tuple[float, frozenset[str]]] = {}
+
+    def hosts(self, question: str, ask: Callable[[], Iterable[str]],
+              ) -> frozenset[str]:
+        """Return the UUIDs of the hosts of a zone.
+
+        :param question: url_of_hosts()
+        :param ask: returns Placement's answer to it.
+        """
+        now = time.monotonic()
+        known = self._known.get(question)
+        if known is None or now > known[0] + self.SECONDS:
+            known = now, frozenset(ask())
+            if len(self._known) >= self._MOST:
+                self._known.clear()
+            self._known[question] = known
+        return known[1]
+
+
+#: of this nova-scheduler
+ZONES = Zones()
 
 
 def url(groups: Mapping[str, request.Group], limit: int, *,

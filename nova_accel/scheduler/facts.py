@@ -16,6 +16,7 @@ from nova_accel import conf
 from nova_accel import log as logging
 from nova_accel import naming
 from nova_accel import request
+from nova_accel.scheduler import candidates
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -230,12 +231,9 @@ class Facts:
             url = (f'/allocation_candidates?in_tree={root}'
                    f'&resources={name}:1&limit=1')
             try:
-                response = self._get(url, _CANDIDATES_VERSION)
-                if not response:
-                    raise ConnectionError(
-                        'no connection' if response in (None, False)
-                        else f'HTTP {response.status_code}')
-                found = response.json()['provider_summaries']
+                found = candidates.answer(
+                    self._get(url, _CANDIDATES_VERSION),
+                    provider_summaries=dict)['provider_summaries']
             # keystoneauth has some thirty, and none may fail a scheduling
             except Exception as error:
                 LOG.warning(

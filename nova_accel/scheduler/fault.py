@@ -93,16 +93,17 @@ def _ask(get, query, groups) -> missing.Answer:
     """
     try:
         if not groups:
-            return (missing.Answer.FREE if _answer(get(
-                candidates.url_of_hosts(query)))['resource_providers']
-                else missing.Answer.NONE)
+            return (missing.Answer.FREE if _providers(
+                get, candidates.url_of_hosts(query)) else missing.Answer.NONE)
         if not candidates.names_host(query):
             free = [_hosts(get, candidates.url_of_providers(suffix, group))
                     for suffix, group in groups.items()]
             hosts = set.intersection(*map(set, free))
             if len(hosts) > _FEW and 'member_of' in query:
                 # those outside of the zone would be asked in vain
-                hosts &= _hosts(get, candidates.url_of_hosts(query)).keys()
+                url = candidates.url_of_hosts(query)
+                hosts &= candidates.ZONES.hosts(
+                    url, lambda: _hosts(get, url))
             # several groups find all on a host that has much of it
             for host in sorted(
                     _sample(sorted(hosts), len(hosts)),
@@ -123,26 +124,25 @@ class _NeverReported(Exception):
 
 def _hosts(get, url):
     """UUIDs of roots -> how many of their providers are in an answer."""
-    return collections.Counter(
-        provider['root_provider_uuid']
-        for provider in _answer(get(url))['resource_providers'])
+    return collections.Counter(provider['root_provider_uuid']
+                               for provider in _providers(get, url))
+
+
+def _providers(get, url):
+    return _answer(get(url), 'resource_providers')
 
 
 def _offers(get, query, groups, host=None):
-    return _answer(get(candidates.url_of_part(query, groups, host)))[
-        'allocation_requests']
+    return _answer(get(candidates.url_of_part(query, groups, host)),
+                   'allocation_requests')
 
 
-def _answer(response):
-    if response and response.status_code == 200:
-        return response.json()
+def _answer(response, part):
     # TraitNotFound and ResourceClassNotFound of Placement
     if response is not None and response.status_code == 400 and (
             'No such ' in response.text):
         raise _NeverReported()
-    raise ConnectionError(
-        'no connection' if response is None
-        else f'HTTP {response.status_code}')
+    return candidates.answer(response, **{part: list})[part]
 
 
 def _within_limit(look: Callable[[], str]) -> str:

@@ -66,8 +66,9 @@ def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
             carrying.setdefault(root, []).append(wanted)
     if len(carrying) > _ASKED and any(key == 'member_of' for key, _ in query):
         # those outside of the zone would be asked in vain
-        there = {host['uuid'] for host in _ask(
-            get, placement.url_of_hosts(question))['resource_providers']}
+        url = placement.url_of_hosts(question)
+        there = placement.ZONES.hosts(url, lambda: [
+            host['uuid'] for host in _providers(get, url)])
         carrying = {root: groups for root, groups in carrying.items()
                     if root in there}
     # by chance, as other requests look for the same; those that carry most
@@ -109,9 +110,12 @@ def _carrying(get, wanted):
              ('required', _carries(wanted))]
     if traits:
         query.append(('required', ','.join(traits)))
-    return {provider['root_provider_uuid'] for provider in _ask(
-        get, f'/resource_providers?{parse.urlencode(query)}'
-        )['resource_providers']}
+    return {provider['root_provider_uuid'] for provider in _providers(
+        get, f'/resource_providers?{parse.urlencode(query)}')}
+
+
+def _providers(get, url):
+    return _ask(get, url, resource_providers=list)['resource_providers']
 
 
 def _of_host(get, query, root, groups):
@@ -125,23 +129,24 @@ def _of_host(get, query, root, groups):
     for pinned in suffixes, suffixes - {''}:
         if pinned:
             answer = _ask(get, '/allocation_candidates?' + parse.urlencode(
-                query + [(f'in_tree{s}', root) for s in sorted(pinned)]))
+                query + [(f'in_tree{s}', root) for s in sorted(pinned)]),
+                allocation_requests=list, provider_summaries=dict)
             if answer['allocation_requests']:
                 break
     return answer
 
 
-def _ask(get, url):
-    """
+def _ask(get, url, **parts):
+    """Return candidates.answer() to a question.
+
     :raises ConnectionError: Placement does not say.
     """
-    response = get(url, _VERSION)
-    if not response or response.status_code != 200:
+    try:
+        return placement.answer(get(url, _VERSION), **parts)
+    except ConnectionError as error:
         raise ConnectionError(
-            f'Placement was asked for {url} and did not answer: '
-            + ('no connection' if response in (None, False)
-               else f'HTTP {response.status_code}'))
-    return response.json()
+            f'Placement was asked for {url} and did not answer: {error}'
+            ) from error
 
 
 def order_forced(found: scheduling.Scheduling, spec,

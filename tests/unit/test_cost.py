@@ -589,6 +589,8 @@ class RefreshTest(Base):
     def test_no_answer_changes_nothing(self):
         for answer in (ConnectionError('refused'), None, False,
                        types.SimpleNamespace(status_code=200, json=dict),
+                       types.SimpleNamespace(status_code=200, json=lambda: {
+                           'provider_summaries': [5]}),
                        NoJson()):
             with self.subTest(answer):
                 scheduling = self.look(self.REGIONS, Silent(answer), **ONE)

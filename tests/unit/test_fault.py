@@ -15,10 +15,12 @@ from nova.scheduler import utils
 import testtools
 
 from nova_accel import request
+from nova_accel.scheduler import candidates
 from nova_accel.scheduler import fault
 from nova_accel.scheduler.missing import Answer
 from nova_accel.scheduler import scheduling
 from nova_accel.scheduler import slow
+from tests.unit import test_unseen
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 SPECS = {f'resources1:{FPGA}': '1'}
@@ -38,7 +40,9 @@ class FaultTest(testtools.TestCase):
         patch = mock.patch.object(utils, 'resources_from_request_spec',
                                   lambda *args: query)
         # a machine under load takes longer, and no test fails for that
-        for patch in (patch, mock.patch.object(fault, 'LIMIT', 600)):
+        for patch in (patch, mock.patch.object(fault, 'LIMIT', 600),
+                      mock.patch.object(candidates, 'ZONES',
+                                        candidates.Zones())):
             patch.start()
             self.addCleanup(patch.stop)
 
@@ -95,6 +99,13 @@ class FaultTest(testtools.TestCase):
                     self.assertEqual(expected, text in found, found)
             self.assertLessEqual(
                 len(f'No valid host was found. {reason}'), 255)
+
+    def test_answers_of_something_else(self):
+        """They are as no answer."""
+        for answer in test_unseen.not_placements():
+            with self.assertLogs(fault.LOG.logger, 'WARNING') as log:
+                self.assertEqual('', self.reason(lambda *args: answer))
+            self.assertIn('HTTP 200, and not the JSON', log.output[0])
 
     def test_each_question_once(self):
         trait = 'CUSTOM_FPGA_INTEL'
@@ -167,6 +178,7 @@ class FaultTest(testtools.TestCase):
                 (['host8'], (), Answer.NONE)):
             self.assertEqual((answer, zone), self.in_turn(
                 9, offering, query, zone=zone))
+            candidates.ZONES = candidates.Zones()
 
     def test_host_that_the_operator_named(self):
         query = 'resources=VCPU:1&in_tree=host3'

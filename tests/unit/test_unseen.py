@@ -10,10 +10,12 @@ from unittest import mock
 from urllib import parse
 
 from nova import objects
+import requests
 import testtools
 
 from nova_accel import demand
 from nova_accel import naming
+from nova_accel.scheduler import candidates as placement
 from nova_accel.scheduler import scheduling
 from nova_accel.scheduler import unseen
 
@@ -27,6 +29,15 @@ def response(**answer):
     return types.SimpleNamespace(status_code=200, json=lambda: answer)
 
 
+def not_placements():
+    """Answers with status 200 of something in Placement's place."""
+    for content in (b'<html>It works.</html>', b'{"resource_prov', b'', b'5',
+                    b'[]', b'{"resource_providers": 5}'):
+        answer = requests.Response()
+        answer.status_code, answer._content = 200, content
+        yield answer
+
+
 class UnseenTest(testtools.TestCase):
 
     def setUp(self):
@@ -35,6 +46,9 @@ class UnseenTest(testtools.TestCase):
         unseen.CONF.set_override('max_placement_results', 2, 'scheduler')
         self.addCleanup(unseen.CONF.clear_override, 'max_placement_results',
                         'scheduler')
+        zones = mock.patch.object(placement, 'ZONES', placement.Zones())
+        zones.start()
+        self.addCleanup(zones.stop)
         self.asked = []
         self.carrying = {'r9': 'h9'}
         #: hosts of which Placement has no candidate, with all groups there
@@ -169,6 +183,15 @@ class UnseenTest(testtools.TestCase):
             ('/resource_providers', {'resources': ['MEMORY_MB:1'],
                                      'member_of': ['zone']}), (path, asked))
         self.assertEqual(2, len(hosts))
+        # Placement lists the hosts of a zone for one request in a minute
+        self.asked.clear()
+        self.add(OTHER, None, question=question)
+        self.assertEqual([False, True, True], [
+            'in_tree' in asked for _, asked in self.asked])
+        with mock.patch.object(placement.Zones, 'SECONDS', -1):
+            self.add(OTHER, None, question=question)
+        self.assertEqual(1, sum('MEMORY_MB:1' in asked.get('resources', ())
+                                for _, asked in self.asked))
         # few are asked at once
         self.asked.clear()
         self.carrying = {'r20': 'h20'}
@@ -181,6 +204,7 @@ class UnseenTest(testtools.TestCase):
         self.assertNotIn('in_tree', self.asked[-1][1])
 
     def test_placement_does_not_answer(self):
-        for answer in None, False, types.SimpleNamespace(status_code=500):
+        for answer in (None, False, types.SimpleNamespace(status_code=500),
+                       *not_placements()):
             with self.assertRaises(ConnectionError):
                 self.add(OTHER, None, get=lambda url, version: answer)
