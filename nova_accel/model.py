@@ -265,6 +265,9 @@ class Device:
     #: whether a server can change that: what the store has of the card applies
     #: to its address as well
     serial_can_change: bool = False
+    #: where it is plugged in, without numbers of buses (host.pci.ports); ''
+    #: where that is not known
+    ports: str = ''
     health: Health = Health.OK
     reason: str = ''
     #: whether its reason is a failure that a reset may end
@@ -325,7 +328,7 @@ class Device:
     @property
     def card(self) -> 'CardKey':
         """How rows of the store know it."""
-        return CardKey(self.address, self.serial, self.ids)
+        return CardKey(self.address, self.serial, self.ids, self.ports)
 
     def is_of(self, row: 'CardKey') -> bool:
         """Return whether a row of the store may be about it: also if a server
@@ -476,6 +479,9 @@ class Claim:
     #: Device.ids of the device when the server got it; '' where they are not
     #: known
     ids: str = ''
+    #: Device.ports of the device when the server got it; '' where they were
+    #: not known
+    ports: str = ''
     #: name of the CreatableType that the handle was made into
     created_type: str | None = None
     #: whether the driver may have left something of the server in the handle:
@@ -499,7 +505,7 @@ class Claim:
     @property
     def card(self) -> 'CardKey':
         """How rows of the store know it."""
-        return CardKey(self.device_address, self.serial, self.ids)
+        return CardKey(self.device_address, self.serial, self.ids, self.ports)
 
     @property
     def part(self) -> tuple[str, int | None]:
@@ -535,7 +541,8 @@ class Claim:
         return Claim(
             str(uuid.uuid4()), '', self.provider_uuid, self.resource_class, '',
             self.device_address, self.region_index, self.handle, '',
-            ClaimState.WAITING, serial=self.serial, ids=self.ids)
+            ClaimState.WAITING, serial=self.serial, ids=self.ids,
+            ports=self.ports)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -570,17 +577,28 @@ class CardKey(NamedTuple):
     """What a row of the store knows a card by."""
 
     #: '' in the key of a row matches any address, if it has no serial number
+    #: and no ports
     address: str
     #: '' where it is not known
     serial: str
     #: Device.ids, '' where they are not known
     ids: str = ''
+    #: Device.ports, '' where they are not known
+    ports: str = ''
 
-    def means(self, card: 'CardKey') -> bool:
-        """Whether a row is about a card: by the serial number where both are
-        known, else by address and product."""
+    def identifies(self, card: 'CardKey') -> bool:
+        """Whether a row is about a card, wherever that is: by the serial
+        number where both are known, else by ports and product."""
         if self.serial and card.serial:
             return self.serial == card.serial
+        return (bool(self.ports) and self.ports == card.ports
+                and not are_other_products(self.ids, card.ids))
+
+    def means(self, card: 'CardKey') -> bool:
+        """Whether a row is about a card: as identifies(), and by address and
+        product where neither serial number nor ports can be compared."""
+        if (self.serial and card.serial) or (self.ports and card.ports):
+            return self.identifies(card)
         return ((self.address == card.address
                  or not self.address and not self.serial)
                 and not are_other_products(self.ids, card.ids))

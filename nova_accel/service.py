@@ -25,6 +25,7 @@ from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import descriptions as device_descriptions
 from nova_accel.attach import driver_calls
+from nova_accel.attach import following as claim_following
 from nova_accel.attach import guests as server_guests
 from nova_accel.attach import gate as region_gate
 from nova_accel.attach import handles as attach_handles
@@ -85,6 +86,7 @@ class Host:
     along: migratable.Along
     carrying: guest_claims.Carrying
     descriptions: device_descriptions.Descriptions
+    following: claim_following.Following
     guests: server_guests.Guests
     handles: attach_handles.Handles
     moves: server_moves.Moves
@@ -137,6 +139,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     settling = device_settling.Settling(
         inventory, holdings, publisher, store_age, cloud)
     reshape = allocation_moves.Reshape(inventory, holdings, cloud)
+    following = claim_following.Following(inventory, holdings, cloud)
     loader = loading.Loader(inventory, holdings, cloud)
     images = region_images.Images(inventory, cloud)
     gate = region_gate.Gate()
@@ -160,7 +163,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     choice = device_choice.Choice(inventory, kernel)
     accelerators = server_accelerators.Accelerators(
         cloud, store, inventory, holdings, publisher, preparation, readiness,
-        settling, reshape, choice, gate, servers, releases, moves)
+        settling, reshape, choice, gate, servers, releases, moves, following)
     plugs = server_plugs.Plugs(
         cloud, inventory, holdings, servers, accelerators, choice, releases)
     snapshots = claim_snapshots.Snapshots(cloud, inventory, holdings, plugs)
@@ -170,7 +173,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         cloud, inventory, holdings, settling, servers, releases, moves,
         carrying, snapshots,
         reallocation.Reallocation(cloud, inventory, holdings, publisher),
-        reattachment)
+        reattachment, publisher, following)
     paused = paused_guests.Paused(cloud, inventory, holdings)
     owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
     notices = device_notices.Notices(cloud, inventory, holdings)
@@ -188,6 +191,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
             inventory, holdings, preparation, accelerators),
         carrying=carrying,
         descriptions=device_descriptions.Descriptions(inventory, holdings),
+        following=following,
         guests=server_guests.Guests(
             cloud, holdings, servers, accelerators, plugs, releases),
         handles=handles, moves=moves, plugs=plugs, preparation=preparation,
@@ -285,6 +289,7 @@ def _start(host: Host) -> None:
         [c for c in host.holdings.all() if c.state in (
             model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)],
         'nova-compute stopped while the device was prepared')
+    host.following.run()
     _make_again(host)
     host.orders.start()
 

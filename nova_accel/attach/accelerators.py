@@ -17,6 +17,7 @@ from oslo_utils import uuidutils
 from nova_accel.attach import choice as device_choice
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import driver_calls
+from nova_accel.attach import following as claim_following
 from nova_accel.attach import gate as region_gate
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import moves as server_moves
@@ -56,7 +57,8 @@ class Accelerators:
                  choice: device_choice.Choice, gate: region_gate.Gate,
                  servers: server_locks.Servers,
                  releases: server_releases.Releases,
-                 moves: server_moves.Moves):
+                 moves: server_moves.Moves,
+                 following: claim_following.Following):
         self._cloud = cloud
         self._store = store
         self._inventory = inventory
@@ -71,6 +73,7 @@ class Accelerators:
         self._servers = servers
         self._releases = releases
         self._moves = moves
+        self._following = following
 
     # Plug
 
@@ -297,6 +300,7 @@ class Accelerators:
         requests = server.requests if requests is None else requests
         self._releases.begin_postponed(server.uuid)
         self._settling.compare_with_guests()
+        self._following.run()
         if not self._holdings.of(server.uuid):
             self._settling.settle_now()
         self._moves.end_earlier(context, server)

@@ -13,7 +13,6 @@ _clean_when_back().
 
 from collections.abc import Callable, Iterable
 from concurrent import futures
-import dataclasses
 
 from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
@@ -162,7 +161,8 @@ class Handles:
         """Withhold the card of a claim until it was cleaned."""
         self._holdings.settle(todo=[
             values.Unsettled(serial=claim.serial) if claim.serial
-            else values.Unsettled(claim.device_address, ids=claim.ids)])
+            else values.Unsettled(claim.device_address, ids=claim.ids,
+                                  ports=claim.ports)])
 
     def _release(self, claim, freed):
         before = self._inventory.devices.get(claim.device_address)
@@ -230,43 +230,24 @@ class Handles:
             return False
 
     def _follow(self, claims, where, device):
-        """Return claims of one card as they would be where it is now; none,
-        where it is not found and another one is at its address.
+        """Return claims of one card; none, where it is not found and another
+        one is at its address.
 
-        :raises AcceleratorError: see _moved() and _give_up().
+        :raises AcceleratorError: the claims stay where their card is not; see
+            also _give_up().
         """
         if where is identity.Where.EXCHANGED:
             for claim in claims:
                 self._give_up(claim, device)
             return []
         if where is identity.Where.MOVED:
-            return [self._moved(claim, device) for claim in claims]
-        return claims
-
-    def _moved(self, claim, device):
-        """Return the claim as it would be where its card is now.
-
-        :raises DeviceUnavailable: the card does not have the handle there, or
-            it is another server's.
-        """
-        if any(c.device_address == device.address
-               and self._inventory.table.place(c)[0] is identity.Where.HERE
-               for c in self._holdings.all()):
-            # another card of the same kind may have the same serial number
+            claim = claims[0]
             raise exception.DeviceUnavailable(
                 f'{claim.handle.address} had to be cleaned after its server, '
-                f'and a card with its serial number is at {device.address}, '
-                f'where another server has it: see which card that is.')
-        address = pci.moved(claim.handle.address, claim.device_address,
-                            device.address)
-        for handle in device.all_handles:
-            if handle.address == address:
-                return dataclasses.replace(
-                    claim, device_address=device.address, handle=handle)
-        raise exception.DeviceUnavailable(
-            f'{claim.handle.address} had to be cleaned after its server, and '
-            f'its card is at {device.address} now and has no {address} there: '
-            f'put it back to {claim.device_address}.')
+                f'and ' + identity.trouble(
+                    claim, where, device,
+                    self._inventory.staying.get(claim.uuid, '')) + '.')
+        return claims
 
     def _give_up(self, claim, other):
         """End the claim of a card that is not found, while another one is at
@@ -282,8 +263,11 @@ class Handles:
                     f'serial number {claim.serial}' if claim.serial
                     else f'product {claim.ids}')
         self._results.note(claim, other, 'none', values.EXCHANGED)
-        if (not (claim.serial and other.serial)
-                or self._inventory.driver_of(other).SERVER_CAN_CHANGE_SERIAL):
+        is_anothers = any(c.card.identifies(other.card)
+                          for c in self._holdings.all() if c != claim)
+        if not is_anothers and (
+                not (claim.serial and other.serial) or self._inventory
+                .driver_of(other).SERVER_CAN_CHANGE_SERIAL):
             # it may be the same one, which its guest made look like another
             self._holdings.await_operator(claim)
 

@@ -23,6 +23,7 @@ settled or cleaned, as above. Every other transition raises IllegalTransition.
 import collections
 from collections.abc import Iterable, Iterator, Mapping
 import contextlib
+import dataclasses
 from typing import Any, NamedTuple
 
 from nova_accel import exception
@@ -241,9 +242,30 @@ class Holdings:
             tuple[model.Claim, Mapping[str, str]]]) -> None:
         """Complete claims that were made without that, in one transaction.
 
-        :param identities: each claim with its serial, ids or both.
+        :param identities: each claim with some of serial, ids and ports.
         """
         self._store.change(([claim], new) for claim, new in identities)
+
+    def with_waiting(self) -> tuple[model.Claim, ...]:
+        """Return all(), and the claims of handles that wait for the operator.
+        """
+        return self._store.all_claims()
+
+    def follow(self, moved: Mapping[str, model.Claim]) -> list[model.Claim]:
+        """Write the present addresses of cards into claims, all or none.
+
+        :param moved: uuid of a claim -> the claim with its new
+            device_address, ports and handle; nothing else of it counts.
+        :returns: the claims that are there still, as they are now.
+        """
+        with self._lock:
+            old = [c for c in self.with_waiting() if c.uuid in moved]
+            new = [dataclasses.replace(
+                claim, device_address=moved[claim.uuid].device_address,
+                ports=moved[claim.uuid].ports,
+                handle=moved[claim.uuid].handle) for claim in old]
+            self._store.exchange(old, new)
+        return new
 
     def reshaped(self, claim: model.Claim, provider_uuid: str) -> None:
         """Write down the provider that has its allocation now."""
@@ -270,7 +292,8 @@ class Holdings:
              if (row.card.means(claim.card) or device.is_of(row.card))
              and offers.handle_at(row, address) == claim.handle.address],
             [values.Unclean(claim.handle.address, address, claim.serial,
-                            claim.ids, policy)] if policy else ())
+                            claim.ids, policy, claim.ports)]
+            if policy else ())
 
     def await_operator(self, claim: model.Claim) -> None:
         """Give the handle of a claim that ends to no server until the operator
@@ -312,7 +335,9 @@ class Holdings:
                 else device.serial, handle=handle, server=server,
                 origin=before.origin or '' if before else '', method=method,
                 before=_function(before), after=_function(after),
-                result=result, since=claim.since if claim else ''))
+                result=result, since=claim.since if claim else '',
+                ports=claim.ports if claim and result == values.EXCHANGED
+                else device.ports))
         except exception.AcceleratorError as error:
             LOG.warning('The hand-over of %s after server %s is not in the '
                         'journal: %s', handle, server, error)

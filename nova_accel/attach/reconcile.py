@@ -27,9 +27,11 @@ store was lost, until attach.settling has restored the claim.
 
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import cloud as novas
+from nova_accel.attach import following as claim_following
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import judgement
 from nova_accel.attach import moves as server_moves
+from nova_accel.attach import publishing
 from nova_accel.attach import reallocation as claim_reallocation
 from nova_accel.attach import reattachment as guest_reattachment
 from nova_accel.attach import releases as server_releases
@@ -61,7 +63,9 @@ class Reconciler:
                  carrying: guest_claims.Carrying,
                  snapshots: claim_snapshots.Snapshots,
                  reallocation: claim_reallocation.Reallocation,
-                 reattachment: guest_reattachment.Reattachment):
+                 reattachment: guest_reattachment.Reattachment,
+                 publisher: publishing.Publisher,
+                 following: claim_following.Following):
         self._cloud = cloud
         self._inventory = inventory
         self._holdings = holdings
@@ -73,6 +77,8 @@ class Reconciler:
         self._snapshots = snapshots
         self._reallocation = reallocation
         self._reattachment = reattachment
+        self._publisher = publisher
+        self._following = following
         #: uuids of claims whose devices running guests lacked after the last
         #: comparison
         self.out: frozenset[str] = frozenset()
@@ -93,6 +99,8 @@ class Reconciler:
             was done.
         """
         self._inventory.recover()
+        self._publisher.show_devices(
+            self._cloud.admin_context(), self._following.run())
         self._settling.run()
         self._settling.clean()
         released = self._releases.retry(

@@ -152,6 +152,11 @@ class Reshape:
         found, stay = [], set()
         for claim in self._holdings.all():
             to = parts.get(claim.part)
+            if to == claim.provider_uuid and shown[to].step > 1 and (
+                    not self._has_all(claim, shown[to])):
+                # [accel] device_sets has the addresses from before a boot that
+                # numbered the buses otherwise
+                stay.add(_together(claim))
             if (to in (None, claim.provider_uuid)
                     or claim.state is model.ClaimState.DELETING
                     # another driver has the card by now

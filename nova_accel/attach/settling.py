@@ -47,6 +47,7 @@ from nova_accel.attach import store_age as age
 from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import holds
 from nova_accel.inventory import offers
@@ -256,6 +257,15 @@ class Settling:
         """
         claimed = {address for claim in self._holdings.all()
                    for address in claim.handle.addresses}
+        # guests that do not run have the addresses from before the claims
+        # followed the card
+        claimed |= {
+            pci.moved(address, device.address, row.address)
+            for row in rows if row.moved
+            for claim in self._holdings.all()
+            if claim.device_address == device.address
+            and claim.handle.type is model.HandleType.PCI
+            for address in claim.handle.addresses}
         addresses = {handle.address for _, _, handle in free}
         # with VFs, of which nothing is known any more
         moved = tuple({row.address.rpartition(':')[0] + ':' for row in rows

@@ -304,6 +304,22 @@ class AcceleratorDriver(abc.ABC):
         """
         return None
 
+    def moved(self, handle: model.AttachHandle, before: str, now: str,
+              ) -> model.AttachHandle:
+        """Return a handle of a device as it is after the device has got
+        another address, as after a boot that numbers buses otherwise.
+
+        :param before: address of the device when it had the handle.
+        :param now: its present address.
+        """
+        def move(function):
+            return pci.moved(function, before, now)
+        return dataclasses.replace(
+            handle, address=move(handle.address)
+            if handle.type is model.HandleType.PCI else handle.address,
+            companions=tuple(map(move, handle.companions)),
+            parent=handle.parent and move(handle.parent))
+
     def release(self, device: model.Device, handle: model.AttachHandle,
                 created_type: str | None, use: Use) -> str | None:
         """Undo prepare(): the next server must find nothing of this one.

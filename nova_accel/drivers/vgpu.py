@@ -482,6 +482,17 @@ class VgpuDriver(base.PciDriver):
         return None if current == '0' else self._types_of_vf(
             device, handle.address).get(current, _vendor_name(current))
 
+    def moved(self, handle, before, now):
+        """See the base class; the names of mediated devices are those of
+        their parent."""
+        found = super().moved(handle, before, now)
+        number = _slots(handle.parent or before).get(handle.address)
+        if handle.type is not model.HandleType.MDEV or number is None:
+            return found
+        return dataclasses.replace(found, address=next(
+            name for name, slot in _slots(found.parent or now).items()
+            if slot == number))
+
     def release(self, device, handle, created_type, use):
         """See the base class; resets a VF that is a vGPU as it is."""
         if created_type is None:

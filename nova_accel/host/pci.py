@@ -162,6 +162,35 @@ def bridges(kernel, function: str) -> tuple[str, ...]:
     return ()
 
 
+def ports(kernel, function: str) -> str:
+    """Return the path of ports to a function: where it is plugged in.
+
+    The root complex, and the device and function number of each bridge and of
+    the function, without numbers of buses: firmware and kernel assign those
+    at each boot, in the order in which they find bridges. For a VF the path
+    of its PF and its distance from it. The root complex has the path that
+    ACPI gives it (firmware_node/path; sysfs-devices-firmware_node and
+    sysfs-bus-acpi in Documentation/ABI/testing of Linux), or its name on
+    hosts without ACPI.
+
+    :returns: '\\_SB_.PC00/01.0/00.0', or 'pci0000:00/01.0/00.0'; '' if the
+        kernel does not tell.
+    """
+    above = bridges(kernel, function)
+    if not above:
+        return ''
+    pf = physical_function(kernel, function)
+    if pf:
+        return (f'{ports(kernel, pf)}+'
+                f'{routing_id(function) - routing_id(pf)}')
+    try:
+        root = kernel.read(f'devices/{above[0]}/firmware_node/path').strip()
+    except OSError:
+        root = above[0]
+    return '/'.join((root, *(name.rpartition(':')[2]
+                             for name in (*above[1:], function))))
+
+
 def below_root(above: tuple[str, ...]) -> tuple[str, ...]:
     """Return those of bridges() that are functions, the root port first; of a
     root complex below a function (Intel's VMD) those below it."""

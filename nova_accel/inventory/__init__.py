@@ -124,6 +124,9 @@ class Inventory:
             if contract.attends(type(driver)))
         self._pooled = frozenset(
             name for name, driver in drivers.items() if driver.POOLED)
+        #: uuid of a claim -> why it does not follow its card, which is at
+        #: another address; a clause (attach.following)
+        self.staying: Mapping[str, str] = {}
         #: UUIDs of claims without an allocation in Placement, which would give
         #: their devices to others: offered() withholds them
         self.unallocated: frozenset[str] = frozenset()
@@ -250,7 +253,9 @@ class Inventory:
             held = f'{_name(address, index)} is held by the server, and'
             return exception.DeviceUnavailable(
                 f'{held} {why}.', found=f'{held} {found}')
-        trouble = identity.trouble(claim, *self.table.place(claim))
+        trouble = identity.trouble(
+            claim, *self.table.place(claim),
+            self.staying.get(claim.uuid, ''))
         if trouble:
             raise cannot('another card is in its place', trouble)
         device, region = self._part(address, index)
@@ -310,9 +315,10 @@ class Inventory:
 
     def identity_for_claim(self, address: str) -> dict[str, Any]:
         """Return the fields of a claim that say which card it is about."""
+        device = self.devices[address]
         return {'serial': identity.serial_for_claim(
-            address, self.devices, self.table.reports.gone()),
-                'ids': self.devices[address].ids}
+                    address, self.devices, self.table.reports.gone()),
+                'ids': device.ids, 'ports': device.ports}
 
     def _answers(self, device: model.Device) -> bool:
         try:

@@ -6,9 +6,9 @@ adopt() gets at an address        known of the device from then on
 ================================  ============================================
 the card that was there, or one   what was known there
 that cannot be distinguished
-a card from another address, or   its record, the origins of its contents, and
-one that returns                  all that the store has of it; not the rest
-                                  of its contents
+a card from another address, or   its record, its marks, all that the store has
+one that returns                  of it, and its contents: only their origins,
+                                  if it has other ports than before
 a new card in place of another    nothing, and its contents are unknown
 a new card, and none was there    nothing; its contents are the operator's
 the same, without serial number,  nothing; its contents are a project's
@@ -77,7 +77,9 @@ class Adoption:
             device = self._with_record(device, before, known)
             notes = self._reports.notes(address)
             now = values.Notes(_earlier_traits(device, before, notes))
-            if before and not identity.is_other_card(before, device):
+            if known:
+                now = dataclasses.replace(now, marks=known.marks)
+            elif before and not identity.is_other_card(before, device):
                 device = self._with_past(device, before)
                 now = dataclasses.replace(now, marks=notes.marks)
             if (before, notes) != (device, now):
@@ -114,9 +116,9 @@ class Adoption:
         :param known: of the card with its serial number; what was at the
             address may not have reported one.
         """
-        same = before and not identity.is_other_card(before, device)
-        if not known or same and before.serial == device.serial:
-            known = before if same else None
+        if known is None and before and (
+                not identity.is_other_card(before, device)):
+            known = before
         if (known and known.record != device.record
                 and self._may_be_changed(device)
                 # the operator takes it as it is
@@ -125,12 +127,15 @@ class Adoption:
             device = dataclasses.replace(device, record=known.record)
         return device
 
-    def record_of(self, serial: str,
+    def record_of(self, key: model.CardKey,
                   ) -> tuple[tuple[str, str], ...] | None:
-        """Return the record of the card with a serial number, at whatever
-        address it was last; None if it is unknown."""
+        """Return the record of a card, at whatever address it was last; None
+        if the card is unknown.
+
+        :param key: without address.
+        """
         with self._reports.lock:
-            known = self._known(serial, self._at(serial))
+            known = self._known(key, self._at(key))
             return known.record if known else None
 
     def _with_past(self, device, before):
@@ -165,22 +170,21 @@ class Adoption:
                 before = self._reports.reported(address)
                 is_other = bool(
                     before and identity.is_other_card(before, device))
-                stays = before and device.serial == (
-                    before.serial or self._store.serials().get(address, ''))
-                same = [] if stays else self._at(device.serial, address)
-                known = None if stays else self._known(device.serial, same)
+                stays = self._stays(device, before)
+                same = [] if stays else self._at(device.card)
+                known = None if stays else self._known(device.card, same)
                 may_be_moved = (not before and not known
                                 and self._may_be_moved(device))
-                present = list(filter(self._reports.is_present, same))
+                # what is at the same ports is not there any more
+                present = [other for other in same
+                           if self._reports.is_present(other)
+                           and not (known and device.ports
+                                    and known.key.ports == device.ports)]
             if not (is_other or known or may_be_moved):
                 return None
-            origins = known.origins if known else {}
-            loaded = {region.index: model.Loaded(
-                None, None, None, '', model.SOME_PROJECT if may_be_moved
-                else _not_the_operators(origins.get(region.index)))
-                for region in device.regions}
             try:
-                self._store.place(device, not present, loaded)
+                self._store.place(device, not present, _carried_along(
+                    device, known, may_be_moved))
             except exception.AcceleratorsUnavailable:
                 if is_other:
                     self._reports.set_gone(address, (
@@ -188,40 +192,63 @@ class Adoption:
                         'written down'))
                 raise
             with self._reports.lock:
-                # the card that is gone from another address is this one
                 for other in same if not present else ():
-                    there = self._reports.reported(other)
-                    if there:
-                        self._reports.put(
-                            dataclasses.replace(there, serial=''))
+                    self._leave(other, address)
                 self._reports.changed()
         self._say_both(device, present)
         return known
 
-    def _at(self, serial: str, but_at: str = '') -> list[str]:
-        """Return the addresses of cards with a serial number, also of cards
-        that do not report it now."""
-        serials = {**self._store.serials(), **{
-            address: device.serial for address, device
-            in self._reports.devices.items() if device.serial}}
-        return [address for address, other in serials.items()
-                if other == serial and address != but_at]
+    def _stays(self, device: model.Device, before: model.Device | None,
+               ) -> bool:
+        """Return whether a device is the one that was at its address, as far
+        as its serial number and its ports tell."""
+        if before is None:
+            return False
+        known = self._store.keys().get(device.address)
+        return device.ports in ('', before.ports) and device.serial == (
+            before.serial or (known.serial if known else ''))
 
-    def _known(self, serial: str, addresses: Iterable[str],
+    def _leave(self, address: str, now: str) -> None:
+        """Note that the card that was at an address is at another one; the
+        scan of the address says what is there."""
+        there = self._reports.reported(address)
+        if there:
+            self._reports.put(dataclasses.replace(
+                there, serial='', ports='', record=()), dataclasses.replace(
+                    self._reports.notes(address), marks=()))
+            self._reports.set_gone(address, f'its card is at {now} now')
+
+    def _at(self, card: model.CardKey) -> list[str]:
+        """Return the other addresses at which a card was, also if it does not
+        report its serial number now."""
+        keys = dict(self._store.keys())
+        for address, device in self._reports.devices.items():
+            if device.serial or device.ports:
+                stored = keys.get(address)
+                keys[address] = device.card._replace(
+                    serial=device.serial or (stored.serial if stored else ''))
+        found = [address for address, key in keys.items()
+                 if address != card.address and key.identifies(card)]
+        # of several with its serial number, it is the one at its ports
+        return [address for address in found if card.ports
+                and keys[address].ports == card.ports] or found
+
+    def _known(self, card: model.CardKey, addresses: Iterable[str],
                ) -> values.Card | None:
-        """Return what is known of the card with a serial number.
+        """Return what is known of a card.
 
         :param addresses: of _at(); the caller holds the lock.
         """
         for address in addresses:
             there = self._reports.reported(address)
             return values.Card(
-                serial, there.ids if there else '',
+                there.card if there else self._store.keys()[address],
                 there.record if there else (),
-                {index: loaded.origin for (a, index), loaded
-                 in self._store.loaded().items() if a == address})
-        return next((card for card in self._store.away()
-                     if serial and card.serial == serial), None)
+                {index: loaded for (a, index), loaded
+                 in self._store.loaded().items() if a == address},
+                self._reports.notes(address).marks)
+        return next((known for known in self._store.away()
+                     if known.key.identifies(card)), None)
 
     def _say_both(self, device, present):
         # a card that was moved is found at its new address first, while its
@@ -230,8 +257,8 @@ class Adoption:
             if self._reports.was_scanned(other):
                 LOG.error(
                     'Devices %s and %s both say that their serial number is '
-                    '%s: nova-compute tells them by their addresses, and does '
-                    'not notice if they are exchanged; ask their vendor for '
+                    '%s: nova-compute tells them by their ports, and does not '
+                    'notice if they are exchanged; ask their vendor for '
                     'other firmware', other, device.address, device.serial)
 
     def _may_be_moved(self, device) -> bool:
@@ -245,11 +272,28 @@ class Adoption:
             if address != device.address and _is_a_projects(loaded.origin) and (
                     there is None or not self._reports.is_present(address)
                     and not there.serial
-                    and not identity.is_other_card(there, device)):
+                    and not model.are_other_products(there.ids, device.ids)):
                 return True
         return any(any(map(_is_a_projects, card.origins.values()))
-                   and not model.are_other_products(card.ids, device.ids)
+                   and not model.are_other_products(card.key.ids, device.ids)
                    for card in self._store.away())
+
+
+def _carried_along(device: model.Device, known: values.Card | None,
+                   may_be_moved: bool) -> dict[int, model.Loaded]:
+    """Return what the regions of a card carry that is new at its address.
+
+    :param known: what is known of the card.
+    :param may_be_moved: whether it may be one with content of a project.
+    """
+    if known and device.ports and known.key.ports == device.ports:
+        # no server can change where it is plugged in
+        return dict(known.loaded)
+    origins = known.origins if known else {}
+    return {region.index: model.Loaded(
+        None, None, None, '', model.SOME_PROJECT if may_be_moved
+        else _not_the_operators(origins.get(region.index)))
+        for region in device.regions}
 
 
 def _earlier_traits(device: model.Device, before: model.Device | None,

@@ -122,6 +122,12 @@ class DeviceTable:
         address = device.address if device else claim.device_address
         return where, now.devices.get(address)
 
+    def moved(self) -> dict[str, str]:
+        """Return claims whose cards are at other addresses now: uuid -> the
+        present address."""
+        return {uuid: device.address for uuid, (where, device)
+                in self._now().places.items() if where is identity.Where.MOVED}
+
     def disabled(self) -> dict[str, tuple[values.Disabled, ...]]:
         """See identity.disabled()."""
         return self._now().disabled
@@ -154,7 +160,7 @@ class DeviceTable:
         reported = self.reports.devices
         claims = self._store.claims()
         gone = self.reports.gone()
-        places = identity.places(claims, reported, gone)
+        places = identity.places(self._store.all_claims(), reported, gone)
         disabled = identity.disabled(reported, self._store.disabled(), gone)
         misplaced = identity.misplaced(claims, places)
         claimed = frozenset(claim.device_address for claim in claims)

@@ -18,6 +18,7 @@ from nova_accel.drivers import handover
 from nova_accel.drivers import rules
 from nova_accel.drivers import sriov
 from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel.host import vfio
 from nova_accel.inventory import devices
 from nova_accel.inventory import scan_state
@@ -80,20 +81,21 @@ class Examiner:
         state = scan_state.state(
             driver, address, self._reports.reported(address))
         serial = self._serial(name, address)
-        before, device = self._read(name, address, serial)
+        ports = pci.ports(driver.kernel, address)
+        before, device = self._read(name, address, serial, ports)
         if device is not None and address not in base.whole_cards() and (
                 contract.confines(type(driver))
                 and self._contents.note_open(device)):
             # the regions that a guest can reprogram have another origin now
             ticket = self._reports.ticket()
-            before, device = self._read(name, address, serial)
+            before, device = self._read(name, address, serial, ports)
         if device is not None:
             device = contract.device(name, address, driver.confine(device))
         if device is not None:
             if serial is None and before and self._reports.is_present(address):
                 serial = before.serial
             device = self._rules.applied(dataclasses.replace(
-                device, serial=serial or '',
+                device, serial=serial or '', ports=ports,
                 serial_can_change=driver.SERVER_CAN_CHANGE_SERIAL))
         if device is None:
             return Examined(ticket, state, None, '')
@@ -124,7 +126,7 @@ class Examiner:
                 return exception.clause(error)
         return ''
 
-    def _read(self, name: str, address: str, serial: str | None,
+    def _read(self, name: str, address: str, serial: str | None, ports: str,
               ) -> tuple[model.Device | None, model.Device | None]:
         """Return what this driver reported last of a card, and what it reads
         now."""
@@ -133,7 +135,7 @@ class Examiner:
             before = None
         return before, contract.device(
             name, address, self._drivers[name].examine(
-                address, self._with_own_record(before, serial)))
+                address, self._with_own_record(before, serial, ports)))
 
     def _serial(self, name: str, address: str) -> str | None:
         """Return the serial number of a device.
@@ -158,14 +160,18 @@ class Examiner:
         return serial
 
     def _with_own_record(self, before: model.Device | None,
-                         serial: str | None) -> model.Device | None:
-        """Return the last report of a slot with the record of the card that is
-        in it now, which may have been in another slot before."""
-        if before is None or not serial or before.serial == serial:
+                         serial: str | None, ports: str,
+                         ) -> model.Device | None:
+        """Return the last report of an address with the record of the card
+        that is there now, which may have been at another address before."""
+        if before is None or (before.serial == serial if serial
+                              else before.ports == ports):
             return before
-        record = self._adoption.record_of(serial)
-        return before if record is None else dataclasses.replace(
-            before, record=record)
+        record = self._adoption.record_of(
+            model.CardKey('', serial or '', '', ports))
+        if record is None and (serial or not before.ports):
+            return before
+        return dataclasses.replace(before, record=record or ())
 
     def _compared_with_nova(self, device: model.Device,
                             ) -> tuple[model.Device, str]:

@@ -1,31 +1,35 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Match claims, and what an operator names, to cards.
 
-A claim remembers the serial number of its device, because a PCI address only
-names a place in the host: a boot may number the places otherwise, and people
-exchange cards.
+A claim remembers the serial number of its device and the path of ports to it
+(host.pci.ports), because a PCI address is a number of this boot: the next one
+may number the buses otherwise, as after a card was added, and people exchange
+cards.
 
-======================== ================= =================================
-at the claim's address   the card of the   where it is
-                         claim, at others
-======================== ================= =================================
-the same serial number   anything          HERE
-another one, none known, at one place      MOVED
-or nothing
-another one              not found, or at  EXCHANGED
-                         several places
-none known               the same          EXCHANGED where the product is
-                                           another one, otherwise HERE:
-                                           nothing else can be compared
-nothing                  the same          HERE
-======================== ================= =================================
+========================== ================= ===============================
+at the claim's address     the card of the   where it is
+                           claim, at others
+========================== ================= ===============================
+its card                   anything          HERE
+another one, an unknown    at one address    MOVED
+one, or nothing
+another one                not found, or at  EXCHANGED
+                           several
+one of which neither       the same          EXCHANGED if the product is
+serial number nor ports                      another one, otherwise HERE:
+can be compared                              nothing else can be compared
+nothing                    the same          HERE
+========================== ================= ===============================
 
-A claim without a serial number is as where none is known at its address and the
-card is not found at others. Products are compared by the ids of vendor and
-device, and those of the subsystem where both are known. A row of a disabled
-device (values.Disabled), which has no product, goes by the same table; where
-that is EXCHANGED, every device with the serial number is disabled. A device
-whose serial number a server can change is disabled by its address as well
+A card is found by its serial number, if the claim has one and one device
+reports it, otherwise by its ports and product (model.CardKey). Products are
+compared by the ids of vendor and device, and by those of the subsystem if both
+are known. Attach.following moves claims that are MOVED to the present address
+of their card.
+
+A row of a disabled device (values.Disabled) goes by the same table; where that
+is EXCHANGED, every device with the serial number is disabled. A device whose
+serial number a server can change is disabled by its address as well
 (model.Device.is_of). Pure: no I/O, no state.
 """
 
@@ -70,12 +74,22 @@ def whereabouts(claim: model.Claim | values.Disabled,
     """
     here = devices.get(claim.device_address)
     present = None if claim.device_address in gone else here
-    is_same = present is None or claim.card.means(present.card)
-    if claim.serial and not (present and present.serial == claim.serial):
-        found = _others(claim.device_address, claim.serial, devices, gone)
+    key = claim.card
+    for is_it in (lambda device: bool(key.serial)
+                  and device.serial == key.serial,
+                  lambda device: bool(key.ports)
+                  and device.ports == key.ports
+                  and key.identifies(device.card)):
+        if present and is_it(present):
+            return Where.HERE, here
+        found = [device for device in devices.values() if is_it(device)
+                 and device.address != claim.device_address
+                 and device.address not in gone]
         if len(found) == 1:
             return Where.MOVED, found[0]
-    return (Where.HERE, here) if is_same else (Where.EXCHANGED, present)
+    if present is None or key.means(present.card):
+        return Where.HERE, here
+    return Where.EXCHANGED, present
 
 
 def is_other_card(before: model.Device, now: model.Device) -> bool:
@@ -113,26 +127,37 @@ def disabled(devices: Mapping[str, model.Device],
 
 
 def trouble(claim: model.Claim, where: Where, device: model.Device | None,
-            ) -> str:
+            stays: str = '') -> str:
     """Return why the server of a claim cannot have what is at its address; ''
     where it can. The last part of a sentence.
 
     :param where: and device: see whereabouts().
+    :param stays: why the claim does not follow its card, see attach.following.
     """
     if where is Where.MOVED:
         assert device
-        return (f'its card (serial number {claim.serial[:20]}) is at '
-                f'{device.address} now: put it back, or shelve or delete the '
-                f'server')
+        return (f'its card ({_known_by(claim)}) is at {device.address} now, '
+                f'and {stays or "the claim has not followed it yet"}')
     if where is Where.EXCHANGED:
         assert device
-        compared = (
-            f'serial number {device.serial[:20]} in place of '
-            f'{claim.serial[:20]}' if device.serial and claim.serial
-            else f'product {device.ids} in place of {claim.ids}')
-        return (f'another card is there ({compared}): put the first one '
-                f'back, or shelve or delete the server')
+        return (f'another card is there ({_compared(claim, device)}): put '
+                f'the first one back, or shelve or delete the server')
     return ''
+
+
+def _known_by(claim: model.Claim) -> str:
+    return (f'serial number {claim.serial[:20]}' if claim.serial
+            else f'product {claim.ids} behind {claim.ports}' if claim.ports
+            else f'product {claim.ids}')
+
+
+def _compared(claim: model.Claim, device: model.Device) -> str:
+    if device.serial and claim.serial:
+        return (f'serial number {device.serial[:20]} in place of '
+                f'{claim.serial[:20]}')
+    if model.are_other_products(claim.ids, device.ids):
+        return f'product {device.ids} in place of {claim.ids}'
+    return f'behind {device.ports} in place of {claim.ports}'
 
 
 def places(claims: Iterable[model.Claim],
@@ -165,16 +190,17 @@ def misplaced(claims: Iterable[model.Claim],
         if claim.uuid not in moved:
             continue
         where, device = moved[claim.uuid]
-        card = (f'the card with the serial number {claim.serial[:20]}'
-                if claim.serial else f'a card of the product {claim.ids}')
-        found[claim.device_address] = (
-            f'a server had {card} there: put that one back, or shelve or '
-            f'delete the server')
+        card = f'a server had another card there ({_known_by(claim)})'
         if where is Where.MOVED:
+            found[claim.device_address] = (
+                f'{card}, which is at {device.address} now')
             found.setdefault(device.address, (
                 f'a server had it at {claim.device_address}, and its data may '
-                f'be on it: put it back there, or shelve or delete the '
-                f'server'))
+                f'be on it: the log of nova-compute says why the server has '
+                f'not got it here'))
+        else:
+            found[claim.device_address] = (
+                f'{card}: put that one back, or shelve or delete the server')
     return found
 
 

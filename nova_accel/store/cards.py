@@ -51,10 +51,10 @@ class Cards(file.File):
         return {address for address, notes in self.notes().items()
                 if notes.gone}
 
-    def serials(self) -> Mapping[str, str]:
-        """Return the serial numbers of the cards at addresses, also of cards
-        that do not report theirs now; from memory."""
-        return self._known.serials
+    def keys(self) -> Mapping[str, model.CardKey]:
+        """Return what the cards at addresses are known by, also if they do not
+        report their serial number now; from memory."""
+        return self._known.keys
 
     def set_devices(self, devices: Mapping[str, model.Device],
                     notes: Mapping[str, values.Notes] = {}) -> None:
@@ -66,8 +66,8 @@ class Cards(file.File):
         with self._transaction() as db, self._facts(db):
             there: dict[str, sqlite3.Row] = {}
             for row in db.execute(
-                    'SELECT number, address, serial, ids, device, record, '
-                    'notes FROM cards WHERE placed').fetchall():
+                    'SELECT number, address, serial, ids, ports, device, '
+                    'record, notes FROM cards WHERE placed').fetchall():
                 device = devices.get(row['address'])
                 if device is None or row['serial'] and (
                         device.serial not in ('', row['serial'])):
@@ -80,21 +80,24 @@ class Cards(file.File):
                                'WHERE number = ?', (row['number'],))
             for address, device in devices.items():
                 serial, before = serials.get(address, ''), there.get(address)
-                number = (before['number'] if before else
-                          rows.arriving(db, address, serial, device.ids))
+                its_notes = notes.get(address, values.Notes())
+                number = (before['number'] if before else _arriving(
+                    db, address, serial, device, its_notes))
                 if serial and not (before and before['serial'] == serial):
                     other = rows.take(db, number, serial)
                     if other:
                         holds.move(db, other, number)
-                now = (device.ids, file.as_json(dataclasses.replace(
-                    device, record=())), json.dumps(device.record),
-                    file.as_json(notes.get(address, values.Notes())))
+                now = (device.ids, device.ports, file.as_json(
+                    dataclasses.replace(device, record=())),
+                    json.dumps(device.record),
+                    file.as_json(its_notes))
                 if not before:
                     rows.put(db, number, address)
                 if not before or now != tuple(before)[3:]:
                     db.execute(
-                        'UPDATE cards SET ids = ?, device = ?, record = ?, '
-                        'notes = ? WHERE number = ?', (*now, number))
+                        'UPDATE cards SET ids = ?, ports = ?, device = ?, '
+                        'record = ?, notes = ? WHERE number = ?',
+                        (*now, number))
 
     def place(self, device: model.Device, has_moved: bool,
               loaded: Mapping[int, model.Loaded]) -> None:
@@ -102,20 +105,21 @@ class Cards(file.File):
 
         The row of the previous card stays, for its return.
 
-        :param has_moved: True if no other address reports this serial number.
-            Otherwise the data is copied to both cards.
+        :param has_moved: True if no other address reports this serial number,
+            or the ports identify the card. Otherwise the data is copied to
+            both cards.
         :param loaded: the contents of its regions, by index.
         """
         with self._transaction() as db, self._facts(db):
             rows.put_away(db, device.address)
             number = rows.arriving(db, device.address, device.serial,
-                                   device.ids)
+                                   device.ids, device.ports)
             if not has_moved and device.serial:
                 other, number = number, rows.copy(db, number)
                 holds.copy(db, other, number)
             rows.put(db, number, device.address)
-            db.execute('UPDATE cards SET ids = ? WHERE number = ?',
-                       (device.ids, number))
+            db.execute('UPDATE cards SET ids = ?, ports = ? WHERE number = ?',
+                       (device.ids, device.ports, number))
             db.execute('DELETE FROM regions WHERE card = ?', (number,))
             for index, content in loaded.items():
                 self._write(db, number, index, content)
@@ -236,27 +240,38 @@ class Cards(file.File):
     def _facts_of_cards(self, db) -> dict[str, Any]:
         with self._reading('in its table cards'):
             return {'loaded': _loaded(db), 'away': _away(db),
-                    'serials': dict(db.execute(
-                        'SELECT address, serial FROM cards WHERE placed AND '
-                        "serial <> ''").fetchall()),
+                    'keys': {row['address']: model.CardKey(*row)
+                             for row in db.execute(
+                                 'SELECT address, serial, ids, ports FROM '
+                                 'cards WHERE placed')},
                     'unsettled': holds.unsettled(db),
                     'unclean': holds.unclean(db),
                     'disabled': holds.disabled(db)}
 
 
+def _arriving(db, address, serial, device, notes):
+    if notes.gone and not (serial or device.ports):
+        # its card is at another address, and this one has nothing
+        return rows.add(db, address, '', device.ids)
+    return rows.arriving(db, address, serial, device.ids, device.ports)
+
+
 def _away(db: sqlite3.Connection) -> tuple[values.Card, ...]:
-    origins: dict[int, dict[int, str | None]] = {}
+    loaded: dict[int, dict[int, model.Loaded]] = {}
     for row in db.execute(
-            'SELECT card, region_index, origin FROM regions JOIN '
-            'cards ON card = number WHERE device IS NULL'):
-        origins.setdefault(row['card'], {})[row['region_index']] = row['origin']
+            f'SELECT card, region_index, {", ".join(_LOADED)} FROM regions '
+            f'JOIN cards ON card = number WHERE device IS NULL'):
+        loaded.setdefault(row['card'], {})[row['region_index']] = _content(row)
     return tuple(values.Card(
-        row['serial'], row['ids'], tuple(
+        model.CardKey(row['address'], row['serial'], row['ids'],
+                      row['ports']), tuple(
             (str(name), str(value))
             for name, value in json.loads(row['record'])),
-        origins.get(row['number'], {})) for row in db.execute(
-            'SELECT number, serial, ids, record FROM cards WHERE device '
-            "IS NULL AND address || serial <> ''"))
+        loaded.get(row['number'], {}),
+        values.Notes.from_dict(json.loads(row['notes'])).marks)
+        for row in db.execute(
+            'SELECT number, address, serial, ids, ports, record, notes FROM '
+            "cards WHERE device IS NULL AND address || serial <> ''"))
 
 
 def _loaded(db: sqlite3.Connection) -> dict[tuple[str, int], model.Loaded]:

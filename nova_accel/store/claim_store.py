@@ -107,6 +107,17 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
                 self._learn(db, run, count)
             self._exchange_claims(db, gone, claims)
 
+    def exchange(self, old: Iterable[model.Claim],
+                 new: Iterable[model.Claim]) -> None:
+        """Write claims in place of others, all or none.
+
+        :raises ClaimConflict: one of their handles is held.
+        """
+        old, new = tuple(old), tuple(new)
+        if old or new:
+            with self._transaction() as db:
+                self._exchange_claims(db, old, new)
+
     def set_reserved(
             self, rows: Mapping[tuple[str, str], values.Reserved | None],
             returned: Iterable[model.Claim] = ()) -> None:

@@ -52,8 +52,9 @@ class Memory:
     #: by device address and region index
     loaded: Mapping[tuple[str, int], model.Loaded] = dataclasses.field(
         default_factory=dict)
-    #: serial numbers by address
-    serials: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: what the cards at addresses are known by, by address
+    keys: Mapping[str, model.CardKey] = dataclasses.field(
+        default_factory=dict)
     #: cards that are at no address now
     away: tuple[values.Card, ...] = ()
     unsettled: frozenset[values.Unsettled] = frozenset()

@@ -98,7 +98,7 @@ def unsettled(db: sqlite3.Connection) -> frozenset[values.Unsettled]:
     return frozenset(
         _unsettled(row, frozenset(settled.get(row['number'], ())))
         for row in db.execute(
-            f'SELECT number, kind, cards.address, serial, ids, placed, '
+            f'SELECT number, kind, cards.address, serial, ids, ports, placed, '
             f'holds.address AS had_at, since {_JOIN} IN '
             f'({_quoted((OWNER_UNKNOWN, RETURNED))})'))
 
@@ -110,7 +110,7 @@ def _unsettled(row, settled):
         if had_at != row['address'] or not row['placed'] and (
                 row['serial'] or row['ids']):
             return values.Unsettled(had_at, row['serial'], row['ids'],
-                                    settled, moved=True, since=since)
+                                    settled, True, since, row['ports'])
         return values.Unsettled(had_at, ids=row['ids'] if settled else '',
                                 but_for=settled, since=since)
     if row['serial'] and not row['placed']:
@@ -118,7 +118,7 @@ def _unsettled(row, settled):
             serial=row['serial'], but_for=settled, since=since)
     # it may not report its serial number any more
     return values.Unsettled(row['address'], row['serial'], row['ids'], settled,
-                            since=since)
+                            since=since, ports=row['ports'])
 
 
 def settle(db: sqlite3.Connection, row: values.Unsettled) -> None:
@@ -129,18 +129,21 @@ def settle(db: sqlite3.Connection, row: values.Unsettled) -> None:
     elif row.by_address and not row.moved:
         # not of another card that was there, and is away
         which = "cards.address = :address AND (placed OR serial || ids = '')"
+    elif row.ports:
+        which = "serial = '' AND ids = :ids AND ports = :ports"
     else:
         which = "cards.address = :address AND serial = '' AND ids = :ids"
     if row.by_address:
         which += ' AND holds.address = :address'
     _lift(db, (_kind(row),), which, address=row.address, serial=row.serial,
-          ids=row.ids)
+          ids=row.ids, ports=row.ports)
 
 
 def unsettle(db: sqlite3.Connection, row: values.Unsettled) -> None:
     """Write that a card may contain data of a server without a claim."""
     number = rows.card(db, row.address, row.serial,
-                       None if row.by_address and not row.moved else row.ids)
+                       None if row.by_address and not row.moved else row.ids,
+                       row.ports)
     before = db.execute(
         f'SELECT kind FROM holds WHERE card = ? AND kind IN '
         f'({_quoted((OWNER_UNKNOWN, RETURNED))})', (number,)).fetchone()
@@ -172,23 +175,26 @@ def unclean(db: sqlite3.Connection) -> frozenset[values.Unclean]:
     """Return the handles that were released without cleaning."""
     return frozenset(
         values.Unclean(row['part'], row['address'], row['serial'], row['ids'],
-                       row['about'], row['since'])
+                       row['about'], row['since'], row['ports'])
         for row in db.execute(
-            f'SELECT part, holds.address, serial, ids, about, since {_JOIN} '
-            f'= ?', (UNCLEAN,)))
+            f'SELECT part, holds.address, serial, ids, about, since, ports '
+            f'{_JOIN} = ?', (UNCLEAN,)))
 
 
 def set_unclean(db: sqlite3.Connection, row: values.Unclean) -> None:
     """Write that a handle was released without cleaning."""
-    _add(db, rows.card(db, row.device_address, row.serial, row.ids), UNCLEAN,
-         row.handle_address, row.device_address, row.policy)
+    _add(db, _card_of(db, row), UNCLEAN, row.handle_address,
+         row.device_address, row.policy)
 
 
 def set_clean(db: sqlite3.Connection, row: values.Unclean) -> None:
     """Write that a handle is clean."""
-    db.execute('DELETE FROM holds WHERE card = ? AND kind = ? AND part = ?', (
-        rows.card(db, row.device_address, row.serial, row.ids), UNCLEAN,
-        row.handle_address))
+    db.execute('DELETE FROM holds WHERE card = ? AND kind = ? AND part = ?',
+               (_card_of(db, row), UNCLEAN, row.handle_address))
+
+
+def _card_of(db, row):
+    return rows.card(db, row.device_address, row.serial, row.ids, row.ports)
 
 
 # What the operator says
@@ -198,10 +204,11 @@ def disabled(db: sqlite3.Connection) -> tuple[values.Disabled, ...]:
     """Return the disabled devices, by their addresses."""
     return tuple(
         values.Disabled(row['address'], row['serial'], row['about'],
-                        row['since'], row['ids'], row['kind'] == DEFECTIVE)
+                        row['since'], row['ids'], row['kind'] == DEFECTIVE,
+                        row['ports'])
         for row in db.execute(
-            f'SELECT cards.address, serial, about, since, ids, kind {_JOIN} '
-            f'IN ({_quoted((DISABLED, DEFECTIVE))}) '
+            f'SELECT cards.address, serial, about, since, ids, kind, ports '
+            f'{_JOIN} IN ({_quoted((DISABLED, DEFECTIVE))}) '
             f'ORDER BY cards.address, serial, kind DESC'))
 
 

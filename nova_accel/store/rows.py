@@ -2,8 +2,10 @@
 """The rows of cards, inside a transaction: which row is of which card.
 
 A card is known by its serial number. If that is unknown, or several cards of
-the host have it, the card is known by its address and product. A row whose card
-is at its address is ``placed``; the other rows are of cards that are away.
+the host have it, the card is known by its product and its path of ports
+(host.pci.ports), or by its product and address if one of the two paths is
+unknown. A row whose card is at its address is ``placed``; the other rows are of
+cards that are away.
 """
 
 from collections.abc import Mapping
@@ -25,13 +27,14 @@ def card_at(db: sqlite3.Connection, address: str) -> int:
 
 
 def card(db: sqlite3.Connection, address: str, serial: str,
-         ids: str | None = None) -> int:
+         ids: str | None = None, ports: str = '') -> int:
     """Return a card; a new one that is away if it is not known.
 
     :param address: where it is or was last.
     :param serial: '' if it is unknown, or several cards have it.
     :param ids: Device.ids; '' for a card of which only the address is known;
         None for any card at the address.
+    :param ports: Device.ports; '' if they are unknown.
     """
     if serial:
         found = db.execute('SELECT number FROM cards WHERE serial = ?',
@@ -42,23 +45,36 @@ def card(db: sqlite3.Connection, address: str, serial: str,
             "serial = '' AND ids = '') ORDER BY placed DESC", (address,)
             ).fetchone()
     else:
-        found = db.execute(
-            "SELECT number FROM cards WHERE address = ? AND serial = '' "
-            'AND ids = ? ORDER BY placed DESC', (address, ids)).fetchone()
-    return found[0] if found else add(db, address, serial, ids or '')
+        found = _without_serial(db, address, ids, ports)
+    return found[0] if found else add(db, address, serial, ids or '', ports)
+
+
+def _without_serial(db, address, ids, ports):
+    """Return the row of a card without serial number: that with its ports, or
+    that at its address, if the ports of one of the two are unknown."""
+    return db.execute(
+        "SELECT number FROM cards WHERE serial = '' AND ids = :ids AND ("
+        ":ports <> '' AND ports = :ports OR address = :address AND '' IN "
+        '(:ports, ports)) ORDER BY ports = :ports DESC, placed DESC',
+        {'ids': ids, 'ports': ports, 'address': address}).fetchone()
 
 
 def arriving(db: sqlite3.Connection, address: str, serial: str,
-             ids: str) -> int:
+             ids: str, ports: str) -> int:
     """Return the card that is at an address from now on.
 
-    If no row has its serial number, or its address and product, that is the
-    row of which only the address is known.
+    If no row has its serial number, or its product and place, that is the row
+    of which only the address is known.
     """
-    if db.execute(
-            "SELECT 1 FROM cards WHERE serial = ?1 AND (?1 <> '' OR address = "
-            '?2 AND ids = ?3)', (serial, address, ids)).fetchone():
-        return card(db, address, serial, ids)
+    if db.execute('SELECT 1 FROM cards WHERE serial = ?', (serial,)).fetchone(
+            ) if serial else _without_serial(db, address, ids, ports):
+        return card(db, address, serial, ids, ports)
+    found = db.execute(
+        "SELECT number FROM cards WHERE serial = '' AND ids = ? AND ports = ? "
+        "AND ports <> ''", (ids, ports)).fetchone()
+    if found:
+        # its serial number was not known, or several cards had it
+        return found[0]
     number = card(db, address, '', '')
     db.execute('UPDATE cards SET serial = ? WHERE number = ?',
                (serial, number))
@@ -84,11 +100,13 @@ def own_serials(devices: Mapping[str, model.Device],
     return result
 
 
-def add(db: sqlite3.Connection, address: str, serial: str, ids: str) -> int:
+def add(db: sqlite3.Connection, address: str, serial: str, ids: str,
+        ports: str = '') -> int:
     """Add a card that is away."""
     return db.execute(
-        'INSERT INTO cards (address, serial, ids, placed) VALUES (?, ?, ?, 0) '
-        'RETURNING number', (address, serial, ids)).fetchone()[0]
+        'INSERT INTO cards (address, serial, ids, ports, placed) '
+        'VALUES (?, ?, ?, ?, 0) RETURNING number',
+        (address, serial, ids, ports)).fetchone()[0]
 
 
 def put_away(db: sqlite3.Connection, address: str) -> None:
@@ -104,13 +122,13 @@ def put(db: sqlite3.Connection, number: int, address: str) -> None:
 
 
 def copy(db: sqlite3.Connection, number: int) -> int:
-    """Add a copy of a card, without its serial number.
+    """Add a copy of a card, without its serial number and ports.
 
     :returns: the new one, which is away.
     """
     return db.execute(
-        "INSERT INTO cards (serial, placed, address, ids, record) "
-        "SELECT '', 0, address, ids, record FROM cards WHERE number = ? "
+        "INSERT INTO cards (serial, ports, placed, address, ids, record) "
+        "SELECT '', '', 0, address, ids, record FROM cards WHERE number = ? "
         'RETURNING number', (number,)).fetchone()[0]
 
 
@@ -135,7 +153,8 @@ def drop_unknown(db: sqlite3.Connection) -> None:
     """Remove cards that are away, could not be recognized if they returned,
     and have neither holds nor content of a project."""
     db.execute(
-        "DELETE FROM cards WHERE NOT placed AND serial = '' AND NOT EXISTS "
+        "DELETE FROM cards WHERE NOT placed AND serial = '' AND ports = '' "
+        'AND NOT EXISTS '
         '(SELECT 1 FROM holds WHERE card = number) AND NOT EXISTS (SELECT 1 '
         'FROM regions WHERE card = number AND origin IS NOT ?)',
         (model.OPERATOR,))

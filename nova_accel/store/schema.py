@@ -12,7 +12,7 @@ import json
 import sqlite3
 
 #: of the tables below
-VERSION = 19
+VERSION = 20
 
 
 def _name_types_of_vgpus(db: sqlite3.Connection) -> None:
@@ -34,11 +34,23 @@ def _name_types_of_vgpus(db: sqlite3.Connection) -> None:
                    (json.dumps(device), number))
 
 
+def _add_withheld(db: sqlite3.Connection) -> None:
+    """Add the table of the holds that applied at the last report."""
+    db.execute(_WITHHELD)
+
+
+def _add_ports(db: sqlite3.Connection) -> None:
+    """Add the paths of ports, which the next reports of drivers say."""
+    for table in 'claims', 'cards', 'handovers':
+        db.execute(f"ALTER TABLE {table} ADD COLUMN ports TEXT NOT NULL "
+                   f"DEFAULT ''")
+
+
 #: version of a store of an earlier release -> what makes it one of the next
 #: version, inside a transaction. A lower version is of a commit before the
 #: first release
 MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {
-    17: _name_types_of_vgpus}
+    17: _name_types_of_vgpus, 18: _add_withheld, 19: _add_ports}
 
 _CLAIMS = """
 CREATE TABLE claims (
@@ -61,6 +73,7 @@ CREATE TABLE claims (
     project_id TEXT,
     serial TEXT NOT NULL,
     ids TEXT NOT NULL,
+    ports TEXT NOT NULL DEFAULT '',
     created_type TEXT,
     prepared INTEGER NOT NULL,
     driver_request TEXT NOT NULL,
@@ -72,13 +85,15 @@ CREATE TABLE claims (
 
 #: what is durable about a card and its regions, wherever it is now. It is
 #: known by its serial number where no other card of the host has the same one,
-#: else by its last address and its product
+#: else by its product and its path of ports, or its last address where that is
+#: not known
 _CARDS = ("""
 CREATE TABLE cards (
     number INTEGER PRIMARY KEY,
     address TEXT NOT NULL,
     serial TEXT NOT NULL,
     ids TEXT NOT NULL,
+    ports TEXT NOT NULL DEFAULT '',
     placed INTEGER NOT NULL,
     record TEXT NOT NULL DEFAULT '[]',
     device TEXT,
@@ -137,7 +152,8 @@ CREATE TABLE handovers (
     before TEXT NOT NULL,
     after TEXT NOT NULL,
     result TEXT NOT NULL,
-    since TEXT NOT NULL
+    since TEXT NOT NULL,
+    ports TEXT NOT NULL DEFAULT ''
 )""", 'CREATE INDEX handovers_of_device ON handovers (device)')
 
 _ORDERS = """

@@ -76,6 +76,8 @@ class Handover:
     result: str = ''
     #: when the server got it, as time
     since: str = ''
+    #: where the device is plugged in (Device.ports)
+    ports: str = ''
 
     @property
     def failed(self) -> bool:
@@ -85,16 +87,21 @@ class Handover:
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """A card that is not on this host now."""
+    """A card that is not on this host now, or is at another address."""
 
-    #: '' if it is unknown, or other cards of the host had it
-    serial: str
-    #: Device.ids
-    ids: str
+    #: its serial is '' if it is unknown, or other cards of the host had it
+    key: model.CardKey
     #: Device.record
     record: tuple[tuple[str, str], ...]
-    #: region index -> Region.origin, of regions that were programmed
-    origins: Mapping[int, str | None]
+    #: by index, of regions that were programmed
+    loaded: Mapping[int, model.Loaded]
+    #: Notes.marks
+    marks: tuple[str, ...] = ()
+
+    @property
+    def origins(self) -> dict[int, str | None]:
+        """Region index -> Region.origin, of regions that were programmed."""
+        return {index: loaded.origin for index, loaded in self.loaded.items()}
 
 
 #: characters of the reason of a disabled device
@@ -122,10 +129,13 @@ class Disabled:
     #: True: of nova-compute, the hold "defective"; False: of the operator, the
     #: hold "disabled"
     of_health: bool = False
+    #: Device.ports of the same
+    ports: str = ''
 
     @property
     def card(self) -> model.CardKey:
-        return model.CardKey(self.device_address, self.serial, self.ids)
+        return model.CardKey(
+            self.device_address, self.serial, self.ids, self.ports)
 
 
 class OrderState(enum.Enum):
@@ -172,8 +182,8 @@ class Lineage:
 class Unsettled:
     """A device that may contain data of a server without a claim.
 
-    It is known by its serial number, by its address, or by neither: then the
-    row is about every device of the host.
+    It is known by its serial number, by its ports or its address, or by none of
+    them: then the row is about every device of the host.
     """
 
     address: str = ''
@@ -188,6 +198,9 @@ class Unsettled:
     moved: bool = False
     #: when it was written, UTC, as 2026-11-22T02:17:43+00:00
     since: str = dataclasses.field(default='', compare=False)
+    #: Device.ports, '' where they are not known, or the row is by_address and
+    #: the card has not moved
+    ports: str = ''
 
     @property
     def by_address(self) -> bool:
@@ -199,8 +212,8 @@ class Unsettled:
     def means(self, device: model.Device) -> bool:
         if self.but_for and self.parts(device) <= self.but_for:
             return False
-        return model.CardKey(self.address, self.serial, self.ids).means(
-            device.card)
+        return model.CardKey(
+            self.address, self.serial, self.ids, self.ports).means(device.card)
 
     @staticmethod
     def parts(device: model.Device) -> frozenset[str]:
@@ -215,7 +228,8 @@ class Unsettled:
 class Unclean:
     """A handle that was released without cleaning.
 
-    It is known by the serial number of its device, else by address and product.
+    It is known by the serial number of its device, else by product and ports,
+    or the address.
     """
 
     handle_address: str
@@ -226,10 +240,13 @@ class Unclean:
     policy: str
     #: when, UTC, as 2026-11-22T02:17:43+00:00
     since: str = dataclasses.field(default='', compare=False)
+    #: Device.ports of its device
+    ports: str = ''
 
     @property
     def card(self) -> model.CardKey:
-        return model.CardKey(self.device_address, self.serial, self.ids)
+        return model.CardKey(
+            self.device_address, self.serial, self.ids, self.ports)
 
 
 class Withheld(NamedTuple):

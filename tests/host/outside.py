@@ -14,11 +14,12 @@ from tests.host import cloud as clouds
 #: what changes something outside of the process
 CHANGES: dict[type, tuple[str, ...]] = {
     claim_store.ClaimStore: (
-        'add', 'change', 'remove', 'set_loaded', 'place', 'set_reserved',
-        'await_operator', 'add_handover', 'settle', 'disable', 'enable',
-        'restore', 'set_node', 'forget_ended', 'begin_attempt',
-        'end_attempt', 'set_devices', 'change_unclean', 'give_order',
-        'begin_order', 'answer_order', 'withdraw_order'),
+        'add', 'change', 'exchange', 'remove', 'set_loaded', 'place',
+        'set_reserved', 'await_operator', 'add_handover', 'settle',
+        'disable', 'enable', 'restore', 'set_node', 'forget_ended',
+        'begin_attempt', 'end_attempt', 'set_devices', 'change_unclean',
+        'set_withheld', 'give_order', 'begin_order', 'answer_order',
+        'withdraw_order'),
     sim.SimulatedKernel: (
         'program_dfl_port', 'reset_dfl_port', 'clear_dfl_port_errors',
         'release_dfl_port', 'assign_dfl_port', 'create_mdev', 'remove_mdev',
@@ -35,7 +36,7 @@ CHANGES: dict[type, tuple[str, ...]] = {
 READS: dict[type, tuple[str, ...]] = {
     claim_store.ClaimStore: (
         'devices', 'notes', 'attempts', 'handovers', 'ended_handovers',
-        'reserved', 'refresh', 'ended'),
+        'reserved', 'refresh', 'withheld', 'ended'),
     sim.SimulatedKernel: (
         'read', 'read_bytes', 'read_some', 'listdir', 'exists', 'readlink',
         'mounted_devices', 'physical_address_bits', 'vfio_module',
@@ -52,7 +53,7 @@ READS: dict[type, tuple[str, ...]] = {
 #: what asks no one else: answered from memory, or a wait for any change
 INSIDE: dict[type, tuple[str, ...]] = {
     claim_store.ClaimStore: (
-        'serials', 'away', 'loaded', 'unsettled', 'unclean', 'disabled',
+        'keys', 'away', 'loaded', 'unsettled', 'unclean', 'disabled',
         'claims', 'all_claims', 'by_uuid', 'lineage', 'latest', 'orders',
         'update', 'gone'),
     sim.SimulatedKernel: ('changes',),

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A simulated host in a temporary directory, for tests."""
 
+import json
 import os
 import uuid
 
@@ -62,6 +63,30 @@ class SimulatedHost(fixtures.Fixture):
         self.top.update(kinds)
         with open(self.path, 'w') as file:
             yaml.safe_dump(self.top, file)
+
+    def renumber(self, moved, **added):
+        """The host boots, and the firmware numbers the buses otherwise. All
+        cards stay at their ports.
+
+        :param moved: address of a card before -> now; others go.
+        :param added: new cards, lists by their key in the description.
+        """
+        state = f'{self.path}.state'
+        with open(state) as file:
+            before = json.load(file)
+        before['cards'] = {now: before['cards'][was]
+                           for was, now in moved.items()}
+        with open(state, 'w') as file:
+            json.dump(before, file)
+        for kind, cards in self.top.items():
+            if isinstance(cards, list):
+                self.top[kind] = [
+                    {**card, 'address': moved[card['address']]}
+                    for card in cards if card['address'] in moved]
+        for kind, cards in added.items():
+            self.top.setdefault(kind, []).extend(cards)
+        self.describe()
+        self.kernel.reboot()
 
     def xclbin(self, function=FUNCTION, interface=SHELL, **more):
         path = os.path.join(self.directory, f'{uuid.uuid4()}.xclbin')

@@ -111,7 +111,7 @@ class Store(claim_store.ClaimStore):
     """Fails where it is told to; what it has in memory cannot."""
 
     MEMORY = frozenset((
-        'claims', 'by_uuid', 'waiting', 'loaded', 'serials', 'away',
+        'claims', 'all_claims', 'by_uuid', 'loaded', 'keys', 'away',
         'unsettled', 'unclean', 'disabled', 'orders', 'generation', 'path',
         'error', 'MEMORY'))
 

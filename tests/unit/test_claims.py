@@ -46,6 +46,13 @@ DISABLED = values.Disabled('0000:5e:00.0', 'S1', 'it is hot',
                            '2026-11-22T02:17:43+00:00')
 
 
+def serials(store):
+    """The serial numbers of cards at their addresses, as the store has them.
+    """
+    return {address: key.serial for address, key in store.keys().items()
+            if key.serial}
+
+
 def unknown(origin):
     """What a region carries whose programming has not come to its end."""
     return model.Loaded(None, None, None, None, origin)
@@ -153,7 +160,7 @@ class ClaimStoreTest(StoreTestCase):
         self.store.set_devices({address: other})
         for store in self.store, claim_store.ClaimStore(self.path):
             self.assertEqual((values.Card(
-                serial, one.ids, one.record, {0: PROJECT}),), store.away())
+                one.card, one.record, {0: LOADED}),), store.away())
             self.assertEqual({(address, 0): unknown_}, store.loaded())
             self.assertEqual({address: other}, store.devices())
         back = dataclasses.replace(one, address=empty)
@@ -161,7 +168,7 @@ class ClaimStoreTest(StoreTestCase):
         self.store.set_devices({address: other, empty: back})
         for store in self.store, claim_store.ClaimStore(self.path):
             self.assertEqual((), store.away())
-            self.assertEqual({address: 'S2', empty: serial}, store.serials())
+            self.assertEqual({address: 'S2', empty: serial}, serials(store))
             self.assertEqual(unknown(PROJECT), store.loaded()[empty, 0])
             self.assertEqual([(empty, serial)], [
                 (w.device_address, w.serial) for w in store.disabled()])
@@ -177,13 +184,13 @@ class ClaimStoreTest(StoreTestCase):
         self.store.set_loaded(one.address, 0, LOADED)
         self.store.place(other, False, {0: unknown(PROJECT)})
         self.store.set_devices({one.address: one, other.address: other})
-        self.assertEqual({}, self.store.serials())
+        self.assertEqual({}, serials(self.store))
         self.assertEqual({(one.address, 0): LOADED,
                           (other.address, 0): unknown(PROJECT)},
                          self.store.loaded())
         # one is taken out: the other one is known by the number again
         self.store.set_devices({other.address: other})
-        self.assertEqual({other.address: 'S1'}, self.store.serials())
+        self.assertEqual({other.address: 'S1'}, serials(self.store))
         self.assertEqual([PROJECT], [
             card.origins[0] for card in self.store.away()])
 
@@ -205,7 +212,7 @@ class ClaimStoreTest(StoreTestCase):
             address: dataclasses.replace(card, address=address)
             for address, card in zip(places, cards[::-1], strict=True)})
         self.assertEqual({places[0]: 'S2', places[1]: 'S1'},
-                         self.store.serials())
+                         serials(self.store))
         self.assertEqual([(places[0], 'S2')], [
             (w.device_address, w.serial) for w in self.store.disabled()])
         self.assertEqual((), self.store.away())
@@ -752,7 +759,7 @@ class OtherReleasesTest(StoreTestCase):
         """A commit that changes them increases VERSION, and writes the number
         and the digest here."""
         tables = ' '.join(' '.join(schema.SCHEMA).split())
-        self.assertEqual((19, '5409050ee8db'), (
+        self.assertEqual((20, 'eea45335fc56'), (
             schema.VERSION, hashlib.sha256(tables.encode()).hexdigest()[:12]))
 
     def test_file_without_tables(self):
@@ -806,6 +813,26 @@ class OtherReleasesTest(StoreTestCase):
             (model.CreatableType('CUSTOM_Y', 'CUSTOM_Y', 3, 0, 'nvidia-558'),),
             devices[DEVICE.address].creatable)
         self.assertEqual(DEVICE.creatable, devices['another'].creatable)
+
+    def test_migrations_lead_to_the_tables_of_this_version(self):
+        """From version 17, which had neither withheld nor ports."""
+        claim_store.ClaimStore(self.path).add([claim()])
+
+        def tables():
+            with self.file() as db:
+                return {name: {column[1] for column in db.execute(
+                    f'PRAGMA table_info({name})')} for name, in db.execute(
+                        "SELECT name FROM sqlite_master "
+                        "WHERE type = 'table'").fetchall()}
+        new = tables()
+        with self.file() as db:
+            db.execute('DROP TABLE withheld')
+            for table in 'claims', 'cards', 'handovers':
+                db.execute(f'ALTER TABLE {table} DROP COLUMN ports')
+            db.execute('PRAGMA user_version = 17')
+        found, = claim_store.ClaimStore(self.path).claims()
+        self.assertEqual('', found.ports)
+        self.assertEqual(new, tables())
 
     def test_a_migration_that_fails_changes_nothing(self):
         claim_store.ClaimStore(self.path).add([claim()])

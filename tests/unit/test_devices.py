@@ -13,6 +13,7 @@ from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import values
 from tests.unit import test_identity
+from tests.unit.test_claims import serials
 from tests.unit.host import A, B
 
 Kind = holds.Kind
@@ -144,6 +145,9 @@ class PlaceTest(TableTestCase):
         super().setUp()
         self.adopt(A, 'a', record=self.CARD)
 
+    def record_of(self, serial):
+        return self.table.adoption.record_of(model.CardKey('', serial))
+
     def test_of_a_claim(self):
         claim = test_identity.claim('a')
         self.store.add([claim])
@@ -162,24 +166,24 @@ class PlaceTest(TableTestCase):
     def test_moved(self):
         self.goes(A)
         self.adopt(B, 'a')
-        self.assertEqual({B: 'a'}, dict(self.store.serials()))
+        self.assertEqual({B: 'a'}, serials(self.store))
         self.goes(B)
         self.adopt(A, 'a')
-        self.assertEqual({A: 'a'}, dict(self.store.serials()))
+        self.assertEqual({A: 'a'}, serials(self.store))
 
     def test_moved_before_it_is_gone(self):
         """Drivers are asked side by side."""
         self.adopt(B, 'a')
         self.goes(A)
-        self.assertEqual({B: 'a'}, dict(self.store.serials()))
+        self.assertEqual({B: 'a'}, serials(self.store))
 
     def test_does_not_tell_its_number(self):
         self.goes(A)
         self.adopt(A)
-        self.assertEqual({A: 'a'}, dict(self.store.serials()))
-        self.assertEqual((), self.table.adoption.record_of('a'))
+        self.assertEqual({A: 'a'}, serials(self.store))
+        self.assertEqual((), self.record_of('a'))
         again = devices.DeviceTable(self.store, ['nvme'])
-        self.assertEqual((), again.adoption.record_of('a'))
+        self.assertEqual((), again.adoption.record_of(model.CardKey('', 'a')))
 
     def test_does_not_tell_its_number_any_more(self):
         """What it may have of a server it has still."""
@@ -198,15 +202,15 @@ class PlaceTest(TableTestCase):
     def test_known_only_to_the_store(self):
         self.goes(A)
         self.table.remove(A)
-        self.assertEqual(self.CARD, self.table.adoption.record_of('a'))
+        self.assertEqual(self.CARD, self.record_of('a'))
         self.adopt(B, 'a')
-        self.assertEqual({B: 'a'}, dict(self.store.serials()))
+        self.assertEqual({B: 'a'}, serials(self.store))
 
     def test_another_card_came_meanwhile(self):
         self.goes(A)
         self.adopt(A, 'b')
-        self.assertEqual(self.CARD, self.table.adoption.record_of('a'))
-        self.assertEqual((), self.table.adoption.record_of('b'))
+        self.assertEqual(self.CARD, self.record_of('a'))
+        self.assertEqual((), self.record_of('b'))
 
     def test_record_follows(self):
         self.store.settle(todo=[values.Unsettled(serial='a')])
@@ -217,8 +221,8 @@ class PlaceTest(TableTestCase):
     def test_two_with_one_number(self):
         self.adopt(B, 'a')
         self.adopt(B, 'a')
-        self.assertEqual({}, dict(self.store.serials()))
+        self.assertEqual({}, serials(self.store))
         self.assertEqual({A, B}, self.table.snapshot().keys())
         self.goes(A)
         self.adopt(A, 'a')
-        self.assertEqual({}, dict(self.store.serials()))
+        self.assertEqual({}, serials(self.store))

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The table of nova_accel.inventory.identity, and addresses of moved cards."""
 
+import dataclasses
 import uuid
 
 import ddt
@@ -62,6 +63,48 @@ class WhereaboutsTest(testtools.TestCase):
     def test_table(self, serial, there, where, address):
         found = identity.whereabouts(
             claim(serial), {a: device(a, s) for a, s in there.items()})
+        self.assertEqual((where, address), (
+            found[0], found[1] and found[1].address))
+
+    @ddt.unpack
+    @ddt.data(
+        # ports of the claim, {address: ports now}, where, address
+        ('p', {A: 'p'}, HERE, A),
+        ('p', {A: 'p', B: 'q'}, HERE, A),
+        ('p', {A: 'q', B: 'p'}, MOVED, B),
+        ('p', {A: '', B: 'p'}, MOVED, B),
+        ('p', {B: 'p'}, MOVED, B),
+        ('p', {A: 'q', B: 'r'}, EXCHANGED, A),
+        # nothing else can be compared
+        ('p', {A: ''}, HERE, A),
+        ('', {A: 'q', B: 'p'}, HERE, A),
+        ('p', {B: 'q'}, HERE, None),
+        # no ports are those of two devices
+        ('p', {A: 'q', B: 'p', C: 'p'}, EXCHANGED, A))
+    def test_ports(self, ports, there, where, address):
+        for serials in ('', ''), ('a', ''), ('', 'a'):
+            mine = dataclasses.replace(
+                claim(serials[0], ids='1234:5678'), ports=ports)
+            found = identity.whereabouts(mine, {
+                a: device(a, serials[1], ports=p) for a, p in there.items()})
+            self.assertEqual((where, address), (
+                found[0], found[1] and found[1].address))
+
+    @ddt.unpack
+    @ddt.data(
+        # the serial number says more
+        ('a', '1234:5678', {A: ('b', 'p')}, EXCHANGED, A),
+        ('a', '1234:5678', {A: ('a', 'q'), B: ('b', 'p')}, HERE, A),
+        ('a', '1234:5678', {A: ('b', 'p'), B: ('a', 'q')}, MOVED, B),
+        # of several with it, the ports tell the one
+        ('a', '1234:5678', {B: ('a', 'p'), C: ('a', 'q')}, MOVED, B),
+        # another product in the same slot
+        ('', '1234:9999', {A: ('', 'p')}, EXCHANGED, A),
+        ('', '1234:9999', {B: ('', 'p')}, HERE, None))
+    def test_ports_beside(self, serial, ids, there, where, address):
+        mine = dataclasses.replace(claim(serial, ids=ids), ports='p')
+        found = identity.whereabouts(mine, {
+            a: device(a, s, ports=p) for a, (s, p) in there.items()})
         self.assertEqual((where, address), (
             found[0], found[1] and found[1].address))
 

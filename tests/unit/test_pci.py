@@ -53,6 +53,70 @@ class AddressTest(testtools.TestCase):
             Kernel('nvme'), '10000:01:00.0'))
 
 
+class PortsTest(testtools.TestCase):
+    """Where a function is plugged in, without numbers of buses."""
+
+    class Kernel:
+
+        def __init__(self, links, **files):
+            self.links, self.files = links, files
+
+        def readlink(self, path):
+            if path not in self.links:
+                raise FileNotFoundError(path)
+            return self.links[path]
+
+        def read(self, path):
+            if path not in self.files:
+                raise FileNotFoundError(path)
+            return self.files[path]
+
+    def ports(self, *above, function=VF, pf=None, **files):
+        links = {pci.path(function): '/'.join((
+            '../../../devices', *above, function))}
+        if pf:
+            links |= {pci.path(function, 'physfn'): f'../{pf}',
+                      pci.path(pf): '/'.join((
+                          '../../../devices', *above, pf))}
+        return pci.ports(self.Kernel(links, **files), function)
+
+    def test_ports(self):
+        for above, function, expected in (
+                (('pci0000:00',), '0000:00:02.0', 'pci0000:00/02.0'),
+                (('pci0000:3a', '0000:3a:01.0'), '0000:3b:00.1',
+                 'pci0000:3a/01.0/00.1'),
+                # the same ports, behind which the buses have other numbers
+                (('pci0000:00', '0000:00:01.1', '0000:02:00.0',
+                  '0000:03:08.0'), '0000:04:00.0',
+                 'pci0000:00/01.1/00.0/08.0/00.0'),
+                (('pci0000:00', '0000:00:01.1', '0000:05:00.0',
+                  '0000:06:08.0'), '0000:07:00.0',
+                 'pci0000:00/01.1/00.0/08.0/00.0'),
+                # VMD, whose domains are numbered as they are found
+                (('pci0000:00', '0000:00:0e.0', 'pci10001:00',
+                  '10001:00:02.0'), '10001:01:00.0',
+                 'pci0000:00/0e.0/00/02.0/00.0')):
+            self.assertEqual(expected, self.ports(*above, function=function))
+
+    def test_root_complex_of_acpi(self):
+        """Its bus number is the firmware's, too."""
+        for root in 'pci0000:3a', 'pci0000:40':
+            self.assertEqual('\\_SB_.PC02/01.0/00.1', self.ports(
+                root, f'{root[3:]}:01.0', **{
+                    f'devices/{root}/firmware_node/path': '\\_SB_.PC02\n'}))
+
+    def test_vf(self):
+        """VFs of one PF may be on several buses."""
+        found = [self.ports('pci0000:3a', '0000:3a:01.0', function=vf,
+                            pf='0000:3b:00.0')
+                 for vf in ('0000:3b:02.3', '0000:3c:02.3')]
+        self.assertEqual(['pci0000:3a/01.0/00.0+19',
+                          'pci0000:3a/01.0/00.0+275'], found)
+
+    def test_not_a_function(self):
+        self.assertEqual('', pci.ports(self.Kernel({}), 'mtty'))
+
+
 class VariantTest(testtools.TestCase):
     """Variants of vfio-pci, as mlx5_vfio_pci, have other names."""
 

@@ -1,0 +1,166 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Claims that follow their cards to other addresses.
+
+A boot may number the buses otherwise, as after a card was added, and people
+move cards. Where the card of a claim is, inventory.identity says. The claims of
+all cards that have moved are written in one transaction, because the address
+of one may have been that of another. Until then, and if a claim stays, its
+server has an error, and both addresses are withheld ("misplaced").
+
+=====================================  =======================================
+a card is at another address, and      what is done
+=====================================  =======================================
+nothing of the following is true       its claims get its present address, and
+                                       handles as its driver names them now
+a running guest has its old address    nothing: the guest has opened a card
+                                       there
+its driver is not enabled              nothing
+a handle would be that of a claim      nothing: that claim is ended first
+that stays
+=====================================  =======================================
+
+In Placement, the names of providers have addresses; allocations move to the
+providers that show the cards now (attach.reshape). What else is known of the
+card has followed when it was found (inventory.adoption).
+"""
+
+import collections
+from collections.abc import Mapping
+import dataclasses
+
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel import exception
+from nova_accel import inventory as host_inventory
+from nova_accel import log as logging
+from nova_accel import model
+
+LOG = logging.getLogger(__name__)
+
+#: uuid of a claim -> the claim with the present address of its card
+_New = dict[str, model.Claim]
+
+
+class Following:
+
+    def __init__(self, inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings, cloud: novas.Cloud):
+        self._inventory = inventory
+        self._holdings = holdings
+        self._cloud = cloud
+        self._once = logging.Once()
+
+    def run(self) -> list[model.Claim]:
+        """Move the claims of cards that are at other addresses now.
+
+        Costs nothing while every card is where its claims say. What stays is
+        logged, and Inventory.staying has the reasons.
+
+        :returns: the claims that have moved, as they are now.
+        """
+        moved = self._inventory.table.moved()
+        if not moved:
+            self._inventory.staying = {}
+            return []
+        with self._inventory.claiming:
+            stays: dict[str, str] = {}
+            before = {c.uuid: c for c in self._holdings.with_waiting()}
+            new = self._new(before, stays)
+            done = self._holdings.follow(new)
+        self._inventory.staying = stays
+        for claim in done:
+            was = before[claim.uuid].handle.address
+            LOG.warning(
+                'The card that was at %s is at %s now, and the claim of '
+                'server %s on %s is on %s now',
+                before[claim.uuid].device_address, claim.device_address,
+                claim.holder, was, claim.handle.address)
+        self._say(before, stays)
+        return done
+
+    def _new(self, claims: Mapping[str, model.Claim],
+             stays: dict[str, str]) -> _New:
+        """Return the claims that can move.
+
+        :param claims: all of them, by uuid.
+        :param stays: receives why the others cannot.
+        """
+        new, why = {}, {}
+        guests = self._guests()
+        for uuid, address in self._inventory.table.moved().items():
+            if uuid in claims:
+                new[uuid], why[uuid] = self._moved(claims[uuid], address)
+                why[uuid] = why[uuid] or guests(claims[uuid])
+        for uuid in [u for u, reason in why.items() if reason]:
+            self._stay(uuid, why[uuid], claims, new, stays)
+        self._check_free(claims, new, stays)
+        return new
+
+    def _guests(self):
+        """Return a function that says why a claim stays because of a guest."""
+        try:
+            running = self._cloud.running()
+        except Exception as error:
+            reason = f'libvirt does not say which guests run ({error})'
+            return lambda claim: reason
+        return lambda claim: (
+            f'a running guest has {claim.handle.address}'
+            if claim.handle.address in running.get(claim.instance_uuid, ())
+            else '')
+
+    def _moved(self, claim: model.Claim, address: str,
+               ) -> tuple[model.Claim, str]:
+        """Return a claim with the present address of its card, and why that
+        is not known."""
+        device = self._inventory.devices[address]
+        now = dataclasses.replace(
+            claim, device_address=address, ports=device.ports)
+        try:
+            return dataclasses.replace(
+                now, handle=self._inventory.driver_of(device).moved(
+                    claim.handle, claim.device_address, address)), ''
+        except exception.DeviceUnavailable as error:
+            return now, str(error).rstrip('.')
+
+    @staticmethod
+    def _stay(uuid, why, claims, new, stays):
+        """Leave a claim where it is, with all others of its card."""
+        card = claims[uuid].device_address, new[uuid].device_address
+        for other in [u for u, claim in new.items()
+                      if (claims[u].device_address, claim.device_address)
+                      == card] if uuid in new else ():
+            del new[other]
+            stays[other] = why
+
+    def _check_free(self, claims, new, stays):
+        """Leave claims whose handles would be those of claims that stay."""
+        while True:
+            holders = collections.defaultdict(list)
+            for uuid, claim in {**claims, **new}.items():
+                holders[claim.handle].append(uuid)
+            taken = [(uuid, other) for uuid, claim in new.items()
+                     for other in holders[claim.handle] if other != uuid]
+            if not taken:
+                return
+            for uuid, other in taken:
+                if uuid in new:
+                    self._stay(uuid, _first(claims[other]), claims, new,
+                               stays)
+
+    def _say(self, claims, stays):
+        self._once.only('stays', stays)
+        for uuid, why in stays.items():
+            self._once.say(
+                ('stays', uuid), LOG.error,
+                'The card that server %s has as %s is at another address now, '
+                'and its claim cannot follow: %s', claims[uuid].holder,
+                claims[uuid].handle.address, why)
+
+
+def _first(claim: model.Claim) -> str:
+    """Return why a claim has to end before another one can follow."""
+    handle = claim.handle.address
+    return (f'{handle} waits for the operator: give the command nova-accel '
+            f'release {handle}' if claim.waits else
+            f'server {claim.holder} has a claim on {handle}, whose card is '
+            f'not found: put that one back, or shelve or delete that server')
