@@ -21,6 +21,7 @@ from nova_accel.attach import along as migratable
 from nova_accel.attach import attempts
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import choice as device_choice
+from nova_accel.attach import claiming
 from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import descriptions as device_descriptions
@@ -162,8 +163,10 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         cloud, holdings, reshape, servers, releases, carrying)
     choice = device_choice.Choice(inventory, kernel)
     accelerators = server_accelerators.Accelerators(
-        cloud, store, inventory, holdings, publisher, preparation, readiness,
-        settling, reshape, choice, gate, servers, releases, moves, following)
+        cloud, inventory, holdings, publisher, readiness, settling, reshape,
+        choice, claiming.Claiming(
+            store, inventory, holdings, preparation, choice, gate, releases),
+        servers, releases, moves, following)
     plugs = server_plugs.Plugs(
         cloud, inventory, holdings, servers, accelerators, choice, releases)
     snapshots = claim_snapshots.Snapshots(cloud, inventory, holdings, plugs)

@@ -12,17 +12,14 @@ Its third call, unplug, is attach.guests.
 """
 
 import os_resource_classes
-from oslo_utils import uuidutils
 
 from nova_accel.attach import choice as device_choice
+from nova_accel.attach import claiming as handle_claiming
 from nova_accel.attach import cloud as novas
-from nova_accel.attach import driver_calls
 from nova_accel.attach import following as claim_following
-from nova_accel.attach import gate as region_gate
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import moves as server_moves
 from nova_accel.attach import plan
-from nova_accel.attach import preparation as handle_preparation
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness as device_readiness
 from nova_accel.attach import releases as server_releases
@@ -31,45 +28,43 @@ from nova_accel.attach import servers as server_locks
 from nova_accel.attach import settling as device_settling
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
+from nova_accel.inventory import offers
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
-from nova_accel.store import claim_store
 
 LOG = logging.getLogger(__name__)
 #: classes of which Nova's own libvirt driver has devices as well
 _NOVAS = (os_resource_classes.VGPU,)
-_Got = tuple[request.AcceleratorRequest, model.Device, model.AttachHandle]
+_Got = tuple[request.AcceleratorRequest, offers.Offer]
 
 
 class Accelerators:
     """Devices that servers of this host get, and keep."""
 
-    def __init__(self, cloud: novas.Cloud, store: claim_store.ClaimStore,
+    def __init__(self, cloud: novas.Cloud,
                  inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings,
                  publisher: publishing.Publisher,
-                 preparation: handle_preparation.Preparation,
                  readiness: device_readiness.Readiness,
                  settling: device_settling.Settling,
                  reshape: allocation_moves.Reshape,
-                 choice: device_choice.Choice, gate: region_gate.Gate,
+                 choice: device_choice.Choice,
+                 claiming: handle_claiming.Claiming,
                  servers: server_locks.Servers,
                  releases: server_releases.Releases,
                  moves: server_moves.Moves,
                  following: claim_following.Following):
         self._cloud = cloud
-        self._store = store
         self._inventory = inventory
         self._holdings = holdings
         self._publisher = publisher
-        self._preparation = preparation
         self._readiness = readiness
         self._settling = settling
         self._reshape = reshape
         self._choice = choice
-        self._gate = gate
+        self._claiming = claiming
         self._servers = servers
         self._releases = releases
         self._moves = moves
@@ -114,12 +109,11 @@ class Accelerators:
         return self._carry_out(context, server, steps, claimed, migration)
 
     def _ours(self, allocations, held):
-        """Return the part of a server's allocations that nova_accel gave."""
+        """Return the part of a server's allocations that is of nova_accel."""
         ours = self._inventory.allocated(
             allocations, unused={c.part for c in held})
-        # The claims name those of providers whose devices are shown by others
-        # now; and all of them while guests of a host that has booted start
-        # before Nova has told which node this is
+        # providers that do not show their devices any more are known from the
+        # claims; after a boot of the host all are, until Nova reports the node
         known = {allocation.provider_uuid for allocation in ours}
         named = {claim.provider_uuid for claim in held} - known
         return ours + [
@@ -130,11 +124,11 @@ class Accelerators:
 
     def _carry_out(self, context, server, steps, claimed=None,
                    migration=None):
-        """Claim, program, prepare, bind and publish, as planned."""
+        """Claim, program, prepare, bind and publish what a plan has."""
         taken = [] if claimed is None else claimed
         try:
-            todo = self._claim(
-                context, server, steps, taken, migration or server.uuid)
+            todo = self._claiming.claim(
+                context, server, steps, migration or server.uuid, taken)
             for keep in steps.keep:
                 self._readiness.prepare_held(context, server, keep)
             self._readiness.prepare_new(context, server, todo)
@@ -151,84 +145,29 @@ class Accelerators:
         return claims
 
     def _still_open(self, claims):
-        """Providers with free inventory left. The scheduler may pick them for
-        reprogramming, or give what is used up; full ones can wait for the
-        periodic report."""
+        """Yield the providers of claims that have free inventory left.
+
+        They are reported at once, because the scheduler may choose them. Full
+        ones are reported periodically.
+        """
         offered = self._inventory.offered()
         for part, mine in server_holdings.by_region(claims).items():
             if mine[0].created_type or part[1] is not None and (
                     offered.free(part)):
                 yield mine[0].provider_uuid
 
-    def _claim(self, context, server, steps, taken, consumer):
-        """Claim free handles of the allocated providers, all or none.
-
-        Waits for regions that are being cleaned after another server: the
-        function that a server wants is mostly there again sooner than
-        on another host.
-
-        :param taken: receives the claims.
-        :returns: each request with its claims.
-        """
-        takes = steps.take
-        if not takes:
-            return []
-        self._await_clean(context, {take.provider_uuid for take in takes})
-        # where a device was disabled just now, another one of its pool will do
-        self._store.refresh()
-        kept = [claim for keep in steps.keep for claim in keep.claims]
-        self._ask_users(server, takes, kept)
-        with self._inventory.claiming:
-            chosen = self._choice.choose(server, takes, kept)
-            todo = []
-            for take in takes:
-                mine = [chosen[take.provider_uuid].pop(0)
-                        for _ in range(take.wanted.amount)]
-                todo.append((take.wanted, self._new_claims(
-                    server, take, mine, consumer)))
-            claims = [claim for _, chosen in todo for claim in chosen]
-            self._holdings.claim(claims)
-            taken += claims
-        # from now on none begins
-        self._gate.wait(claims)
-        return todo
-
-    def _ask_users(self, server, takes, kept):
-        """Withhold what would be chosen if a process of the host has it
-        open."""
-        asked: set = set()
-        while True:
-            chosen = [
-                (device, handle) for found in self._choice.choose(
-                    server, takes, kept).values()
-                for device, handle in found if handle not in asked]
-            if not chosen:
-                return
-            self._inventory.ask_users(chosen)
-            asked.update(handle for _, handle in chosen)
-
-    def _await_clean(self, context, provider_uuids):
-        """Wait for what cleans regions, or clean them where a crash left
-        them."""
-        left = [claim for claim in self._holdings.being_released()
-                if claim.provider_uuid in provider_uuids
-                and claim.region_index is not None and not claim.error]
-        if left:
-            self._releases.clean(context, left, patient=True)
-
     def can_have(self, server: request.Server,
                  allocations: plan.Allocations, moving: bool = False) -> bool:
         """Return whether plug() would find what the flavor of a server demands.
 
-        A look in memory and in the store, which claims nothing: Nova calls it
-        under the lock that each build needs. What is being cleaned after
-        another server counts as free, because plug() waits for it.
+        Reads memory and the store, and claims nothing: Nova calls it under the
+        lock that each build needs. Handles that are being cleaned count as
+        free, because plug() waits for them.
 
         :param server: numa_nodes are those on which its guest may be.
         :param allocations: as for plug().
-        :param moving: the server moves, perhaps within this host: what it has
-            is set aside before plug(), and no server gets it until the move
-            is confirmed.
+        :param moving: the server moves, perhaps within this host: its claims
+            are set aside before plug(), and stay until the move is confirmed.
         """
         try:
             self.would_get(server, allocations, moving)
@@ -250,37 +189,8 @@ class Accelerators:
             server, steps.take,
             [claim for keep in steps.keep for claim in keep.claims],
             [*steps.surplus, *self._holdings.being_released()])
-        return [(take.wanted, *chosen[take.provider_uuid].pop(0))
+        return [(take.wanted, chosen[take.provider_uuid].pop(0))
                 for take in steps.take for _ in range(take.wanted.amount)]
-
-    def _new_claims(self, server, take, chosen, consumer):
-        wanted = take.wanted
-        for device, _ in chosen:
-            self._check_keys(wanted, device)
-        created_type = self._preparation.type_for(wanted, chosen[0][0])
-        index = self._inventory.providers()[take.provider_uuid].region_index
-        return [model.Claim(
-            uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
-            consumer_uuid=consumer, project_id=server.project_id,
-            **self._inventory.identity_for_claim(device.address),
-            provider_uuid=take.provider_uuid,
-            resource_class=wanted.resource_class, group=wanted.group,
-            device_address=device.address,
-            region_index=index,
-            handle=handle, created_type=created_type,
-            driver_request=driver_calls.for_driver(wanted),
-            operators_bitstream=None if index is None
-            else device.region(index).operators_bitstream)
-            for device, handle in chosen]
-
-    def _check_keys(self, wanted, device):
-        known = self._inventory.driver_of(device).KEYS
-        for name in sorted(set(wanted.driver_keys) - known):
-            raise exception.InvalidRequest(
-                f'The extra spec accel{wanted.group}:driver_{name} is for a '
-                f'driver that knows it, and the driver {device.driver} of '
-                f'{device.address} knows {", ".join(sorted(known)) or "none"}: '
-                f'correct it, or remove it from the flavor or profile.')
 
     # Resume
 

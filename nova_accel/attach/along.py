@@ -67,11 +67,13 @@ class Along:
         :raises AcceleratorError: it would not, or its guest cannot bring the
             state of its devices along to one of them.
         """
+        devices = self._inventory.devices
         return sorted(self._movable(
-            wanted, device, handle,
+            wanted, device, offer.handle,
             self._preparation.type_for(wanted, device))
-            for wanted, device, handle
-            in self._accelerators.would_get(server, allocations, moving=True))
+            for wanted, offer
+            in self._accelerators.would_get(server, allocations, moving=True)
+            for device in [devices[offer.part[0]]])
 
     @staticmethod
     def _movable(of, device, handle, created_type):

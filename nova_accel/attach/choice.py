@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Which free handles of the allocated providers a server gets."""
+"""Choose free handles of the allocated providers for a server."""
 
 import collections
 from collections.abc import Iterable, Iterator
@@ -14,6 +14,9 @@ from nova_accel.inventory import offers
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
+
+#: provider uuid -> offers of it that a server gets
+Chosen = dict[str, list[offers.Offer]]
 
 
 class Choice:
@@ -44,13 +47,14 @@ class Choice:
         for handle in handles:
             self._failures.pop(handle, None)
 
-    def choose(self, server, takes, kept, soon=()):
+    def choose(self, server, takes, kept, soon=()) -> Chosen:
         """Choose free handles of the allocated providers, all of them
         together.
 
         :param kept: claims that the server keeps.
         :param soon: claims that end soon; their handles count as free.
-        :returns: provider uuid -> [(device, handle)], as many as are taken.
+        :returns: provider uuid -> as many offers as are taken.
+        :raises DeviceUnavailable: too few are free.
         """
         offered = self._inventory.offered({claim.uuid for claim in soon})
         amounts: dict = collections.Counter()
@@ -85,8 +89,7 @@ class Choice:
                 chosen = closeness.choose(
                     [*wants, *there], limit, server.affinity.close)
                 if chosen is not None:
-                    return {uuid: [(found.device, found.handle) for found in
-                                   map(candidates[uuid].__getitem__, numbers)]
+                    return {uuid: [candidates[uuid][n] for n in numbers]
                             for uuid, numbers in zip(amounts, chosen)}
         where = textwrap.shorten(_where(
             (one.device for found in free.values() for one in found),
@@ -96,6 +99,12 @@ class Choice:
             f'{server.affinity}{_of_guest(server)}, and of what it was '
             f'allocated this host '
             f'has free {where}: the build is retried on another host.')
+
+    def is_current(self, chosen: Chosen) -> bool:
+        """Return whether all is offered as it was when it was chosen."""
+        offered = self._inventory.offered()
+        return all(offer in offered.of(offer.part)
+                   for found in chosen.values() for offer in found)
 
     def _by_preference(self, free, amounts):
         """Yield the free offers of all providers, the best first: what is

@@ -295,16 +295,15 @@ class Inventory:
                 vfio.is_open, self.driver_of(device).kernel, other.handle,
                 seconds=CONF.accel.discovery_timeout, patient=True)]
 
-    def ask_users(self, chosen: Iterable[
-            tuple[model.Device, model.AttachHandle]]) -> None:
+    def ask_users(self, chosen: Iterable[offers.Offer]) -> None:
         """Withhold handles that a process of the host has open, before a
         server gets them.
 
         :raises DeviceTimeout: the kernel does not answer.
         """
         of_card = collections.defaultdict(list)
-        for device, handle in chosen:
-            of_card[device.address].append(handle)
+        for offer in chosen:
+            of_card[offer.part[0]].append(offer.handle)
         for address, handles in of_card.items():
             self.cards.call(
                 # beside what is done for other servers of the card

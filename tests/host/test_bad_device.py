@@ -270,6 +270,44 @@ class InUseTest(TestCase):
         self.assertHas(self.boot(), others[1])
         self.assertEqual([], self.free())
 
+    def test_claimed_by_another_build_meanwhile(self):
+        """While the kernel is asked about the handle that a build chose."""
+        self.start({'address': A, 'vfs': 2, 'total_vfs': 2})
+        first, second = self.handles()
+        ask, others = self.host.inventory.ask_users, []
+
+        def asks(chosen):
+            ask(chosen)
+            if not others:
+                others.append(None)
+                others[0] = self.boot()
+        with mock.patch.object(self.host.inventory, 'ask_users', asks):
+            server = self.boot()
+        self.assertHas(others[0], first)
+        self.assertHas(server, second)
+
+    def test_claimed_in_the_last_moment(self):
+        """After the last question, and before the lock for claims."""
+        self.start({'address': A, 'vfs': 2, 'total_vfs': 2})
+        first, second = self.handles()
+        lock, others = self.host.inventory.claiming, []
+
+        class Meanwhile:
+
+            def __enter__(_):
+                if not others:
+                    others.append(None)
+                    others[0] = self.boot()
+                lock.acquire()
+
+            def __exit__(_, *error):
+                lock.release()
+        with mock.patch.object(
+                self.host.inventory, 'claiming', Meanwhile()):
+            server = self.boot()
+        self.assertHas(others[0], first)
+        self.assertHas(server, second)
+
     def test_whole_functions(self):
         self.start({'address': A, 'vfs': 0}, {'address': B, 'vfs': 0})
         self.host.kernel.guest_takes(A)

@@ -1,0 +1,133 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Claim free handles for a server.
+
+The handles are chosen from memory, and the kernel is asked whether a process of
+the host has them open. That may take long, hence no lock is held. Under the
+lock "choice" they are claimed if they are offered as before. Otherwise they are
+chosen again. For example, two builds choose the same VF: the second one finds
+it HELD under the lock, and chooses another one.
+"""
+
+from oslo_utils import uuidutils
+
+from nova_accel.attach import choice as device_choice
+from nova_accel.attach import driver_calls
+from nova_accel.attach import gate as region_gate
+from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import plan
+from nova_accel.attach import preparation as handle_preparation
+from nova_accel.attach import releases as server_releases
+from nova_accel import exception
+from nova_accel import inventory as host_inventory
+from nova_accel import model
+from nova_accel import request
+from nova_accel.store import claim_store
+
+
+class Claiming:
+    """Claims handles; see claim()."""
+
+    def __init__(self, store: claim_store.ClaimStore,
+                 inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings,
+                 preparation: handle_preparation.Preparation,
+                 choice: device_choice.Choice, gate: region_gate.Gate,
+                 releases: server_releases.Releases):
+        self._store = store
+        self._inventory = inventory
+        self._holdings = holdings
+        self._preparation = preparation
+        self._choice = choice
+        self._gate = gate
+        self._releases = releases
+
+    def claim(self, context, server: request.Server, steps: plan.Plan,
+              consumer: str, taken: list[model.Claim]) -> list[
+                  tuple[request.AcceleratorRequest, list[model.Claim]]]:
+        """Claim free handles of the allocated providers, all or none.
+
+        Waits for regions that are being cleaned after another server, because
+        that takes less time than a build on another host.
+
+        :param consumer: of the allocation: the server, or its migration.
+        :param taken: receives the claims.
+        :returns: each request with its claims.
+        :raises AcceleratorError: of many kinds: nothing was claimed, unless
+            taken has it.
+        """
+        takes = steps.take
+        if not takes:
+            return []
+        self._await_clean(context, {take.provider_uuid for take in takes})
+        # read what was disabled just now: its pool may have another device
+        self._store.refresh()
+        kept = [claim for keep in steps.keep for claim in keep.claims]
+        chosen = self._choose_unused(server, takes, kept)
+        with self._inventory.claiming:
+            if not self._choice.is_current(chosen):
+                # another build has claimed one since
+                chosen = self._choice.choose(server, takes, kept)
+            todo = []
+            for take in takes:
+                offered = [chosen[take.provider_uuid].pop(0)
+                           for _ in range(take.wanted.amount)]
+                todo.append((take.wanted, self._new_claims(
+                    server, take, offered, consumer)))
+            claims = [claim for _, new in todo for claim in new]
+            self._holdings.claim(claims)
+            taken += claims
+        # a programming for no server that has begun before ends first
+        self._gate.wait(claims)
+        return todo
+
+    def _choose_unused(self, server, takes, kept) -> device_choice.Chosen:
+        """Choose handles that no process of the host has open."""
+        asked: set[model.AttachHandle] = set()
+        while True:
+            chosen = self._choice.choose(server, takes, kept)
+            new = [offer for found in chosen.values() for offer in found
+                   if offer.handle not in asked]
+            self._inventory.ask_users(new)
+            asked.update(offer.handle for offer in new)
+            if self._choice.is_current(chosen):
+                return chosen
+
+    def _await_clean(self, context, provider_uuids):
+        """Wait until regions are clean that other servers have lost.
+
+        After a crash this call cleans them.
+        """
+        left = [claim for claim in self._holdings.being_released()
+                if claim.provider_uuid in provider_uuids
+                and claim.region_index is not None and not claim.error]
+        if left:
+            self._releases.clean(context, left, patient=True)
+
+    def _new_claims(self, server, take, offered, consumer):
+        wanted = take.wanted
+        for offer in offered:
+            self._check_keys(wanted, offer.device)
+        created_type = self._preparation.type_for(wanted, offered[0].device)
+        index = self._inventory.providers()[take.provider_uuid].region_index
+        return [model.Claim(
+            uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
+            consumer_uuid=consumer, project_id=server.project_id,
+            **self._inventory.identity_for_claim(offer.device.address),
+            provider_uuid=take.provider_uuid,
+            resource_class=wanted.resource_class, group=wanted.group,
+            device_address=offer.device.address,
+            region_index=index,
+            handle=offer.handle, created_type=created_type,
+            driver_request=driver_calls.for_driver(wanted),
+            operators_bitstream=None if index is None
+            else offer.device.region(index).operators_bitstream)
+            for offer in offered]
+
+    def _check_keys(self, wanted, device):
+        known = self._inventory.driver_of(device).KEYS
+        for name in sorted(set(wanted.driver_keys) - known):
+            raise exception.InvalidRequest(
+                f'The extra spec accel{wanted.group}:driver_{name} is for a '
+                f'driver that knows it, and the driver {device.driver} of '
+                f'{device.address} knows {", ".join(sorted(known)) or "none"}: '
+                f'correct it, or remove it from the flavor or profile.')
