@@ -7,6 +7,7 @@ PCI ID repository.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import re
@@ -34,7 +35,6 @@ _KEYS = ('vendor', 'product', 'subsystem', 'class', 'address', 'driver',
          'type', 'traits', 'name', 'vfs')
 #: value of the key vfs: all VFs of a function are one accelerator
 _TOGETHER = 'together'
-_BRIDGE = 0x06
 #: others go by their id
 _VENDORS = {
     '1002': 'AMD', '10de': 'NVIDIA', '10ee': 'XILINX', '15b3': 'MELLANOX',
@@ -91,8 +91,30 @@ class PciRuleDriver(slot.SlotDriver):
                 yield (f'{rule} matches the bridge {bridges[rule.text][0]}, '
                        f'which no guest can have: narrow the rule.')
             elif not found[rule.text]:
-                yield f'{rule} matches no device: correct or remove it.'
+                yield self._without_match(rule)
         yield from several
+
+    def _without_match(self, rule):
+        """Return the sentence for a rule that matches no function but VFs."""
+        without_driver = dataclasses.replace(rule, pairs={
+            key: value for key, value in rule.pairs.items()
+            if key != 'driver'})
+        vf = ''
+        for address in self.names(pci.DEVICES):
+            with contextlib.suppress(OSError, ValueError):
+                if not without_driver.matches(self._values(address)):
+                    continue
+                pf = pci.physical_function(self.kernel, address)
+                if not pf:
+                    return (f'{rule} matches {address} but for its driver, '
+                            f'which is '
+                            f'{pci.driver(self.kernel, address) or "none"}: '
+                            f'bind the other one, or correct the rule.')
+                vf = f'{address} of {pf}'
+        if vf:
+            return (f'{rule} matches only VFs, as {vf}: name the function that '
+                    f'has them.')
+        return f'{rule} matches no device of this host: correct or remove it.'
 
     # Discovery
 
@@ -234,7 +256,7 @@ class PciRuleDriver(slot.SlotDriver):
 
 
 def _is_bridge(values):
-    return int(values['class'], 16) >> 16 == _BRIDGE
+    return int(values['class'], 16) >> 16 == pci.BRIDGE
 
 
 def wanted() -> list[rules.Rule]:

@@ -5,7 +5,8 @@ A rule is one line of ``key=value`` pairs; a device matches when every pair
 does, a value may have the wildcards of the shell.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
+import contextlib
 import dataclasses
 import fnmatch
 import re
@@ -19,6 +20,7 @@ from nova_accel import naming
 CONF = conf.CONF
 
 INCLUDE = '[accel] include_devices'
+EXCLUDE = '[accel] exclude_devices'
 TRAITS = '[accel] device_traits'
 #: what a rule may ask of any device
 KEYS = ('address', 'vendor', 'product', 'subsystem')
@@ -54,13 +56,64 @@ class Rule:
             'address': address or device.address,
             **values_of(device)})
 
-    def without_match(self) -> str:
-        """The sentence for a rule that matches nothing."""
+    def without_match(self, functions: Iterable['Function'] = (),
+                      left_out: Set[str] = frozenset()) -> str:
+        """Return the sentence for a rule that matches no device of a driver.
+
+        :param functions: of the host.
+        :param left_out: addresses of devices that drivers find, and that other
+            rules leave out.
+        """
+        found = [f for f in functions if self.matches(f.values)]
+        whole = [f.address for f in found if not f.pf]
+        for address in left_out & {*whole}:
+            return (f'{self} matches {address}, which {INCLUDE} and {EXCLUDE} '
+                    f'leave out: include it, or remove the rule.')
+        if whole:
+            others = f' and {len(whole) - 1} others' * (len(whole) > 1)
+            return (f'{self} matches {whole[0]}{others}, which no driver of '
+                    f'[accel] enabled_drivers has: enable its driver, or name '
+                    f'it in [accel] pci_devices.')
+        if found:
+            return (f'{self} matches only VFs, as {found[0].address} of '
+                    f'{found[0].pf}: name the function that has them.')
         return (f'{self} matches no device that the drivers find: correct or '
                 f'remove it.')
 
     def __str__(self) -> str:
         return f'{self.option} = {self.text}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A PCI function of the host, whether or not a driver has it."""
+
+    #: what rules compare
+    values: Mapping[str, str]
+    #: its PF; '' of others than VFs
+    pf: str
+
+    @property
+    def address(self) -> str:
+        return self.values['address']
+
+
+def functions(kernel) -> list[Function]:
+    """Return the PCI functions of the host that can be read, but bridges."""
+    found: list[Function] = []
+    addresses: list[str] = []
+    with contextlib.suppress(OSError):
+        addresses = kernel.listdir(pci.DEVICES)
+    for address in addresses:
+        with contextlib.suppress(OSError, ValueError):
+            if pci.class_code(kernel, address) >> 16 == pci.BRIDGE:
+                continue
+            vendor, product = pci.ids(kernel, address)
+            found.append(Function(
+                {'address': address, 'vendor': vendor, 'product': product,
+                 'subsystem': pci.subsystem(kernel, address)},
+                pci.physical_function(kernel, address) or ''))
+    return found
 
 
 def values_of(device: model.Device) -> dict[str, str]:
@@ -182,13 +235,14 @@ class DeviceRules:
         """:raises ConfigurationError: a rule cannot be read."""
         #: rules of include_devices
         self.include = parse(INCLUDE, CONF.accel.include_devices, KEYS)
-        self._exclude = parse('[accel] exclude_devices',
-                              CONF.accel.exclude_devices, KEYS)
+        self._exclude = parse(EXCLUDE, CONF.accel.exclude_devices, KEYS)
         self._traits = [
             (rule, traits_of(rule)) for rule in parse(
                 TRAITS, CONF.accel.device_traits, (*KEYS, 'traits'))]
         self._matched = set()
         self._both = set()
+        #: addresses of devices that drivers find, and no server gets
+        self.left_out: set[str] = set()
 
     def applied(self, device: model.Device) -> model.Device | None:
         """The device without the handles that are excluded, with the traits
@@ -201,6 +255,7 @@ class DeviceRules:
         if included and excluded:
             self._both.add((device.address, included[0], excluded[0]))
         if excluded or self.include and not included:
+            self.left_out.add(device.address)
             return None
 
         def left(handles):
@@ -238,13 +293,18 @@ class DeviceRules:
         self._matched.update(found)
         return found
 
-    def unused(self) -> list[str]:
-        """A sentence for each rule that did nothing, or worked against
-        another."""
-        return [
-            rule.without_match() for rule in (
-                *self.include, *self._exclude,
-                *(rule for rule, _ in self._traits))
-            if str(rule) not in self._matched] + [
+    def unused(self, functions: Callable[[], list[Function]] = list,
+               ) -> list[str]:
+        """Return a sentence for each rule that did nothing, or worked against
+        another.
+
+        :param functions: returns those of the host; it is called if a rule
+            did nothing.
+        """
+        idle = [rule for rule in (*self.include, *self._exclude,
+                                  *(rule for rule, _ in self._traits))
+                if str(rule) not in self._matched]
+        there = functions() if idle else []
+        return [rule.without_match(there, self.left_out) for rule in idle] + [
             f'{address} is matched by {include} and by {exclude}: it is '
             f'excluded.' for address, include, exclude in sorted(self._both)]

@@ -13,6 +13,8 @@ import re
 from nova_accel import exception
 
 DEVICES = 'bus/pci/devices'
+#: base class of bridges
+BRIDGE = 0x06
 #: classes and subclasses: VGA, 3D, and other display controllers
 DISPLAYS = frozenset((0x0300, 0x0302, 0x0380))
 #: the domain has more than four digits where no firmware has numbered it, as

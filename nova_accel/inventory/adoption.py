@@ -82,10 +82,37 @@ class Adoption:
             elif before and not identity.is_other_card(before, device):
                 device = self._with_past(device, before)
                 now = dataclasses.replace(now, marks=notes.marks)
+            twins = self._twins(device, before)
             if (before, notes) != (device, now):
                 self._reports.put(device, now)
                 self._shared.check()
-            return True
+        for other in twins:
+            LOG.error(
+                'Devices %s and %s both say that their serial number is %s: '
+                'nova-compute tells them by their ports, and does not notice '
+                'if they are exchanged; ask their vendor for other firmware',
+                other, address, device.serial)
+        return True
+
+    def _twins(self, device: model.Device, before: model.Device | None,
+               ) -> list[str]:
+        """Return the other devices with a serial number that has become that
+        of a device which servers get.
+
+        The two ports of an NVMe disk have one number, and their driver
+        withholds both. The caller holds the lock.
+        """
+        if before and (before.serial, before.health) == (
+                device.serial, device.health):
+            return []
+        # a card that was moved is found at its new address first, while its
+        # old one was not scanned yet
+        return [other for other, there in self._reports.devices.items()
+                if device.serial and there.serial == device.serial
+                and other != device.address
+                and self._reports.is_present(other)
+                and self._reports.was_scanned(other)
+                and model.Health.OK in (device.health, there.health)]
 
     def gone(self, address: str, driver: str, ticket: int) -> str:
         """Note that a driver does not find a device any more.
@@ -195,7 +222,6 @@ class Adoption:
                 for other in same if not present else ():
                     self._leave(other, address)
                 self._reports.changed()
-        self._say_both(device, present)
         return known
 
     def _stays(self, device: model.Device, before: model.Device | None,
@@ -249,17 +275,6 @@ class Adoption:
                 self._reports.notes(address).marks)
         return next((known for known in self._store.away()
                      if known.key.identifies(card)), None)
-
-    def _say_both(self, device, present):
-        # a card that was moved is found at its new address first, while its
-        # old one was not scanned yet
-        for other in present:
-            if self._reports.was_scanned(other):
-                LOG.error(
-                    'Devices %s and %s both say that their serial number is '
-                    '%s: nova-compute tells them by their ports, and does not '
-                    'notice if they are exchanged; ask their vendor for '
-                    'other firmware', other, device.address, device.serial)
 
     def _may_be_moved(self, device) -> bool:
         """Return whether a card without serial number may come from another

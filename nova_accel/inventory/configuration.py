@@ -9,6 +9,7 @@ from nova_accel.drivers import rules
 from nova_accel.drivers import sets
 from nova_accel.drivers import sriov
 from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel.inventory import devices
 from nova_accel.inventory import holds
 from nova_accel import log as logging
@@ -41,8 +42,13 @@ class Configuration:
             Nova's options has it as well, or an option cannot be read.
         """
         self._check_owners()
-        return [*self._missing_members(), *self._rules.unused(),
+        return [*self._missing_members(),
+                *self._rules.unused(self._functions),
                 *self._missing_addresses()]
+
+    def _functions(self) -> list[rules.Function]:
+        return next((rules.functions(driver.kernel)
+                     for driver in self._drivers.values()), [])
 
     def _check_owners(self) -> None:
         for address, names in self._table.shared.found_twice().items():
@@ -67,7 +73,8 @@ class Configuration:
         policies = handover.policies()
         for rule, _ in policies.by_rule:
             if not any(map(rule.matches_device, present)):
-                yield rule.without_match()
+                yield rule.without_match(
+                    self._functions(), self._rules.left_out)
         for option, addresses in (
                 (sriov.OPTION, sriov.wanted()),
                 (handover.OPTION, [about for about in policies.named
@@ -75,9 +82,19 @@ class Configuration:
                 (base.WHOLE_CARDS, sorted(base.whole_cards()))):
             for address in addresses:
                 if address not in functions:
-                    yield (f'{option} names {address}, which no driver of '
-                           f'[accel] enabled_drivers finds: correct the '
-                           f'address, or enable its driver.')
+                    yield self._missing(option, address)
+
+    def _missing(self, option: str, address: str) -> str:
+        if address in self._rules.left_out:
+            return (f'{option} names {address}, which {rules.INCLUDE} and '
+                    f'{rules.EXCLUDE} leave out: include it, or take it out '
+                    f'of the option.')
+        is_there = any(driver.kernel.exists(pci.path(address))
+                       for driver in self._drivers.values())
+        return (f'{option} names {address}, which no driver of [accel] '
+                f'enabled_drivers finds: '
+                + ('enable its driver.' if is_there else
+                   'correct the address, or enable its driver.'))
 
     # Device sets
 

@@ -6,6 +6,7 @@ examined alone (inventory.examination), all at the same time under one limit. A
 card that fails or hangs is withheld, and the others are scanned all the same.
 """
 
+import collections
 from collections.abc import Iterable, Mapping
 import functools
 import time
@@ -28,6 +29,8 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 Kind = holds.Kind
+#: in the reason of several devices
+_ITS_ADDRESS = '<its address>'
 
 
 class _Find(typing.NamedTuple):
@@ -124,16 +127,18 @@ class Scanner:
             owner = self._driver_of(address)
             if owner in self._drivers and owner not in chosen:
                 self._add_card(batch, owner, address)
+        withheld: dict[str, list[str]] = collections.defaultdict(list)
         for call in batch:
             try:
                 if isinstance(call.about, _Find):
                     self._found(batch, call.about.driver, call)
                 else:
                     self._examined(batch, call.about.driver,
-                                   call.about.address, call)
+                                   call.about.address, call, withheld)
             except Exception:
                 LOG.exception('A scan by the driver %s failed',
                               call.about.driver)
+        _log_withheld(withheld)
         self._reports.save()
 
     def scan_confined(self, addresses: Iterable[str]) -> str:
@@ -238,7 +243,12 @@ class Scanner:
                   self._examiner.examine, name, address,
                   about=_Examine(name, address))
 
-    def _examined(self, batch, name: str, address: str, call) -> None:
+    def _examined(self, batch, name: str, address: str, call,
+                  withheld: dict[str, list[str]]) -> None:
+        """
+        :param withheld: receives the devices and regions that are withheld
+            now, see _log_withheld().
+        """
         try:
             examined = call.outcome()
         except exception.DeviceBusy:
@@ -252,10 +262,11 @@ class Scanner:
             if examined.device is None:
                 self._gone(address, name, examined.ticket, batch)
             else:
-                self._adopt(batch, name, examined.device, examined)
+                self._adopt(batch, name, examined.device, examined, withheld)
 
     def _adopt(self, batch, name: str, device: model.Device,
-               examined: examination.Examined) -> None:
+               examined: examination.Examined,
+               withheld: dict[str, list[str]]) -> None:
         address = device.address
         before = self._reports.reported(address)
         is_back = bool(before) and not self._reports.is_present(address)
@@ -281,7 +292,7 @@ class Scanner:
             self._state.forget_state(address)
         self._withheld.lift(address, Kind.SCAN_FAILED)
         self._withhold_conflict(device, examined.conflict)
-        self._log_changes(device, before, is_back)
+        self._log_changes(device, before, is_back, withheld)
 
     def _withhold_conflict(self, device: model.Device, conflict: str) -> None:
         if not conflict:
@@ -292,8 +303,8 @@ class Scanner:
                       device.driver, conflict)
 
     def _log_changes(self, device: model.Device, before: model.Device | None,
-                     is_back: bool) -> None:
-        """Log that a device is here, is withheld, or is offered again."""
+                     is_back: bool, withheld: dict[str, list[str]]) -> None:
+        """Log that a device is here or is offered again."""
         address = device.address
         is_new = not self._once.has(('here', address))
         if is_new:
@@ -306,8 +317,7 @@ class Scanner:
         now = _reasons(device)
         for part, reason in now.items():
             if earlier.get(part) != reason:
-                LOG.warning('%s is not given to servers, because %s', part,
-                            reason)
+                withheld[reason.replace(address, _ITS_ADDRESS)].append(part)
         for part in earlier.keys() - now.keys():
             LOG.info('%s can be given to servers again', part)
 
@@ -321,6 +331,21 @@ class Scanner:
                       name, reason,
                       exc_info=exception.without_sentence(error))
         self._withheld.withhold(address, Kind.SCAN_FAILED, reason)
+
+
+def _log_withheld(withheld: Mapping[str, list[str]]) -> None:
+    """Log what servers do not get: one line for those that differ in nothing
+    but their addresses, as the GPUs of a board do.
+
+    :param withheld: reason, with _ITS_ADDRESS -> devices and regions.
+    """
+    for reason, parts in withheld.items():
+        if len(parts) == 1:
+            LOG.warning('%s is not given to servers, because %s', parts[0],
+                        reason.replace(_ITS_ADDRESS, parts[0].split()[0]))
+        else:
+            LOG.warning('Each of %s is not given to servers, because %s',
+                        ', '.join(sorted(parts)), reason)
 
 
 def _reasons(device: model.Device) -> dict[str, str]:
