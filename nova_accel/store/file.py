@@ -282,7 +282,10 @@ def _make_private(path):
 
 
 def _inode(path: str) -> tuple[int, int] | None:
-    """Return the device and inode of a file; None if it does not exist."""
+    """Return the device and inode of a file; None for MEMORY, and if it does
+    not exist."""
+    if path == MEMORY:
+        return None
     try:
         found = os.stat(path)
     except FileNotFoundError:

@@ -2,7 +2,10 @@
 """Durable holds: they follow their card from row to row."""
 
 import dataclasses
+import os
+import pathlib
 
+import fixtures
 import testtools
 
 from nova_accel.inventory import holds
@@ -22,6 +25,18 @@ class HoldsTest(testtools.TestCase):
     def setUp(self):
         super().setUp()
         self.store = claim_store.ClaimStore(claim_store.MEMORY)
+
+    def test_in_memory(self):
+        """Files of that name in the working directory do not matter."""
+        directory = self.useFixture(fixtures.TempDir()).path
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(directory)
+        for _ in range(2):
+            pathlib.Path(claim_store.MEMORY).write_text('')
+            self.disable(A, 'work')
+            self.assertEqual([A], [d.device_address
+                                   for d in self.store.disabled()])
+            os.rename(claim_store.MEMORY, 'another')
 
     def put(self, **serials):
         self.store.set_devices({
