@@ -3,6 +3,7 @@
 #             functional, and make unit TEST=tests.unit.test_gbs for one test
 # make soak   random operations on a cloud, SOAK_MINUTES=60 of them
 # make explore  random orders of events on one host, EXPLORE_MINUTES=60 of them
+# make faults  each call that leaves nova-compute fails, in each operation
 # make mutants  small changes of the code that the tests must notice; minutes
 # make killed  kill nova-compute's own main() where Nova and we have done half
 # make sigterm  stop nova-compute under load, STOPS=200 times
@@ -38,7 +39,7 @@ PIP = $(BIN)/python -m pip install $(QUIETLY) --no-compile
 # else each process that a test starts compiles nova_accel again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test parts style docs unit host functional soak explore killed sigterm mutants nova-tests \
+.PHONY: help demo test parts style docs unit host functional soak explore faults killed sigterm mutants nova-tests \
 	nova-tests-part bench bench-part bench-fleet bench-reuse clean lab lab-up lab-test \
 	lab-shell lab-down
 
@@ -127,6 +128,13 @@ EXPLORE_MINUTES ?= 60
 explore: $(STAMP)
 	NOVA_ACCEL_EXPLORE_MINUTES=$(EXPLORE_MINUTES) $(BIN)/python \
 		-m testtools.run tests.host.test_explorer
+
+# FAULTS=Glance for calls of that name; minutes
+FAULTS ?= all
+
+faults: $(STAMP)
+	NOVA_ACCEL_FAULTS=$(FAULTS) $(BIN)/python -m testtools.run \
+		tests.host.test_faults
 
 # MUTANTS="attach/reconcile.py" for those of a file, of a room or with a text
 mutants: $(STAMP)

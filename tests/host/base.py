@@ -232,6 +232,13 @@ class Host:
     def scan(self):
         self.inventory.scanner.scan()
 
+    def minute_passes(self):
+        """What was under way has ended, and the next scan comes."""
+        ends = time.monotonic() + PATIENCE
+        while time.monotonic() < ends and limits.at_work():
+            time.sleep(0.01)
+        self.scan()
+
     def power_cut(self):
         """The host boots again; nova-compute has not started yet."""
         self.cloud.lose_power()
@@ -298,6 +305,9 @@ class Host:
             getattr(self, name)(*args)
         except exception.AcceleratorError as error:
             return str(error)
+        except clouds.Unanswered as error:
+            # libvirt's or Nova's own, which Nova handles
+            return f'{error}.'
         except OSError as error:
             # libvirt does not find the device
             if error.errno not in (errno.ENODEV, errno.ENOENT):

@@ -51,6 +51,10 @@ class Server:
     launched: bool
 
 
+class Unanswered(Exception):
+    """libvirt or Nova's database fail: no error of nova_accel."""
+
+
 class Cloud:
     """One compute host of a cloud. Faults are attributes."""
 

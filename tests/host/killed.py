@@ -34,6 +34,7 @@ from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import naming
 from tests.host import base
+from tests.host import faults
 from tests.host import outside
 from tests import limits
 
@@ -84,9 +85,20 @@ class Processes:
             self._do([['start']], None)
         return self._do(steps, kill_at)
 
-    def _do(self, steps, kill_at):
+    def fail(self, steps, fault: faults.Fault | None):
+        """Do steps in the nova-compute that runs while a call fails.
+
+        :param fault: None for none.
+        :returns: the sentence of each step that was refused, or None; and how
+            many calls of which name there were.
+        """
+        self.run([])
+        return self._do([['attempt', *step] for step in steps], None,
+                        fault=fault or ['', 0, ''])
+
+    def _do(self, steps, kill_at, **more):
         answer = self._ask(
-            {**self._job, 'steps': steps, 'kill_at': kill_at})
+            {**self._job, 'steps': steps, 'kill_at': kill_at, **more})
         self._runs = 'results' in answer
         if not self._runs:
             self._forker.stdout.readline()
@@ -196,11 +208,17 @@ def _work(asked, points):
     """One nova-compute, until it is told to end."""
     for name, value in asked['options'].items():
         conf.CONF.set_override(name, value, group='accel')
-    host = base.Host(asked['directory'], asked['path'])
+    host, failing = base.Host(asked['directory'], asked['path']), None
     while asked:
+        if 'fault' in asked:
+            failing = failing or faults.Faults(asked['options'][
+                'bitstream_cache'])
+            failing.begin(faults.Fault(*asked['fault']))
         with points.counted(asked['kill_at']):
             results = [getattr(host, name)(*args)
                        for name, *args in asked['steps']]
+        if 'fault' in asked:
+            results = results, failing.end()
         _tell({'results': results})
         asked = _heard()
 

@@ -44,6 +44,9 @@ class KilledTestCase(base.HostTestCase):
 
     def setUp(self):
         super().setUp()
+        self.set_up_host()
+
+    def set_up_host(self):
         self.start_host(
             *self.DEVICES.get('cards', ()), drivers=(self.DRIVER,),
             **{k: v for k, v in self.DEVICES.items() if k != 'cards'})
@@ -286,8 +289,8 @@ class TenantsImageTest(KilledTestCase):
     SPECS = base.asks(runtime_programming='true')
     BLANK = 'cccccccc-0000-4000-8000-000000000000'
 
-    def setUp(self):
-        super().setUp()
+    def set_up_host(self):
+        super().set_up_host()
         self.tenants = self.host.upload(
             OTHER, {'visibility': 'private', 'owner': clouds.PROJECT})
         self.host.upload(self.BLANK, {
@@ -320,8 +323,8 @@ class MailboxTest(KilledTestCase):
         sim.make_xclbin(path, function, SHELL)
         return path
 
-    def setUp(self):
-        super().setUp()
+    def set_up_host(self):
+        super().set_up_host()
         with open(self.xclbin(FUNCTION), 'rb') as file:
             self.host.cloud.upload(file.read(), **{
                 'accel:clears': 'registers', 'accel:region_type_id': SHELL})
@@ -564,10 +567,10 @@ class OneTimeUseTest(KilledTestCase):
     DRIVER, CLASS = 'gpu', GPU
     SPECS = {f'resources1:{GPU}': '1'}
 
-    def setUp(self):
+    def set_up_host(self):
         self.useFixture(config_fixture.Config(conf.CONF)).config(
             handover=['operator'], group='accel')
-        super().setUp()
+        super().set_up_host()
 
     def after(self):
         self.delete()
