@@ -4,8 +4,9 @@
 They run as root, which owns every sysfs attribute and device node that they
 write. One process therefore keeps a single capability, to read a bitstream in
 nova's own directory, and to open a group of VFIO that belongs to another user.
-The other starts only to erase disks, for which the
-kernel demands CAP_SYS_ADMIN. The entry points are in
+A second one starts only to erase disks, for which the kernel demands
+CAP_SYS_ADMIN, and a third one only to find out which processes have a device
+open, for which it demands CAP_SYS_PTRACE (proc(5)). The entry points are in
 nova_accel.host.privileged. Drivers of other packages have contexts of their
 own.
 """
@@ -73,3 +74,10 @@ disks = Context(
     cfg_section='nova_accel_privileged_disks',
     pypath='nova_accel.privsep.disks',
     capabilities=[capabilities.CAP_SYS_ADMIN])
+
+processes = Context(
+    'nova_accel',
+    cfg_section='nova_accel_privileged_processes',
+    pypath='nova_accel.privsep.processes',
+    capabilities=[capabilities.CAP_DAC_READ_SEARCH,
+                  capabilities.CAP_SYS_PTRACE])

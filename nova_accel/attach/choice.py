@@ -70,7 +70,8 @@ class Choice:
                 raise exception.DeviceUnavailable(
                     f'Server {server.uuid} was allocated {amount} of '
                     f'{provider.name}, and {len(free[uuid])} of it are free '
-                    f'on this host: the build is retried on another host.',
+                    f'on this host{_in_use(provider, offered)}: the build is '
+                    f'retried on another host.',
                     found=f'Server {server.uuid} was allocated {amount} '
                           f'accelerators of a provider, and '
                           f'{len(free[uuid])} of it are free')
@@ -143,6 +144,15 @@ class Choice:
         """As model.Device.place, of a PCI function that is Nova's own."""
         return (pci.numa_node(self._kernel, address),
                 *pci.bridges(self._kernel, address), address)
+
+
+def _in_use(provider, offered) -> str:
+    """Return which processes of the host have the others, in brackets."""
+    why = holds.reasons(
+        hold for address in provider.addresses
+        for offer in offered.of((address, provider.region_index))
+        for hold in offer.all_holds if hold.kind is holds.Kind.IN_USE)
+    return why and f' ({why})'
 
 
 def _is_suspect(offer):

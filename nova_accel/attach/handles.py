@@ -25,6 +25,7 @@ from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel.host import pci
+from nova_accel.host import processes
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import identity
 from nova_accel import locks
@@ -285,6 +286,7 @@ class Handles:
                     self._cloud, driver.kernel, [handle],
                     f'{handle.address} cannot be released')
             done = driver.release(device, *args)
+            processes.give_back(driver.kernel, handle)
         except Exception as error:
             text = str(error) or repr(error)
             # the journal has each error once, not at each attempt

@@ -1,21 +1,29 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Prepare handles for the guests of servers.
 
-vGPUs are created, and handles of drivers with a prepare() are prepared.
+vGPUs are created, handles of drivers with a prepare() are prepared, and
+functions are taken from drivers of the host. libvirt would do the last as well,
+without a time limit, and some drivers wait until no process has the function
+open.
 """
 
 from collections.abc import Iterable
+import contextlib
 
 from nova_accel.attach import driver_calls
 from nova_accel.attach import holdings as server_holdings
 from nova_accel import exception
 from nova_accel.health import signals
+from nova_accel.host import processes
 from nova_accel import inventory as host_inventory
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import request
 
 LOG = logging.getLogger(__name__)
+
+#: limit for the question which processes block a call
+_NAMING_SECONDS = 5
 
 
 class Preparation:
@@ -91,6 +99,7 @@ class Preparation:
         def prepare(*args):
             try:
                 driver.prepare(*args)
+                self._take(driver.kernel, device, claim, fresh)
             except exception.AcceleratorError:
                 raise
             except Exception as error:
@@ -99,8 +108,51 @@ class Preparation:
                 raise exception.DeviceError(
                     f'{what} failed: {exception.for_owner(error)}') from error
         try:
-            self._calls.call(device, claim, what, prepare, fresh)
+            with self._named(driver.kernel, device, claim.handle):
+                self._calls.call(device, claim, what, prepare, fresh)
         except exception.DeviceError:
             if fresh:
                 self._inventory.health.mark(device.address, signals.START)
             raise
+
+    def _take(self, kernel, device, claim, fresh):
+        """Take a handle from the drivers of the host.
+
+        :param fresh: the question which processes have it open was asked when
+            it was claimed.
+        :raises DeviceUnavailable: a process has it open; nothing was changed.
+        """
+        if claim.region_index is not None or processes.is_taken(
+                kernel, claim.handle):
+            # drivers of FPGAs do not wait for processes
+            return
+        kept = not fresh and processes.keeping(kernel, device, claim.handle)
+        if kept:
+            found = (f'{claim.handle.address} cannot be taken from its driver '
+                     f'on the host')
+            raise exception.DeviceUnavailable(
+                f'{found}, because {kept}: end that process, and start the '
+                f'server again.', found=found)
+        # first: after a crash in between it would stay without a driver
+        self._holdings.mark_prepared(claim, True)
+        processes.take(kernel, claim.handle)
+
+    @contextlib.contextmanager
+    def _named(self, kernel, device, handle):
+        """Add to the error of a call that hangs which processes block it."""
+        try:
+            yield
+        except exception.DeviceTimeout as error:
+            kept = ''
+            with contextlib.suppress(exception.AcceleratorError):
+                kept = self._inventory.cards.call(
+                    f'users:{handle.address}',
+                    f'Asking which processes of the host have '
+                    f'{handle.address} open', processes.keeping, kernel,
+                    device, handle, 1, seconds=_NAMING_SECONDS)
+            if not kept:
+                raise
+            what, _, _ = str(error).partition(': ')
+            raise exception.DeviceTimeout(
+                f'{what}, because {kept}: end that process.', found=what,
+                ) from error

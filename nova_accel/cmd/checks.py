@@ -34,6 +34,7 @@ from nova_accel import exception
 from nova_accel.host import address_space
 from nova_accel.host import pci
 from nova_accel.host import privileged
+from nova_accel.host import processes
 from nova_accel.host import vfio
 from nova_accel import inventory
 from nova_accel.inventory import cards
@@ -293,11 +294,12 @@ def _vfio(host) -> Iterator[Line]:
 def _privileges(host) -> Iterator[Line]:
     if host.simulated:
         return
-    processes = {privsep.ctx: privileged.credentials,
-                 privsep.disks: privileged.credentials_for_disks}
+    contexts = {privsep.ctx: privileged.credentials,
+                privsep.disks: privileged.credentials_for_disks,
+                privsep.processes: privileged.credentials_for_processes}
     for driver in host.drivers.values():
-        processes.update(driver.PROCESSES)
-    for context, call in processes.items():
+        contexts.update(driver.PROCESSES)
+    for context, call in contexts.items():
         section = context.cfg_section
         remedy = (f'let the user of nova-compute run it by sudo or '
                   f'nova-rootwrap, or set [{section}] helper_command; run '
@@ -506,6 +508,21 @@ def _conflict(host, device) -> Iterator[Line]:
                    'take it out of one of the two')
 
 
+def _kept(host, device) -> Iterator[Line]:
+    """What a process has open, libvirt may wait for without a limit."""
+    try:
+        kept = processes.named(host.kernel.processes(sorted({
+            function for handle in device.all_handles for function
+            in processes.of_host(host.kernel, device, handle)})))
+    except OSError:
+        # the line on privileges says so
+        return
+    if kept:
+        yield Line(FAILURE, f'{kept}, and no server gets it meanwhile',
+                   'end that process, or have it leave the device alone; or '
+                   'bind the device to vfio-pci when the host boots')
+
+
 def _answers(host, device) -> Iterator[Line]:
     try:
         yield from map(_of_driver, host.drivers[device.driver].check(device))
@@ -553,7 +570,7 @@ _CHECKS = (
     ('clearing images', {API}, check_services.clearing_images),
 )
 #: the same for each device; one line where all is well
-_DEVICE_CHECKS = (_device, _conflict, _answers,
+_DEVICE_CHECKS = (_device, _conflict, _kept, _answers,
                   check_guests.large_regions)
 #: what cannot be said where the kernel could not be opened
 _NEED_KERNEL = (_iommu, _vfio, check_peers.peers)

@@ -25,6 +25,7 @@ from nova_accel.health import signals
 from nova_accel.host import bus
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
+from nova_accel.host import processes
 from nova_accel.host import usage
 from nova_accel.host import vfio
 from nova_accel import log as logging
@@ -825,6 +826,12 @@ class PciDriver(AcceleratorDriver):
         :raises DeviceError: it could not be reset, or is another one now.
         """
         address = at = handle.address
+        kept = processes.keeping(self.kernel, device, handle)
+        if kept:
+            raise exception.DeviceError(
+                f'{address} must be reset after its server, and its driver on '
+                f'the host may not let it go ({kept}): end that process, and '
+                f'it is tried again.')
         try:
             for at in handle.functions:
                 used = usage.usage(self.kernel, at)

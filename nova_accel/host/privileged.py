@@ -35,6 +35,7 @@ CONF = conf.CONF
 
 SYS = '/sys'
 DEV = '/dev'
+PROC = '/proc'
 #: drivers that a function may be bound to
 DRIVERS = frozenset(('dfl-pci', 'nvme', 'vfio-pci', 'xocl'))
 #: sriov_totalvfs is a 16-bit register
@@ -94,6 +95,8 @@ _MAX_NAMESPACES = 1024
 _MAX_RESOURCES = 0xffff
 #: ida_alloc() of Linux gives groups their numbers
 _MAX_GROUP = 0x7fffffff
+#: of /dev/nvidia<minor>
+_NVIDIA_MAJOR = 195
 _FME_PORT_PR = 0xb680
 _FME_PORT_RELEASE = 0x4004b681
 _FME_PORT_ASSIGN = 0x4004b682
@@ -107,6 +110,11 @@ def credentials() -> tuple:
 
 @privsep.disks.entrypoint
 def credentials_for_disks() -> tuple:
+    return credentials_here()
+
+
+@privsep.processes.entrypoint
+def credentials_for_processes() -> tuple:
     return credentials_here()
 
 
@@ -767,6 +775,59 @@ def is_group_open(function: str) -> bool:
             raise
         return True
     return False
+
+
+@privsep.processes.entrypoint
+def processes(functions: Sequence[str]) -> list:
+    for function in functions:
+        check_function(function)
+    nodes = {node: function for function in functions
+             for node in _nodes(function)}
+    return [(nodes[node], pid, _read(f'{PROC}/{pid}/comm'), path)
+            for pid, path, node in (_open_nodes() if nodes else ())
+            if node in nodes]
+
+
+#: whether a node is a block device, and its number
+_Node = tuple[bool, str]
+
+
+def _nodes(function) -> Iterator[_Node]:
+    """Yield the nodes of a function: those of all that is below it in sysfs,
+    and that of its VFIO group."""
+    device = f'{SYS}/bus/pci/devices/{function}'
+    for directory, _, files in os.walk(os.path.realpath(device)):
+        if 'dev' in files:
+            kind = os.path.realpath(f'{directory}/subsystem')
+            yield (os.path.basename(kind) == 'block',
+                   _read(f'{directory}/dev'))
+    with contextlib.suppress(OSError):
+        group = os.path.basename(os.readlink(f'{device}/iommu_group'))
+        yield False, _read(f'{SYS}/class/vfio/{group}/dev')
+    with contextlib.suppress(OSError):
+        # the driver of NVIDIA makes no class devices; README of its driver
+        found = re.search(r'^Device Minor:\s*(\d+)', _read(
+            f'{PROC}/driver/nvidia/gpus/{function}/information'), re.M)
+        if found:
+            yield False, f'{_NVIDIA_MAJOR}:{found[1]}'
+
+
+def _open_nodes() -> Iterator[tuple[int, str, _Node]]:
+    """Yield each device node that a process has open: pid, path, node."""
+    for pid in filter(str.isdigit, os.listdir(PROC)):
+        # processes end meanwhile
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f'{PROC}/{pid}/fd'):
+                file = f'{PROC}/{pid}/fd/{name}'
+                with contextlib.suppress(OSError):
+                    path = os.readlink(file)
+                    if path.startswith('/dev/'):
+                        # no file of a file system that does not answer
+                        found = os.stat(file)
+                        yield int(pid), path, (
+                            stat.S_ISBLK(found.st_mode),
+                            f'{os.major(found.st_rdev)}:'
+                            f'{os.minor(found.st_rdev)}')
 
 
 @privsep.ctx.entrypoint

@@ -18,6 +18,7 @@ import fnmatch
 
 from nova_accel import exception
 from nova_accel.host import pci
+from nova_accel.host import processes
 from nova_accel import model
 
 #: VFIO drivers that save the state of a device -> whether they log what it
@@ -114,10 +115,10 @@ def is_open(kernel, handle: model.AttachHandle) -> bool:
     return False
 
 
-def use(kernel, handle: model.AttachHandle,
-        others: Iterable[str] = ()) -> str:
+def opened(kernel, handle: model.AttachHandle,
+           others: Iterable[str] = ()) -> str:
     """Return which function of a handle, or of its IOMMU groups, a process
-    has open, as a clause, or ''.
+    has open; '' for none.
 
     vfio-pci and its variants enable a function that is opened
     (vfio_pci_core_enable() of Linux), but a driver of the host may have left
@@ -135,11 +136,20 @@ def use(kernel, handle: model.AttachHandle,
             if (kernel.read(pci.path(function, 'enable')) != '0'
                     and pci.is_for_vfio(kernel, function)
                     and kernel.is_group_open(function)):
-                return (
-                    f'a process of the host has {function} open through VFIO '
-                    f'("fuser -v /dev/vfio/{pci.group(kernel, function)} '
-                    f'/dev/vfio/devices/*" shows which)')
+                return function
     return ''
+
+
+def use(kernel, function: str) -> str:
+    """Return which process has a function open, as a clause."""
+    with contextlib.suppress(OSError):
+        found = kernel.processes([function])
+        if found:
+            return (f'{function} is open through VFIO: '
+                    f'{processes.named(found)}')
+    return (f'a process of the host has {function} open through VFIO '
+            f'("fuser -v /dev/vfio/{pci.group(kernel, function)} '
+            f'/dev/vfio/devices/*" shows which)')
 
 
 def check_not_in_use(kernel, handles: Iterable[model.AttachHandle],
@@ -150,9 +160,10 @@ def check_not_in_use(kernel, handles: Iterable[model.AttachHandle],
     :raises DeviceUnavailable: one has.
     """
     for handle in handles:
-        if used := use(kernel, handle):
+        if function := opened(kernel, handle):
             raise exception.DeviceUnavailable(
-                f'{refused}, because {used}: end that process.',
+                f'{refused}, because {use(kernel, function)}: end that '
+                f'process.',
                 found=f'{refused} while a process of the host has it open')
 
 

@@ -22,7 +22,7 @@ shared            card    another driver has one of its  the operator: nova.conf
 in-guest          card    a guest has a part of it       the guest stops, or is
                           without a claim                claimed
 in-use            handle  a process of the host has it   the process ends, or
-                          open through VFIO              closes it
+                          open                           closes it
 unhealthy         card    a health finding says so       a health reading
 disabled *        card    the operator has disabled it   nova-accel enable
 defective *       card    a health finding that does     nova-accel enable

@@ -110,7 +110,7 @@ class Recovery:
 
     def _recover(self, driver, device) -> None:
         address = device.address
-        if any(vfio.use(driver.kernel, handle)
+        if any(vfio.opened(driver.kernel, handle)
                for handle in device.all_handles):
             # the next comparison tries again
             self._tried.pop(address, None)

@@ -1,18 +1,25 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Processes of the host that have devices open through VFIO.
+"""Processes of the host that have devices open.
 
-Data planes, containers and a second libvirt use devices, too, and Nova's
-libvirt does not know of them. Each scan and each look asks the kernel about
-the handles that no server has, and so does each build about the handles that
-it chooses: the hold "in-use" begins and ends with the answer.
+Data planes, containers and a second libvirt use devices through VFIO, too, and
+Nova's libvirt does not know of them. Each scan and each look asks the kernel
+about the handles that no server has, and so does each build about the handles
+that it chooses: the hold "in-use" begins and ends with the answer. One
+attribute of sysfs is read for each handle that is idle. Only if the kernel has
+enabled its function does the privileged process open its group.
 
-One attribute of sysfs is read for each handle that is idle. Only if the kernel
-has enabled its function does the privileged process open its group.
+Others have the nodes of a driver of the host open, such as /dev/nvidia0, and
+that driver may not let its function go before they close them. A build asks
+who has those of the functions that it chooses. If one has, for more than a
+moment, the handle is in use until a look finds that none has. Looks ask this
+of handles in use alone, because it takes a walk through /proc.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+import functools
 
 from nova_accel.drivers import base
+from nova_accel.host import processes
 from nova_accel.host import vfio
 from nova_accel.inventory import devices
 from nova_accel.inventory import holds
@@ -49,28 +56,33 @@ class Users:
         return not (
             self._table.is_claimed(address)
             or self._table.kinds(address) & _AS_IT_IS
-            or self._is_privileged and vfio.use(kernel, model.AttachHandle(
+            or self._is_privileged and vfio.opened(kernel, model.AttachHandle(
                 model.HandleType.PCI, address)))
 
     def ask(self, device: model.Device,
             about: Collection[model.AttachHandle] | None = None) -> None:
         """Withhold those handles that a process of the host has open.
 
-        May wait as long as such a process opens the device, which resets it.
+        May wait as long as such a process opens the device, which resets it,
+        and a moment for processes that have its nodes open.
 
-        :param about: some handles of the device; None for all.
+        :param about: some handles of the device, which a build has chosen;
+            None for all.
         """
         if not self._is_privileged:
             return
-        kernel = self._drivers[device.driver].kernel
+        before = {hold.handle: hold
+                  for hold in self._table.withheld.in_use(device.address)}
         found = [
-            holds.Hold(holds.Kind.IN_USE, device.address, reason, part[1],
-                       handle, text.now())
+            # who has it is asked once
+            before.get(handle) or holds.Hold(
+                holds.Kind.IN_USE, device.address, why(), part[1], handle,
+                text.now())
             for part, shown in offers.parts(device) for handle in shown.handles
             if (about is None or handle in about)
             and handle not in self._table.claimed
-            and (reason := vfio.use(
-                kernel, handle, self._members(device, handle)))]
+            and (why := self._user(device, handle, (
+                about is not None or handle in before)))]
         begun, ended = self._table.withheld.set_in_use(
             device.address, [
                 # the guest of a server may have got it meanwhile
@@ -82,6 +94,20 @@ class Users:
         for hold in ended:
             LOG.info('A handle of %s can be given to servers again; it was '
                      'withheld because %s', hold.device, hold.reason)
+
+    def _user(self, device, handle, asks_nodes,
+              ) -> Callable[[], str] | None:
+        """Return what tells who has a handle open; None where no process has.
+
+        :param asks_nodes: whether to ask for nodes of the host's drivers,
+            too.
+        """
+        kernel = self._drivers[device.driver].kernel
+        function = vfio.opened(kernel, handle, self._members(device, handle))
+        if function:
+            return functools.partial(vfio.use, kernel, function)
+        kept = asks_nodes and processes.keeping(kernel, device, handle)
+        return (lambda: kept) if kept else None
 
     def _members(self, device, handle) -> list[str]:
         """Return the other members of the IOMMU groups of a handle, as far as

@@ -60,6 +60,11 @@ class Withheld:
                     or self._in_use.pop(address, None)):
                 self._reports.changed()
 
+    def in_use(self, address: str) -> list[holds.Hold]:
+        """Return the holds of a device that set_in_use() has set."""
+        with self._reports.lock:
+            return list(self._in_use.get(address, ()))
+
     def set_in_use(self, address: str, found: Collection[holds.Hold],
                    about: Collection[model.AttachHandle] | None = None,
                    ) -> tuple[list[holds.Hold], list[holds.Hold]]:

@@ -71,6 +71,10 @@ class Card:
         'lost_vfs': reader.boolean,
         #: of the port above, as 'attributes' of the card
         'port': reader.attributes,
+        #: a process of the host has its device node open, for which drivers of
+        #: the host wait when they are unbound. NVIDIA's and AMD's users have
+        #: reported that
+        'in_use': reader.boolean,
         'hang': reader.checked(lambda v: v == 'read', 'read'),
         'renumber': reader.boolean,
         #: errno of a reset, or that the device reads as all ones after it
@@ -221,6 +225,15 @@ class Card:
     def is_busy(self, mine) -> bool:
         """Whether unbinding the driver has to wait."""
         return False
+
+    def is_kept(self, mine, vf) -> bool:
+        """Whether a process of the host has the node of a function open.
+
+        :param vf: number of the VF, None for the physical function.
+        """
+        bound = mine['driver'] if vf is None else mine['vfs'][vf]['driver']
+        return bool(self.faulty(mine).get('in_use')) and (
+            bound is not None and not sysfs.is_for_vfio(bound))
 
     def bound(self, state, mine, driver) -> None:
         """Bind the physical function to another driver.

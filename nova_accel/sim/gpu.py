@@ -2,16 +2,13 @@
 """Graphics cards for passthrough of the whole card.
 
 Sources: boot_vga_show() in drivers/pci/pci-sysfs.c and resource_show() of Linux
-7.2; that nvidia and amdgpu wait for the last close of their nodes, NVIDIA's and
-AMD's users have reported. No card was seen.
+7.2. No card was seen.
 """
 
 import dataclasses
-from typing import ClassVar
 
 from nova_accel.sim import card
 from nova_accel.sim import reader
-from nova_accel.sim import tree as sysfs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +26,6 @@ class GpuCard(card.Card):
     #: has none
     bar_gib: int = 0
 
-    FAULTS: ClassVar[dict] = {
-        **card.Card.FAULTS,
-        #: a process of the host has its device node open
-        'in_use': reader.boolean,
-    }
-
     @classmethod
     def describe(cls, item):
         vendor = item.take('vendor', reader.identifier, '10de')
@@ -49,12 +40,6 @@ class GpuCard(card.Card):
             boot_vga=item.take('boot_vga', reader.boolean, False),
             mdev=item.take('mdev', reader.boolean, False),
             bar_gib=item.take('bar_gib', reader.natural, 0))
-
-    def is_busy(self, mine):
-        # the vendors' drivers wait for the last close without a time limit
-        return mine['driver'] is not None and (
-            not sysfs.is_for_vfio(mine['driver'])) and bool(
-            self.faulty(mine).get('in_use'))
 
     def add_physical(self, tree, mine, function):
         if self.class_code.startswith('0x0300'):

@@ -25,6 +25,7 @@ import uuid
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
+from nova_accel.host import processes as host_processes
 from nova_accel.sim import card as cards
 from nova_accel.sim import description
 from nova_accel.sim import dfl
@@ -201,6 +202,21 @@ class SimulatedKernel(sysfs.Reads,
         return any(member in opened
                    for member in _members(self._tree(), function))
 
+    def processes(self, functions):
+        host, state = self._look()
+        found = []
+        for function in functions:
+            card, vf = self._owner(host, state, function)
+            if card.is_kept(state['cards'][card.address], vf):
+                found.append(host_processes.Process(
+                    function, 4711, 'exporter', f'/dev/{function}'))
+            group = pci.group(self, function)
+            found += [host_processes.Process(
+                function, 4712, 'testpmd', f'/dev/vfio/{group}')
+                for member in _members(self._tree(), function)
+                if member in state['guests']]
+        return found
+
     def reset_function(self, function):
         while True:
             with self._update() as (host, state):
@@ -296,6 +312,8 @@ class SimulatedKernel(sysfs.Reads,
         refused = card.faulty(mine).get('bind')
         if refused:
             raise sysfs.error(getattr(errno, refused), function)
+        if card.is_kept(mine, vf):
+            return False
         if vf is not None:
             mine['vfs'][vf].update(driver=driver, number=cards.number(state),
                                    since=time.time())

@@ -236,9 +236,9 @@ class InUseTest(TestCase):
         self.look()
         self.assertEqual(others, self.free())
         self.assertEqual(3, self.total())
-        self.assertIn(f'A handle of {A} is not given to servers, because a '
-                      f'process of the host has {used} open through VFIO '
-                      f'("fuser -v /dev/vfio/', self.log.output)
+        self.assertIn(f'A handle of {A} is not given to servers, because '
+                      f'{used} is open through VFIO: testpmd (process 4712) '
+                      f'has /dev/vfio/', self.log.output)
         servers = [self.boot() for _ in others]
         self.assertEqual(others, sorted(
             address for server in servers
@@ -329,8 +329,8 @@ class InUseTest(TestCase):
         self.host.delete(server)
         self.assertEqual(before, self.resets())
         claim, = self.host.holdings.being_released()
-        self.assertIn(f'cannot be released, because a process of the host '
-                      f'has {A} open', claim.error)
+        self.assertIn(f'cannot be released, because {A} is open through '
+                      f'VFIO: testpmd (process 4712)', claim.error)
         self.host.kernel.guest_returns(A)
         self.host.reconciler.run()
         self.assertEqual([], self.host.holdings.being_released())

@@ -152,7 +152,7 @@ class SeparateTest(TestCase):
         self.host.kernel.guest_takes(B)
         self.look()
         self.assertEqual([], self.free())
-        self.assertIn(f'{B} open through VFIO', self.why(A))
+        self.assertIn(f'{B} is open through VFIO', self.why(A))
         self.host.kernel.guest_returns(B)
         self.look()
         self.assertEqual([A], self.free())

@@ -106,7 +106,7 @@ def held(node):
 
 def main(address, what=None):
     cfg.CONF([], project='nova', default_config_files=[])
-    for context in (privsep.ctx, privsep.disks):
+    for context in (privsep.ctx, privsep.disks, privsep.processes):
         context.set_client_mode(False)
     kernel = host_kernel.Kernel()
     cfg.CONF.set_override('include_devices', [f'address={address}'], 'accel')

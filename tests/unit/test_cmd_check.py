@@ -71,6 +71,7 @@ GOOD = {
     'glance': {'api_servers': GLANCE},
     'nova_accel_privileged': {'helper_command': HELPER},
     'nova_accel_privileged_disks': {'helper_command': HELPER},
+    'nova_accel_privileged_processes': {'helper_command': HELPER},
 }
 PROFILE = f"""\
 name: plain
@@ -141,7 +142,7 @@ class CheckTestCase(commands.CommandTestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.host.privileged.credentials_here',
             lambda: (0, (1 << 64) - 1)))
-        for context in (privsep.ctx, privsep.disks):
+        for context in (privsep.ctx, privsep.disks, privsep.processes):
             context.set_client_mode(False)
             self.addCleanup(context.set_client_mode, True)
         profiles = os.path.join(self.directory, 'profiles')
@@ -204,12 +205,13 @@ class CheckTestCase(commands.CommandTestCase):
         user, mask = CREDENTIALS_HERE()
         if user or not all(
                 mask >> int(needed) & 1 for context in (
-                    privsep.ctx, privsep.disks) for needed in context.needs):
+                    privsep.ctx, privsep.disks, privsep.processes)
+                for needed in context.needs):
             self.skipTest('it needs root with all capabilities')
 
     def use_processes(self):
         self.need_root()
-        for context in (privsep.ctx, privsep.disks):
+        for context in (privsep.ctx, privsep.disks, privsep.processes):
             context.set_client_mode(True)
             self.addCleanup(context.stop)
 
@@ -528,7 +530,8 @@ class ComputeTest(CheckTestCase):
     def test_privileged_processes(self):
         self.use_processes()
         self.assertEqual([], self.check(0))
-        self.assertTrue(privsep.ctx.channel and privsep.disks.channel)
+        self.assertTrue(privsep.ctx.channel and privsep.disks.channel
+                        and privsep.processes.channel)
 
     def test_privileged_process_that_cannot_be_started(self):
         privsep.ctx.set_client_mode(True)
@@ -877,6 +880,16 @@ class DeviceTest(CheckTestCase):
         self.assertEqual([], self.check(0))
         self.set('accel', virtual_functions=f'{A}=9')
         self.assertFails(A, 'wants 9 VFs')
+
+    def test_card_that_a_process_keeps(self):
+        """libvirt would wait for it."""
+        self.use_kernel(self.useFixture(SimulatedHost(gpus=[
+            {'address': GPU, 'faults': {'in_use': True}},
+            {'address': A}])).kernel)
+        self.set('accel', enabled_drivers='gpu')
+        self.assertFails(
+            GPU, f'exporter (process 4711) has /dev/{GPU} open, and no server '
+            f'gets it meanwhile', 'end that process')
 
     def test_card_that_a_guest_has(self):
         """It is as nova-compute saw it before."""

@@ -283,7 +283,8 @@ class OptionsTest(testtools.TestCase):
         known |= {(group, name) for group, found in placement._groups.items()
                   for name in found._opts}
         known |= {(context.cfg_section, option.dest)
-                  for context in (privsep.ctx, privsep.disks)
+                  for context in (privsep.ctx, privsep.disks,
+                                  privsep.processes)
                   for option in priv_context.OPTS}
         # of Nova 33 and later; this may be one of the others
         known.add(('libvirt', 'live_migration_parallel_connections'))

@@ -50,11 +50,11 @@ class Privileged(configured.TestCase):
 
     def setUp(self):
         super().setUp()
-        for context in (privsep.ctx, privsep.disks):
+        for context in (privsep.ctx, privsep.disks, privsep.processes):
             context.set_client_mode(False)
             self.addCleanup(context.set_client_mode, True)
         self.root = self.useFixture(fixtures.TempDir()).path
-        for name in ('SYS', 'DEV'):
+        for name in ('SYS', 'DEV', 'PROC'):
             self.useFixture(fixtures.MonkeyPatch(
                 f'nova_accel.host.privileged.{name}',
                 os.path.join(self.root, name.lower())))
@@ -350,6 +350,48 @@ class Privileged(configured.TestCase):
             self.assertTrue(self.kernel.is_group_open(PF))
         opens.assert_called_once_with(
             f'{self.root}/dev/vfio/12', os.O_RDONLY)
+
+    def test_processes(self):
+        """Nodes below a function, of its VFIO group, and of NVIDIA's driver,
+        which has none in sysfs."""
+        self.fails(errno.EINVAL, self.kernel.processes, ['../etc'])
+        sys_, proc = f'{self.root}/sys', f'{self.root}/proc'
+        device = f'{sys_}/{self.device}'
+        null, zero, full = (os.stat(f'/dev/{name}').st_rdev
+                            for name in ('null', 'zero', 'full'))
+
+        def number(node):
+            return f'{os.major(node)}:{os.minor(node)}'
+        self.write(f'{device}/drm/renderD128/dev', number(null))
+        self.write(f'{device}/drm/renderD128/subsystem', '')
+        self.write(f'{device}/block/nvme0n1/dev', number(full))
+        os.makedirs(f'{sys_}/class/block')
+        os.symlink(f'{sys_}/class/block',
+                   f'{device}/block/nvme0n1/subsystem')
+        os.makedirs(f'{sys_}/kernel/iommu_groups/12')
+        os.symlink('../../../../kernel/iommu_groups/12',
+                   f'{device}/iommu_group')
+        self.write(f'{sys_}/class/vfio/12/dev', number(zero))
+        self.write(f'{proc}/driver/nvidia/gpus/{PF}/information',
+                   'Model: \t\t NVIDIA L40S\nDevice Minor: \t 3\n')
+        for pid, command, *opened in (
+                (7, 'exporter', '/dev/null', '/dev/full', '/etc/hostname'),
+                (8, 'testpmd', '/dev/zero'), (9, 'idle', '/dev/tty')):
+            self.write(f'{proc}/{pid}/comm', command)
+            for number_, path in enumerate(opened):
+                os.makedirs(f'{proc}/{pid}/fd', exist_ok=True)
+                os.symlink(path, f'{proc}/{pid}/fd/{number_}')
+        # it has ended
+        os.makedirs(f'{proc}/10')
+        self.assertEqual(
+            [(PF, 7, 'exporter', '/dev/null'), (PF, 8, 'testpmd', '/dev/zero')],
+            sorted(self.kernel.processes([PF])))
+        with mock.patch.object(privileged, '_NVIDIA_MAJOR', os.major(null)):
+            self.write(f'{proc}/driver/nvidia/gpus/{PF}/information',
+                       f'Device Minor: \t {os.minor(full)}\n')
+            self.assertIn((PF, 7, 'exporter', '/dev/full'),
+                          self.kernel.processes([PF]))
+        self.assertEqual([], self.kernel.processes([]))
 
     def test_reset(self):
         self.fails(errno.ENOENT, self.kernel.reset_function, PF)
@@ -805,6 +847,10 @@ class Privileged(configured.TestCase):
                      'read_device_serial', 'read_acs'):
             self.assertTrue(privsep.disks.is_entrypoint(
                 getattr(privileged, name)))
+        self.assertTrue(privsep.processes.is_entrypoint(
+            privileged.processes))
+        self.assertEqual('nova_accel.privsep.processes',
+                         privsep.processes.pypath)
         self.assertEqual('nova_accel.privsep.ctx', privsep.ctx.pypath)
         self.assertEqual('nova_accel.privsep.disks', privsep.disks.pypath)
         # in a fresh process: other tests clear the defaults of options
@@ -814,10 +860,13 @@ class Privileged(configured.TestCase):
                 from nova_accel import privsep
                 cfg.CONF([], project='nova', default_config_files=[])
                 print(*privsep.ctx.conf.capabilities,
-                      *privsep.disks.conf.capabilities)
+                      *privsep.disks.conf.capabilities,
+                      *privsep.processes.conf.capabilities)
                 ''')], capture_output=True, text=True)
         self.assertEqual(f'{int(capabilities.CAP_DAC_READ_SEARCH)} '
-                         f'{int(capabilities.CAP_SYS_ADMIN)}\n',
+                         f'{int(capabilities.CAP_SYS_ADMIN)} '
+                         f'{int(capabilities.CAP_DAC_READ_SEARCH)} '
+                         f'{int(capabilities.CAP_SYS_PTRACE)}\n',
                          result.stdout, result.stderr)
 
     def test_calls_that_hang(self):
@@ -830,7 +879,7 @@ class Privileged(configured.TestCase):
                 from oslo_privsep import daemon
                 from nova_accel import privsep
                 cfg.CONF([], project='nova', default_config_files=[])
-                for context in (privsep.ctx, privsep.disks):
+                for context in (privsep.ctx, privsep.disks, privsep.processes):
                     pool = daemon.Daemon(None, context).thread_pool
                     ends = threading.Event()
                     for _ in range(max(64, os.cpu_count() + 1)):
@@ -840,7 +889,7 @@ class Privileged(configured.TestCase):
                     finally:
                         ends.set()
                 ''')], capture_output=True, text=True)
-        self.assertEqual('done\ndone\n', result.stdout, result.stderr)
+        self.assertEqual(3 * 'done\n', result.stdout, result.stderr)
 
 
 class StartTest(testtools.TestCase):
@@ -887,7 +936,7 @@ class Rootwrap(testtools.TestCase):
             files = [f'/etc/nova/{name}' for name in files]
             self.useFixture(fixtures.MonkeyPatch(
                 'oslo_config.cfg.ConfigOpts.config_file', files))
-            for context in (privsep.ctx, privsep.disks):
+            for context in (privsep.ctx, privsep.disks, privsep.processes):
                 command = context.helper_command('/tmp/tmpab_12/privsep.sock')
                 self.assertEqual('sudo', command[0])
                 self.assertTrue(self.allowed(command[1:]), command)
