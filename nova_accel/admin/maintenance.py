@@ -122,7 +122,7 @@ class Maintenance:
                 f'{name} is not cleaned, because the driver '
                 f'{device.driver} has neither release() nor RESETS: clean '
                 f'it yourself.')
-        shown = self._inventory.shown_by()
+        shown = self._inventory.shown.by_part()
         claims = []
         for part in [region] if region else device.regions or [device]:
             index = part.index if device.regions else None
@@ -199,7 +199,7 @@ class Maintenance:
         self._note_handover(
             device, region, f'{done.removeprefix("is ")} image {image}',
             'ordered')
-        shown = self._inventory.shown_by()
+        shown = self._inventory.shown.by_part()
         self._publisher.show(
             self._cloud.admin_context(),
             {shown[key] for key in [(device.address, region.index)]

@@ -95,7 +95,7 @@ class Orders:
             if changed:
                 self._publisher.show(self._cloud.admin_context(), [
                     uuid for uuid, provider
-                    in self._inventory.providers().items()
+                    in self._inventory.shown.providers().items()
                     if changed & {*provider.addresses}])
             for order in self._store.orders():
                 if order.state is _State.NEW and self._store.begin_order(

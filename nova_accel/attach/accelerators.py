@@ -110,7 +110,7 @@ class Accelerators:
 
     def _ours(self, allocations, held):
         """Return the part of a server's allocations that is of nova_accel."""
-        ours = self._inventory.allocated(
+        ours = self._inventory.shown.allocated(
             allocations, unused={c.part for c in held})
         # providers that do not show their devices any more are known from the
         # claims; after a boot of the host all are, until Nova reports the node

@@ -62,7 +62,7 @@ class Choice:
             amounts[take.provider_uuid] += take.wanted.amount
         free = {}
         for uuid, amount in amounts.items():
-            provider = self._inventory.providers()[uuid]
+            provider = self._inventory.shown.providers()[uuid]
             free[uuid] = _not_refused(
                 self._free(provider, offered),
                 [t.wanted for t in takes if t.provider_uuid == uuid])

@@ -108,7 +108,8 @@ class Claiming:
         for offer in offered:
             self._check_keys(wanted, offer.device)
         created_type = self._preparation.type_for(wanted, offered[0].device)
-        index = self._inventory.providers()[take.provider_uuid].region_index
+        shown = self._inventory.shown.providers()
+        index = shown[take.provider_uuid].region_index
         return [model.Claim(
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
             consumer_uuid=consumer, project_id=server.project_id,

@@ -54,8 +54,8 @@ class Descriptions:
         return changes
 
     def _liked(self, wanted, claims, metadata):
-        provider = self._inventory.providers().get(
-            self._inventory.provider_of(claims[0]) or '')
+        provider = self._inventory.shown.providers().get(
+            self._inventory.shown.provider_of(claims[0]) or '')
         if not wanted.prefer or not provider:
             return {}
         key = f'accel{wanted.group}:prefer'

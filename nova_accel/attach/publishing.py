@@ -37,7 +37,7 @@ class Publisher:
         for provider_uuid in sorted(set(provider_uuids)):
             try:
                 with self._cloud.reporting():
-                    self._inventory.publish(
+                    self._inventory.shown.publish(
                         provider_uuid, self.placement(context))
             except KeyError:
                 LOG.debug('Provider %s is not reported any more',
@@ -74,7 +74,7 @@ class Publisher:
     def show_devices(self, context, claims: Iterable[model.Claim]) -> None:
         """Show the providers of the devices of claims now."""
         self.show(context, {c.provider_uuid for c in claims}
-                  | set(filter(None, map(self._inventory.provider_of,
+                  | set(filter(None, map(self._inventory.shown.provider_of,
                                          claims))))
 
     def _in_use(self, provider_uuid: str) -> bool:

@@ -43,9 +43,9 @@ class Reallocation:
         """Withhold the devices of these claims, which have no allocation, and
         no others for that reason."""
         claims, inventory = list(claims), self._inventory
-        before = inventory.unallocated
-        inventory.unallocated = frozenset(c.uuid for c in claims)
-        changed = before ^ inventory.unallocated
+        before = inventory.offers.unallocated
+        inventory.offers.unallocated = frozenset(c.uuid for c in claims)
+        changed = before ^ inventory.offers.unallocated
         if changed:
             self._publisher.show_devices(
                 self._cloud.admin_context(),
@@ -116,18 +116,18 @@ class Reallocation:
         After an error they are withheld again.
         """
         inventory = self._inventory
-        uuids = {c.uuid for c in claims} & inventory.unallocated
+        uuids = {c.uuid for c in claims} & inventory.offers.unallocated
 
         def show(unallocated):
             if uuids:
-                inventory.unallocated = unallocated
+                inventory.offers.unallocated = unallocated
                 self._publisher.show_devices(
                     self._cloud.admin_context(), claims)
-        show(inventory.unallocated - uuids)
+        show(inventory.offers.unallocated - uuids)
         try:
             yield
         except Exception:
-            show(inventory.unallocated | uuids)
+            show(inventory.offers.unallocated | uuids)
             raise
 
     @staticmethod

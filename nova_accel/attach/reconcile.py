@@ -127,7 +127,7 @@ class Reconciler:
         if snapshot.consumers is not None:
             # claims of a server that Nova works on now are not judged: those
             # that were unallocated stay withheld
-            before = self._inventory.unallocated
+            before = self._inventory.offers.unallocated
             self._reallocation.withhold([*unallocated, *(
                 c for c in self._holdings.all() if c.uuid in before
                 and c.state is not model.ClaimState.DELETING

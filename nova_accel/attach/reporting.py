@@ -39,9 +39,9 @@ class Reporting:
             return True
         if allocations is not None:
             moved = self._reshape.move(
-                allocations, self._inventory.providers_of(
+                allocations, self._inventory.shown.providers_of(
                     node, tree.data(node).uuid))
-            self._inventory.update_tree(
+            self._inventory.shown.update_tree(
                 tree, node, self._publisher.placement_at_start(allocations),
                 moved)
             return True
@@ -49,6 +49,6 @@ class Reporting:
             return False
         # Nova's copy of a provider is older than the last server that was
         # scheduled to it, and Placement would refuse its report
-        self._inventory.update_tree(
+        self._inventory.shown.update_tree(
             tree, node, self._publisher.placement(self._cloud.admin_context()))
         return True

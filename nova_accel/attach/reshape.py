@@ -44,7 +44,7 @@ from nova_accel import model
 
 LOG = logging.getLogger(__name__)
 
-Providers = Mapping[str, host_inventory.Provider]
+Providers = Mapping[str, providers.Provider]
 
 
 class _Move(typing.NamedTuple):
@@ -76,7 +76,7 @@ class Reshape:
         :param allocations: of their consumer, by provider uuid.
         """
         def locate(claim):
-            now = self._inventory.provider_of(claim)
+            now = self._inventory.shown.provider_of(claim)
             if claim.provider_uuid in allocations or now not in allocations:
                 return claim
             return dataclasses.replace(claim, provider_uuid=now)
@@ -92,7 +92,8 @@ class Reshape:
         :param root_uuid: of its own provider.
         """
         try:
-            moves = self._moves(self._inventory.providers_of(node, root_uuid))
+            moves = self._moves(
+                self._inventory.shown.providers_of(node, root_uuid))
             if moves != self._asked:
                 self._ask(moves)
         except Exception as error:
@@ -114,7 +115,7 @@ class Reshape:
         """Note that Nova has tried to move allocations; from now on what is
         left waits for the next start."""
         self._starting = False
-        node = self._inventory.root
+        node = self._inventory.shown.root
         if self._left and node:
             self._asked = None
             self.is_needed(*node)
@@ -171,7 +172,7 @@ class Reshape:
         # a part of a set would be left allocated, which Placement refuses
         return [move for move in found if _together(move.claim) not in stay]
 
-    def _has_all(self, claim: model.Claim, provider: host_inventory.Provider,
+    def _has_all(self, claim: model.Claim, provider: providers.Provider,
                  ) -> bool:
         """Return whether the server of a claim has every device of a set, from
         where it has this one, or from the set where its claims were changed

@@ -130,7 +130,7 @@ class Settling:
 
     def _may_be_unsettled(self, provider_uuid, resources, unsettled):
         """Return whether an unsettled device may be behind this provider."""
-        provider = self._inventory.providers().get(provider_uuid)
+        provider = self._inventory.shown.providers().get(provider_uuid)
         if provider:
             devices = self._inventory.devices
             return any(row.address == address or row.means(devices[address])
@@ -163,11 +163,12 @@ class Settling:
         if not self._store_age.begin():
             return
         # of the node that Nova told last, if it has
-        parts = self._inventory.shown_by()
+        parts = self._inventory.shown.by_part()
         # asked once, for the first device that needs it
         guests = functools.cache(self._cloud.guest_devices)
         given = functools.cache(
-            lambda: self._store_age.allocated(self._inventory.providers()))
+            lambda: self._store_age.allocated(
+                self._inventory.shown.providers()))
         for device in self._inventory.devices.values():
             rows = [row for row in todo if row.means(device)]
             if not (rows and self._inventory.present(device.address)
@@ -300,7 +301,7 @@ class Settling:
     def clean(self) -> None:
         """Have cleaned what has to be; a handle that a server has is cleaned
         after that server."""
-        shown = self._inventory.shown_by()
+        shown = self._inventory.shown.by_part()
         claims = [
             claim_of_none(self._inventory, offer.device, offer.part[1],
                           offer.handle, shown[offer.part])

@@ -33,7 +33,7 @@ class Snapshots:
         """
         cloud, inventory = self._cloud, self._inventory
         is_plugging = self._plugs.is_under_way
-        shown_by = {c.uuid: inventory.provider_of(c) for c in before}
+        shown_by = {c.uuid: inventory.shown.provider_of(c) for c in before}
         consumers, failure = None, None
         try:
             consumers = cloud.consumers_of({

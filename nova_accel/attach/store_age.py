@@ -178,7 +178,7 @@ class StoreAge:
     def _compare_with_placement(self, node, root_uuid):
         """Withhold the devices of each class of which Placement has allocated
         more to a server than it has claims."""
-        given = self.allocated(self._inventory.providers_of(
+        given = self.allocated(self._inventory.shown.providers_of(
             node, root_uuid), only_known=True)
         self._holdings.forget_ended(given.ended)
         short = given.short

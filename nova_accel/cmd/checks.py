@@ -39,6 +39,7 @@ from nova_accel.host import vfio
 from nova_accel import inventory
 from nova_accel.inventory import cards
 from nova_accel.inventory import offers
+from nova_accel.inventory import shown
 from nova_accel import log as logging
 from nova_accel import machine
 from nova_accel import model
@@ -82,7 +83,7 @@ class Host:
         #: name of a driver that cannot be loaded -> why
         self.failed: dict[str, str] = {}
         self.devices: dict[str, model.Device] = {}
-        self.providers: list[inventory.Provider] = []
+        self.providers: list[shown.Provider] = []
         #: address of a device without a provider -> why
         self.unreported: dict[str, str] = {}
         self.offered = offers.Offers({}, (), ())
@@ -119,9 +120,9 @@ class Host:
             found.scanner.scan()
             self.devices = found.devices
             self.failures = found.failures()
-            self.providers = list(found.providers_of(
-                CONF.host, inventory.ANY_ROOT).values())
-            self.unreported = found.unreported(CONF.host)
+            self.providers = list(found.shown.providers_of(
+                CONF.host, shown.ANY_ROOT).values())
+            self.unreported = found.shown.unreported(CONF.host)
             self.offered = found.offered()
             # the readers of malformed options would say them again
             if not options.malformed():

@@ -20,6 +20,7 @@ from nova_accel import inventory
 from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel.inventory import offers
+from nova_accel.inventory import shown
 from nova_accel.inventory import listing
 from nova_accel import machine
 from nova_accel import model
@@ -232,8 +233,8 @@ class Discover(output.Lister):
 
     def _providers(self, found):
         providers = collections.defaultdict(list)
-        for provider in found.providers_of(
-                CONF.host, inventory.ANY_ROOT).values():
+        for provider in found.shown.providers_of(
+                CONF.host, shown.ANY_ROOT).values():
             # a pool stands where its first device does
             for address in provider.addresses:
                 providers[address].append(provider)
@@ -314,7 +315,7 @@ class Discover(output.Lister):
                 if (address, index) in there:
                     found.table.contents.set_loaded(
                         address, index, content)
-            self._unreported = found.unreported(CONF.host)
+            self._unreported = found.shown.unreported(CONF.host)
         failed.update(found.failures())
         for what, why in failed.items():
             self.app.stderr.write(f'WARNING: {what}: {why}\n')

@@ -16,6 +16,8 @@ conditions     what follows from the health of devices
 recovery       brings back cards that no server has
 identity       pure: which card is the one that a server got
 providers      pure: devices and claims -> resource providers
+offered        offers as they are now
+shown          what Placement shows of the host
 listing        what is withheld now, in the store for commands
 tree           resource providers -> Nova's provider tree
 =============  =============================================================
@@ -24,14 +26,13 @@ Nothing here imports Nova. The store of claims is handed in.
 """
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import contract
 from nova_accel.drivers import rules
-from nova_accel.drivers import sets
 from nova_accel import exception
 from nova_accel.host import vfio
 from nova_accel.inventory import cards
@@ -43,27 +44,19 @@ from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel.inventory import looks
 from nova_accel.inventory import offers
-from nova_accel.inventory import providers
-from nova_accel.inventory import listing
+from nova_accel.inventory import offered as current_offers
 from nova_accel.inventory import recovery
 from nova_accel.inventory import scan_state
 from nova_accel.inventory import scanner
-from nova_accel.inventory import tree as provider_tree
+from nova_accel.inventory import shown as what_is_shown
 from nova_accel.inventory import users as device_users
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
-from nova_accel import naming
-from nova_accel import request
 from nova_accel.store import claim_store
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
-
-#: for providers_of() where the uuid of the node's own provider is not known
-ANY_ROOT = '00000000-0000-0000-0000-000000000000'
-
-Provider = providers.Provider
 
 
 class Inventory:
@@ -117,31 +110,18 @@ class Inventory:
         self.failures = state.failures
         self.recovery = recovery.Recovery(
             self.table, self.cards, store, self.claiming, drivers, self.health)
-        self._tree = provider_tree.Tree(store)
-        self._listing = listing.Listing(store)
+        self.offers = current_offers.Offered(self.table, store)
+        #: which handles servers can get, see Offered.now()
+        self.offered = self.offers.now
+        #: what Placement shows
+        self.shown = what_is_shown.Shown(
+            drivers, self.table, store, self.offers)
         self._every_handle = frozenset(
             name for name, driver in drivers.items()
             if contract.attends(type(driver)))
-        self._pooled = frozenset(
-            name for name, driver in drivers.items() if driver.POOLED)
         #: uuid of a claim -> why it does not follow its card, which is at
         #: another address; a clause (attach.following)
         self.staying: Mapping[str, str] = {}
-        #: UUIDs of claims without an allocation in Placement, which would give
-        #: their devices to others: offered() withholds them
-        self.unallocated: frozenset[str] = frozenset()
-        # guards what follows
-        self._lock = locks.Lock('inventory')
-        #: name and uuid of the node that Nova told last
-        self._root: tuple[str, str] | None = None
-        #: what offered() was made of, and the result
-        self._offered: tuple[tuple | None, offers.Offers] = (
-            None, offers.Offers({}, (), ()))
-        #: what providers were made of -> those providers
-        self._made: tuple[tuple | None, dict[str, Provider]] = None, {}
-        #: of the same: device address and region index -> provider uuid
-        self._parts: dict[tuple[str, int | None], str] = {}
-        self._once = logging.Once()
 
     def _hangs(self, key: str, why: str) -> None:
         """Withhold a device: a call for a key of Cards does not return."""
@@ -287,7 +267,7 @@ class Inventory:
         :raises DeviceTimeout: the kernel does not answer.
         """
         return [
-            other for offer, others in self._rivals(self.offered())
+            other for offer, others in self.offers.rivals()
             if offer.handle == claim.handle for other in others
             if self.cards.call(
                 f'asking:{other.handle.address}',
@@ -421,220 +401,6 @@ class Inventory:
         """Stop the looks; calls about cards are left alone."""
         self.looks.close()
         self.cards.close()
-
-    # What Placement shows
-
-    @property
-    def root(self) -> tuple[str, str] | None:
-        """The name and the provider uuid of the compute node that Nova told
-        last."""
-        with self._lock:
-            return self._root
-
-    def providers(self) -> dict[str, Provider]:
-        """Return our providers by uuid, parents before children, of the node
-        that Nova told last; {} before update_tree() was called."""
-        root = self.root
-        return self.providers_of(*root) if root else {}
-
-    def provider_of(self, claim: model.Claim) -> str | None:
-        """Return the uuid of the provider that shows the device of a claim
-        now.
-
-        claim.provider_uuid is the one from which it is allocated, which may
-        be another one until the allocation moves (attach.reshape).
-
-        :returns: None for a device that is not shown, and before
-            update_tree() was called.
-        """
-        return self.shown_by().get(claim.part)
-
-    def shown_by(self) -> Mapping[tuple[str, int | None], str]:
-        """Return Claim.part -> the uuid of the provider that shows it now; {}
-        before update_tree() was called."""
-        self.providers()
-        with self._lock:
-            return self._parts
-
-    def providers_of(self, node: str, root_uuid: str,
-                     moved: Iterable[model.Claim] = (),
-                     ) -> dict[str, Provider]:
-        """Return providers() of any node, as nova-accel discover prints them.
-
-        :param moved: claims as they will be, in place of those of the store.
-        """
-        moving = {claim.uuid: claim for claim in moved}
-        if moving:
-            return self._make(self._offers([
-                moving.get(claim.uuid, claim)
-                for claim in self._store.all_claims()]), node, root_uuid)
-        offered = self.offered()
-        with self._lock:
-            if self._made[0] == (offered, node, root_uuid):
-                return self._made[1]
-            before = self._made[1]
-        made = self._make(offered, node, root_uuid)
-        # what did not change is the same object, which costs nothing when
-        # the tree is compared
-        made = {uuid: before[uuid] if before.get(uuid) == new else new
-                for uuid, new in made.items()}
-        with self._lock:
-            self._made = (offered, node, root_uuid), made
-            self._parts = providers.by_part(made)
-        return made
-
-    def unreported(self, node: str) -> dict[str, str]:
-        """Return the devices without a provider: address -> why."""
-        found: dict[str, str] = {}
-        self._make(self.offered(), node, ANY_ROOT, found.__setitem__)
-        return found
-
-    def _make(self, offered, node, root_uuid, report=None):
-        return providers.providers(
-            self.devices.values(), offered, node, root_uuid,
-            report or self._unnamable,
-            lambda device: self._pool_of(node, device),
-            {naming.set_provider_name(node, found): len(found)
-             for found in sets.wanted()}, self.contents.all_returning(),
-            self.table.earlier_traits())
-
-    def offered(self, ends: Collection[str] = ()) -> offers.Offers:
-        """Return which handles servers can get, and why not the others.
-
-        :param ends: UUIDs of claims that end soon: without them.
-        """
-        if ends:
-            return self._offers([claim for claim in self._store.all_claims()
-                                 if claim.uuid not in ends])
-        # read first: a later change computes it again
-        made_of = (self._store.generation, self.table.generation,
-                   self.unallocated)
-        with self._lock:
-            if self._offered[0] == made_of:
-                return self._offered[1]
-        offered = self._offers(self._store.all_claims())
-        self._tell_rivals(offered)
-        with self._lock:
-            self._offered = made_of, offered
-        return offered
-
-    def _offers(self, claims: Collection[model.Claim]) -> offers.Offers:
-        devices = self.devices
-        return offers.offers(devices, claims, (
-            *self.table.all_holds(),
-            *offers.of_claims(devices, claims, self.unallocated),
-            *offers.of_unclean(devices.values(), self._store.unclean())),
-            sets.wanted())
-
-    def _tell_rivals(self, offered: offers.Offers) -> None:
-        """Log which handles share an IOMMU group and not a server."""
-        found = {offer.handle: hold.reason for offer in offered.all()
-                 for hold in offer.all_holds
-                 if hold.kind is holds.Kind.IOMMU_GROUP}
-        found |= {
-            offer.handle: f'{offers.named([offer])} is in one IOMMU group '
-                          f'with {offers.named(others)}, and only one of '
-                          f'these servers can run at a time'
-            for offer, others in self._rivals(offered)}
-        for handle, why in found.items():
-            self._once.say(('group', handle), LOG.warning, '%s', why)
-        self._once.only('group', found)
-
-    def _rivals(self, offered: offers.Offers):
-        return offers.rivals(offered, self.devices, sets.wanted())
-
-    def _pool_of(self, node: str, device: model.Device) -> str | None:
-        """Return the name of the provider that a device shares, None for one
-        with providers of its own."""
-        members = sets.of(device.address)
-        if members:
-            return naming.set_provider_name(node, members)
-        if (CONF.accel.pools == 'none' or device.driver not in self._pooled
-                or device.regions or device.creatable or device.memory):
-            return None
-        return naming.pool_provider_name(
-            node, device, device.numa_node
-            if CONF.accel.pools == 'numa_node' else None)
-
-    def _unnamable(self, address: str, why: str) -> None:
-        self._once.say(('device', address), LOG.error,
-                       'Device %s is not reported: %s', address, why)
-
-    def update_tree(self, tree, node: str, placement: provider_tree.Placement,
-                    moved: Iterable[model.Claim] = ()) -> None:
-        """Make Nova's provider tree show our devices; touch nothing else.
-
-        An error of the store is logged once and leaves the tree as it is.
-
-        :param tree: nova.compute.provider_tree.ProviderTree of the host.
-        :param moved: claims whose allocations go to other providers in the
-            same request to Placement, as they will be.
-        :raises Exception: only with moved: allocations would move without
-            the tree.
-        """
-        moved = list(moved)
-        try:
-            root_uuid = tree.data(node).uuid
-            with self._lock:
-                self._root = node, root_uuid
-            wanted = self.providers_of(node, root_uuid, moved)
-            gone = self.table.reports.gone()
-            if gone:
-                gone -= {c.device_address for c in self._store.claims()}
-            for address in self._tree.update(
-                    tree, node, wanted, gone, placement):
-                self.table.remove(address)
-            self._listing.write(self.offered().all_holds())
-        except exception.AcceleratorError as error:
-            if moved:
-                raise
-            self._once.say(('tree',), LOG.error, 'The providers of '
-                           'accelerators stay as they are: %s', error)
-        except Exception:
-            if moved:
-                raise
-            LOG.exception('The providers of accelerators stay as they are')
-        else:
-            self._once.forget('tree')
-
-    def publish(self, provider_uuid: str,
-                placement: provider_tree.Placement) -> None:
-        """Make Placement show a provider at once, beside Nova's report.
-
-        :raises KeyError: we have no such provider.
-        :raises AcceleratorsUnavailable: the store cannot be used.
-        """
-        self._tree.publish(self.providers()[provider_uuid], placement)
-
-    def allocated(self, allocations: Mapping[str, Mapping] | None,
-                  unused: Iterable[tuple[str, int | None]] = (),
-                  ) -> list[request.Allocation]:
-        """Return the part of an instance's allocations that nova_accel gave.
-
-        :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
-        :param unused: pairs (address, region index) that count as unused,
-            because the instance itself has claims on them.
-        """
-        found = []
-        unused = set(unused)
-        own = self.providers()
-        for uuid, allocation in (allocations or {}).items():
-            provider = own.get(uuid)
-            if provider is None:
-                continue
-            resources = naming.accelerators(allocation['resources'])
-            if not resources:
-                continue
-            traits = provider.traits | self._tree.foreign_traits.get(
-                uuid, frozenset())
-            if (provider.addresses[0], provider.region_index) in unused:
-                traits |= {naming.PROGRAMMABLE}
-            memory = {name: mib
-                      for name, mib in allocation['resources'].items()
-                      if naming.is_memory_class(name)}
-            found.append(
-                request.Allocation(uuid, resources, traits, memory))
-        return found
 
 
 def _name(address: str, index: int | None) -> str:

@@ -180,7 +180,7 @@ class MetricsFile:
 
     def _facts(self) -> Facts:
         inventory = self._inventory
-        shown = inventory.providers()
+        shown = inventory.shown.providers()
         newest, results = self._store.ended_handovers(self._seen)
         if self._seen is not None:
             for result, number in results.items():
@@ -191,7 +191,7 @@ class MetricsFile:
         return Facts(
             inventory.devices, inventory.health.conditions(), {
                 part: shown[uuid].name
-                for part, uuid in inventory.shown_by().items()
+                for part, uuid in inventory.shown.by_part().items()
                 if uuid in shown},
             inventory.offered(), self._handovers,
             self._programmings, self._waited, self._took,

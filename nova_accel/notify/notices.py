@@ -62,7 +62,7 @@ class Notices:
             'product': device.product, 'driver': device.driver,
             'providers': sorted(
                 provider.name for provider
-                in self._inventory.providers().values()
+                in self._inventory.shown.providers().values()
                 if device.address in provider.addresses),
             'state': condition.state.value, 'old_state': before.value,
             'reason': condition.reason,

@@ -298,7 +298,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _vgpu_allocations(self, allocations):
         """At each start of a guest: what Nova must make itself, among which
         may be nova_accel's where standard resource classes are in force."""
-        own = self.parts.inventory.providers()
+        own = self.parts.inventory.shown.providers()
         return super()._vgpu_allocations({
             uuid: allocation for uuid, allocation
             in allocations.items() if uuid not in own}

@@ -155,7 +155,7 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
                 driver.devices[number % size], health=model.Health.QUARANTINED,
                 reason=f'pass {number}'), found.table.reports.ticket())
             began = time.process_time()
-            found.update_tree(tree, 'host', inventory_tree.Placement(
+            found.shown.update_tree(tree, 'host', inventory_tree.Placement(
                 lambda provider: False, write=write))
             took.append(1000 * (time.process_time() - began))
         found.close()
@@ -183,7 +183,7 @@ class Reports(boot.Metered, base.AcceleratorTestBase):
         """Have a server of its own have each region."""
         parts = self.computes[host].driver.parts
         claims = []
-        for provider in parts.inventory.providers().values():
+        for provider in parts.inventory.shown.providers().values():
             if provider.region_index is None:
                 continue
             address, = provider.addresses

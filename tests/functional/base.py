@@ -530,7 +530,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
         for host in self.HOSTS:
             parts = self.parts(host)
             found = [uuid for uuid, provider
-                     in parts.inventory.providers().items()
+                     in parts.inventory.shown.providers().items()
                      if provider.name in names]
             if found:
                 parts.publisher.show(
@@ -686,7 +686,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
     def provider_name(self, host, address):
         """Of the provider that has a whole device, or shares it."""
         name, = [p.name for p in self.parts(
-                     host).inventory.providers().values()
+                     host).inventory.shown.providers().values()
                  if address in p.addresses and p.region_index is None]
         return name
 

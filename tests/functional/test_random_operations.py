@@ -950,7 +950,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         if claimed - allocated:
             self.compare()
             reserved = {uuid for host in self.computes for uuid in
-                        self.parts(host).inventory.unallocated}
+                        self.parts(host).inventory.offers.unallocated}
             self.assertEqual({}, {
                 of: n for of, n in (claimed - allocated).items()
                 if of[1] not in self.failed or not reserved.issuperset(
@@ -1033,7 +1033,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         allocated = collections.Counter()
         for host in self.computes:
             inventory = self.parts(host).inventory
-            for uuid, provider in inventory.providers().items():
+            for uuid, provider in inventory.shown.providers().items():
                 for consumer, allocation in self.placement.get(
                         f'/resource_providers/{uuid}/allocations',
                 ).body['allocations'].items():

@@ -72,7 +72,7 @@ class Host:
 
     def allocation(self, address=None, resource_class=FPGA, amount=1):
         """Of one provider: the only one, or that of a device."""
-        uuid_, = [p.uuid for p in self.inventory.providers().values()
+        uuid_, = [p.uuid for p in self.inventory.shown.providers().values()
                   if resource_class in p.inventory
                   and address in (None, *p.addresses)]
         return {uuid_: {'resources': {resource_class: amount}}}

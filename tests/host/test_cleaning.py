@@ -842,7 +842,7 @@ class SharedMemoryTest(CleaningTestCase):
     def boot_in(self, index):
         return self.host.boot(base.ONE, {
             uuid: {'resources': {base.FPGA: 1}} for uuid, p
-            in self.host.inventory.providers().items()
+            in self.host.inventory.shown.providers().items()
             if p.region_index == index})
 
     def test_neighbor_runs(self):

@@ -18,7 +18,7 @@ class GoneTest(base.HostTestCase):
         """As of an allocation that a migration has left."""
         self.start_host({'address': A, 'ports': 2})
         uuid_, = [uuid_ for uuid_, provider
-                  in self.host.inventory.providers().items()
+                  in self.host.inventory.shown.providers().items()
                   if provider.region_index == 0]
         self.host.cloud.allocate(
             'left', {uuid_: {'resources': {base.FPGA: 1}}})

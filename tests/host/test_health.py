@@ -575,7 +575,7 @@ class InVainTest(RegionsTestCase):
         self.look()
         mine, other = (
             {uuid: {'resources': {base.FPGA: 1}}} for uuid, provider
-            in self.host.inventory.providers().items()
+            in self.host.inventory.shown.providers().items()
             if A in provider.addresses and base.FPGA in provider.inventory)
         server = self.host.boot(base.asks(), mine)
         claim, = self.host.holdings.of(server)

@@ -32,7 +32,7 @@ class KindTestCase(base.HostTestCase):
         return server, self.host.devices_of(server)
 
     def traits(self, address):
-        provider, = [p for p in self.host.inventory.providers().values()
+        provider, = [p for p in self.host.inventory.shown.providers().values()
                      if address in p.addresses]
         return provider.traits
 
@@ -94,7 +94,7 @@ class PortsTest(KindTestCase):
 
     def boot_on(self, index, function):
         provider, = [uuid for uuid, p
-                     in self.host.inventory.providers().items()
+                     in self.host.inventory.shown.providers().items()
                      if p.region_index == index]
         return self.host.boot(base.asks(function), {
             provider: {'resources': {FPGA: 1}}})

@@ -139,7 +139,7 @@ class FileTest(MetricsTestCase):
         provider = f'host_accel_{ONE}'
         self.assertEqual(0, self.value('claims', device=ONE))
         server = self.boot()
-        names = {p.name for p in self.host.inventory.providers().values()}
+        names = {p.name for p in self.host.inventory.shown.providers().values()}
         name, = [n for n in names if n.endswith(ONE)]
         self.assertEqual(1, self.value('claims', provider=name), provider)
         self.host.delete(server)

@@ -179,8 +179,9 @@ class NonsenseTest(base.HostTestCase):
         fpga = host.boot(base.ONE, host.allocation(B))
         self.assertHas(fpga, vf(B))
         shown = host.cloud.read()['providers']
-        of = {address: uuid for uuid, provider in host.inventory.providers(
-            ).items() for address in provider.addresses}
+        of = {address: uuid for uuid, provider
+              in host.inventory.shown.providers().items()
+              for address in provider.addresses}
         for kind, address in cards.items():
             uuid = of.get(address)
             if uuid not in shown or AI not in shown[uuid]['inventory']:

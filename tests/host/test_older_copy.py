@@ -403,7 +403,7 @@ class PortsTest(OlderCopyTestCase):
         self.host.upload(FUNCTION)
         self.copy()
         provider = next(p.uuid for p in
-                        self.host.inventory.providers().values()
+                        self.host.inventory.shown.providers().values()
                         if p.region_index == 0)
         server = self.host.boot(base.asks(FUNCTION), {
             provider: {'resources': {self.CLASS: 1}}})

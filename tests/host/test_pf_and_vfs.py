@@ -47,7 +47,8 @@ class TestCase(base.HostTestCase):
                 (uuid, provider['inventory']) for uuid, provider
                 in self.host.cloud.read()['providers'].items())
             if self.CLASS in inventory
-            and address in self.host.inventory.providers()[uuid].addresses)
+            and address in
+            self.host.inventory.shown.providers()[uuid].addresses)
             for address in (A, B)}
 
     def given(self, uuid):

@@ -310,7 +310,7 @@ class Known(Base):
 
     def traits(self, address):
         self.host.report()
-        provider, = [p for p in self.host.inventory.providers().values()
+        provider, = [p for p in self.host.inventory.shown.providers().values()
                      if address in p.addresses and p.region_index == 0]
         return {t for t in provider.traits if 'FUNCTION' in t}
 

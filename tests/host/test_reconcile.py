@@ -190,7 +190,8 @@ class ReconcileTest(base.HostTestCase):
             exception.PlacementUnavailable('No')))
         self.assertRaises(exception.PlacementUnavailable,
                           self.host.reconciler.run)
-        self.assertEqual({*self.claim_ids()}, self.host.inventory.unallocated)
+        self.assertEqual({*self.claim_ids()},
+                         self.host.inventory.offers.unallocated)
 
     def test_server_comes_back_in_between(self):
         """Between the two looks the server is evacuated to this host again."""

@@ -53,7 +53,7 @@ class HandoverTestCase(base.HostTestCase):
 
     def providers(self, state, address):
         """Those that show a device, by its address or the end of a name."""
-        shown = self.host.inventory.providers()
+        shown = self.host.inventory.shown.providers()
         return [p for uuid, p in state['providers'].items()
                 if p['inventory'] and (
                     p['name'].endswith(address)

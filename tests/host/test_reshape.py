@@ -52,7 +52,8 @@ class ReshapeTestCase(base.HostTestCase):
         return found
 
     def provider(self, address):
-        return next(p.uuid for p in self.host.inventory.providers().values()
+        return next(p.uuid for p
+                    in self.host.inventory.shown.providers().values()
                     if address in p.addresses)
 
     def boot(self, *addresses):

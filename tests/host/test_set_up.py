@@ -125,7 +125,7 @@ class SetUpTest(base.HostTestCase):
         server = self.host.boot(
             {f'resources1:{self.type}': '1'},
             {min(uuid for uuid, provider
-                 in self.host.inventory.providers().items()
+                 in self.host.inventory.shown.providers().items()
                  if self.type in provider.inventory):
              {'resources': {self.type: 1}}})
         self.host.cloud.stop_guest(server, undefine=True)

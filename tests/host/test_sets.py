@@ -131,7 +131,7 @@ class SetsTest(SetsTestCase):
             self.assertEqual(
                 {claims[0].provider_uuid: {'resources': {CLASS: 2}}},
                 self.host.cloud.read()['allocations'][server])
-            providers = self.host.inventory.providers()
+            providers = self.host.inventory.shown.providers()
             self.assertEqual(
                 len(sets) and len(sets[0]) == 2,
                 naming.SET in providers[claims[0].provider_uuid].traits)

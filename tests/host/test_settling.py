@@ -750,7 +750,8 @@ class PortsTest(SettlingTestCase):
     CLASS = base.FPGA
 
     def allocation_of(self, index):
-        provider, = [p.uuid for p in self.host.inventory.providers().values()
+        provider, = [p.uuid for p
+                     in self.host.inventory.shown.providers().values()
                      if p.region_index == index]
         return {provider: {'resources': {self.CLASS: 1}}}
 
@@ -847,7 +848,7 @@ class PoolTest(SettlingTestCase):
             self.host.kernel.write_disk(address, f'data of {address}')
 
     def boot(self, amount=1):
-        uuid, = self.host.inventory.providers()
+        uuid, = self.host.inventory.shown.providers()
         return self.host.boot(
             {f'resources1:{SSD}': str(amount)},
             {uuid: {'resources': {SSD: amount}}})

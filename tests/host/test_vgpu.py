@@ -38,7 +38,7 @@ class AttachTestCase(base.HostTestCase):
 
     def allocation(self, resource_class='CUSTOM_ACCELERATOR_FPGA'):
         return {p.uuid: {'resources': {resource_class: 1}} for p in
-                self.host.inventory.providers().values()
+                self.host.inventory.shown.providers().values()
                 if resource_class in p.inventory}
 
     def server(self, specs=SPECS, instance=None):
@@ -135,11 +135,11 @@ class VgpuTest(AttachTestCase):
                       f'(its removal failed)', str(error))
 
     def total(self):
-        provider, = self.host.inventory.providers().values()
+        provider, = self.host.inventory.shown.providers().values()
         return provider.inventory.get(VGPU, 0)
 
     def offered(self):
-        provider, = self.host.inventory.providers().values()
+        provider, = self.host.inventory.shown.providers().values()
         self.assertFalse(provider.traits & provider.retired_traits)
         return {name for name, trait in TRAIT.items()
                 if trait in provider.traits}
@@ -248,7 +248,7 @@ class VgpuTest(AttachTestCase):
         """Traits of the unnumbered group may be any provider's."""
         self.start(vgpus=[test_vgpu.gpu('mdev')], drivers=['vgpu'],
                    mdev_parents=[test_vgpu.MTTY])
-        gpu, = [p for p in self.host.inventory.providers()
+        gpu, = [p for p in self.host.inventory.shown.providers()
                 .values() if GPU in p.addresses]
         error = self.assertRaises(
             exception.DeviceUnavailable, self.plug,
@@ -453,7 +453,7 @@ class ReadyVfsTest(base.HostTestCase):
     def test_reset_between_two_servers(self):
         self.start_host(drivers=('vgpu',), vgpus=[test_vgpu.gpu(
             'sriov', vendor='8086', device='56c0', driver='i915', types=[])])
-        uuid_, = [p.uuid for p in self.host.inventory.providers().values()
+        uuid_, = [p.uuid for p in self.host.inventory.shown.providers().values()
                   if p.inventory]
         server = self.host.boot(
             {'resources1:CUSTOM_ACCELERATOR_VGPU': '1'},

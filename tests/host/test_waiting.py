@@ -113,7 +113,7 @@ class RegionTest(base.HostTestCase):
         self.other = self.host.upload(OTHER)
 
     def boot(self, index, specs=None):
-        uuid, = [p.uuid for p in self.host.inventory.providers().values()
+        uuid, = [p.uuid for p in self.host.inventory.shown.providers().values()
                  if (p.region_index, p.addresses) == (index, (A,))]
         return self.host.boot(
             base.ONE if specs is None else specs,

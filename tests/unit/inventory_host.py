@@ -179,7 +179,7 @@ class InventoryTestBase(limits.Waits, testtools.TestCase):
     def update(self, scan=True):
         if scan:
             self.inventory.scanner.scan()
-        self.inventory.update_tree(
+        self.inventory.shown.update_tree(
             self.tree, NODE, inventory_tree.Placement(self.in_use))
         return {self.name(u): self.tree.data(u)
                 for u in self.tree.get_provider_uuids(NODE)}

@@ -311,7 +311,7 @@ class World(fixtures.Fixture):
     def report(self):
         for _ in range(4):
             tree = copy.deepcopy(self.nova.copy)
-            self.inventory.update_tree(
+            self.inventory.shown.update_tree(
                 tree, NODE, inventory_tree.Placement(
                     self.allocated.__contains__,
                     write=self.nova.write(self.heard, self.noted)))
@@ -323,7 +323,7 @@ class World(fixtures.Fixture):
     def publish(self, uuid=None):
         # as attach.publishing
         with contextlib.suppress(KeyError, exception.PlacementUnavailable):
-            self.inventory.publish(
+            self.inventory.shown.publish(
                 uuid or self.uuid, inventory_tree.Placement(
                     self.allocated.__contains__,
                     write=self.nova.write(self.heard, self.noted)))
@@ -595,7 +595,7 @@ class StaleTest(testtools.TestCase):
             for _ in range(3):
                 host.report()
             return {uuid: host.nova.placement[uuid][0][CLASS]['reserved']
-                    for uuid in host.inventory.providers()}
+                    for uuid in host.inventory.shown.providers()}
         old = host.nova.copy.data(host.uuid).name
         self.assertEqual([0] * 4, [*start('none').values()])
         line, = [line for line in log.output.splitlines()
@@ -617,7 +617,7 @@ class StaleTest(testtools.TestCase):
             asked = []
             for _ in range(3):
                 host.server_comes()
-                host.inventory.update_tree(
+                host.inventory.shown.update_tree(
                     copy.deepcopy(host.nova.copy), NODE,
                     inventory_tree.Placement(
                         lambda uuid: False,

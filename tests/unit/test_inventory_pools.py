@@ -394,7 +394,7 @@ class TreeTest(inventory_host.InventoryTestBase):
         self.assertEqual((1, 1), (other.inventory[CLASS]['total'],
                                   other.inventory[CLASS]['reserved']))
         mine, = self.store.claims()
-        self.assertEqual(other.uuid, self.inventory.provider_of(mine))
+        self.assertEqual(other.uuid, self.inventory.shown.provider_of(mine))
         self.store.remove([mine])
         self.assertEqual((2, 0), self.reserved())
         self.assertEqual(0, self.update()[other.name].inventory[CLASS][
@@ -424,7 +424,7 @@ class TreeTest(inventory_host.InventoryTestBase):
         uuid_ = naming.provider_uuid(self.root, NODE, self.pool)
         old = naming.provider_uuid(self.root, NODE, f'{NODE}_accel_{B}')
         used = {uuid_: 3, old: 1}
-        self.inventory.update_tree(
+        self.inventory.shown.update_tree(
             self.tree, NODE, inventory_tree.Placement(
                 used.__contains__, used=lambda uuid: used.get(uuid, 0)),
             [dataclasses.replace(moved[0], provider_uuid=uuid_)])

@@ -34,16 +34,17 @@ class TreeTest(InventoryTestBase):
         self.assertEqual((1, 0), (data[REGION].inventory[CLASS]['total'],
                                   data[REGION].inventory[CLASS]['reserved']))
         self.assertIn(naming.PROGRAMMABLE, data[REGION].traits)
-        self.assertEqual((NODE, self.root), self.inventory.root)
-        self.assertEqual(4, len(self.inventory.providers()))
+        self.assertEqual((NODE, self.root), self.inventory.shown.root)
+        self.assertEqual(4, len(self.inventory.shown.providers()))
 
     def test_nothing_before_nova_asked(self):
         self.inventory.scanner.scan()
-        self.assertEqual(({}, None), (self.inventory.providers(),
-                                      self.inventory.root))
-        self.assertEqual([], self.inventory.allocated({self.root: {
+        self.assertEqual(({}, None), (self.inventory.shown.providers(),
+                                      self.inventory.shown.root))
+        self.assertEqual([], self.inventory.shown.allocated({self.root: {
             'resources': {CLASS: 1}}}))
-        self.assertEqual(4, len(self.inventory.providers_of(NODE, self.root)))
+        self.assertEqual(4, len(self.inventory.shown.providers_of(
+            NODE, self.root)))
 
     def test_pass_without_a_change_writes_nothing(self):
         self.update()
@@ -225,7 +226,7 @@ class TreeTest(InventoryTestBase):
                              'update_traits'):
                     setattr(self, name, getattr(tree, name))
         self.inventory.scanner.scan()
-        self.inventory.update_tree(
+        self.inventory.shown.update_tree(
             Tree(self.tree), NODE, inventory_tree.Placement(self.in_use))
         self.assertEqual(self.update().keys(), {
             NODE, CARD, REGION, f'{NODE}_accel_{B}', OTHER})
@@ -238,21 +239,21 @@ class TreeTest(InventoryTestBase):
         allocations = {
             self.root: {'resources': {'VCPU': 1}},
             uuid_: {'resources': {CLASS: 1, naming.memory_class('DDR'): 1}}}
-        found, = self.inventory.allocated(allocations)
+        found, = self.inventory.shown.allocated(allocations)
         self.assertEqual((uuid_, {CLASS: 1}, {naming.memory_class('DDR'): 1}),
                          (found.provider_uuid, found.resources, found.memory))
         self.assertIn('CUSTOM_OF_OTHERS', found.traits)
         self.assertNotIn(naming.PROGRAMMABLE, found.traits)
-        found, = self.inventory.allocated(allocations, unused=[(A, 0)])
+        found, = self.inventory.shown.allocated(allocations, unused=[(A, 0)])
         self.assertIn(naming.PROGRAMMABLE, found.traits)
-        self.assertEqual([], self.inventory.allocated(None))
+        self.assertEqual([], self.inventory.shown.allocated(None))
 
     def test_providers_follow_what_changes(self):
         """They are made once for each state of devices and claims."""
         self.update()
 
         def traits():
-            return self.inventory.providers()[
+            return self.inventory.shown.providers()[
                 self.tree.data(REGION).uuid].traits
         self.assertIn(naming.PROGRAMMABLE, traits())
         claim = self.claim(A)
@@ -294,7 +295,7 @@ class StoreTest(InventoryTestBase):
     def test_our_own_defect(self):
         self.update()
         before = self.dump(self.tree)
-        self.inventory._tree.update = None
+        self.inventory.shown._tree.update = None
         self.driver.devices = ()
         self.update()
         self.assertEqual(before, self.dump(self.tree))
@@ -363,8 +364,8 @@ class ForeignTest(InventoryTestBase):
             asked.append(name)
             return {others[name]} if name in others else set()
         self.inventory.scanner.scan()
-        self.inventory.update_tree(self.tree, NODE, inventory_tree.Placement(
-            self.in_use, named))
+        self.inventory.shown.update_tree(
+            self.tree, NODE, inventory_tree.Placement(self.in_use, named))
         return {self.name(u) for u in self.tree.get_provider_uuids(NODE)}
 
     def test_outside_of_the_tree(self):
@@ -400,8 +401,8 @@ class ForeignTest(InventoryTestBase):
             asked.append(name)
             raise exception.PlacementUnavailable('Placement answered 500.')
         self.inventory.scanner.scan()
-        self.inventory.update_tree(self.tree, NODE, inventory_tree.Placement(
-            self.in_use, named))
+        self.inventory.shown.update_tree(
+            self.tree, NODE, inventory_tree.Placement(self.in_use, named))
         self.assertEqual(4, len(self.tree.get_provider_uuids(NODE)) - 1)
         self.assertEqual(1, len(asked))
 
@@ -465,7 +466,7 @@ class ConfiguredClassTest(InventoryTestBase):
 
     def report(self):
         self.inventory.scanner.scan()
-        self.inventory.update_tree(
+        self.inventory.shown.update_tree(
             self.tree, NODE, inventory_tree.Placement(
                 self.in_use, write=self.write, configured=lambda uuid_, name: (
                     {self.EXTRA} if name == REGION else set())))
@@ -527,7 +528,7 @@ class ReservedTest(InventoryTestBase):
     def report(self):
         """A pass of Nova, with one step for each write."""
         tree = copy.deepcopy(self.placement.tree)
-        self.inventory.update_tree(
+        self.inventory.shown.update_tree(
             tree, NODE, inventory_tree.Placement(lambda uuid: False))
         self.placement.write(tree, self.step)
 
@@ -542,7 +543,7 @@ class ReservedTest(InventoryTestBase):
                 self.placement.tree.update_inventory(uuid_, inventory)
             self.step()
             self.placement.tree.update_traits(uuid_, traits)
-        self.inventory.publish(uuid_, inventory_tree.Placement(
+        self.inventory.shown.publish(uuid_, inventory_tree.Placement(
             lambda uuid: False, write=write))
 
     def data(self):
@@ -691,7 +692,7 @@ class ThreadsTest(InventoryTestBase):
                 while not ends.is_set():
                     for device in self.inventory.devices.values():
                         device.functions()
-                    self.inventory.providers()
+                    self.inventory.shown.providers()
                     # a green thread lets no other one run without this
                     time.sleep(0)
             except Exception as error:

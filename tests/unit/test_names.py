@@ -64,7 +64,7 @@ def _names(driver, options):
                 drivers.load([driver], kernel),
                 claim_store.ClaimStore(claim_store.MEMORY), lambda device: '')
             found.scanner.scan()
-            providers = found.providers_of(
+            providers = found.shown.providers_of(
                 'compute1', '00000000-0000-0000-0000-000000000000').values()
             result = {
                 provider.name: {'classes': sorted(provider.inventory),

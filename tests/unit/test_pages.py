@@ -371,7 +371,7 @@ class RequestsTest(configured.TestCase):
             claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
         found.scanner.scan()
         self.assertEqual({}, found.failures())
-        return found.providers_of('host', str(uuid.uuid4())).values()
+        return found.shown.providers_of('host', str(uuid.uuid4())).values()
 
 
 def _satisfies(provider, wanted):

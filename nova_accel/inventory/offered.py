@@ -1,0 +1,85 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The offers of a host as they are now (inventory.offers)."""
+
+from collections.abc import Collection, Iterable
+
+from nova_accel.drivers import sets
+from nova_accel.inventory import devices
+from nova_accel.inventory import holds
+from nova_accel.inventory import offers
+from nova_accel import locks
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel.store import claim_store
+
+LOG = logging.getLogger(__name__)
+
+
+class Offered:
+    """May be used from any thread."""
+
+    def __init__(self, table: devices.DeviceTable,
+                 store: claim_store.ClaimStore):
+        self._table = table
+        self._store = store
+        #: UUIDs of claims without an allocation in Placement, which would give
+        #: their devices to others: now() withholds them
+        self.unallocated: frozenset[str] = frozenset()
+        # guards what follows
+        self._lock = locks.Lock('inventory')
+        #: what the last result was made of, and this result
+        self._made: tuple[tuple | None, offers.Offers] = (
+            None, offers.Offers({}, (), ()))
+        self._once = logging.Once()
+
+    def now(self, ends: Collection[str] = (),
+            moved: Iterable[model.Claim] = ()) -> offers.Offers:
+        """Return which handles servers can get, and why not the others.
+
+        :param ends: UUIDs of claims that end soon: without them.
+        :param moved: claims as they will be, in place of those of the store.
+        """
+        moving = {claim.uuid: claim for claim in moved}
+        if ends or moving:
+            return self._offers([
+                moving.get(claim.uuid, claim)
+                for claim in self._store.all_claims()
+                if claim.uuid not in ends])
+        # read first: a later change computes it again
+        made_of = (self._store.generation, self._table.generation,
+                   self.unallocated)
+        with self._lock:
+            if self._made[0] == made_of:
+                return self._made[1]
+        offered = self._offers(self._store.all_claims())
+        self._tell_rivals(offered)
+        with self._lock:
+            self._made = made_of, offered
+        return offered
+
+    def _offers(self, claims: Collection[model.Claim]) -> offers.Offers:
+        devices = self._table.snapshot()
+        return offers.offers(devices, claims, (
+            *self._table.all_holds(),
+            *offers.of_claims(devices, claims, self.unallocated),
+            *offers.of_unclean(devices.values(), self._store.unclean())),
+            sets.wanted())
+
+    def _tell_rivals(self, offered: offers.Offers) -> None:
+        """Log which handles share an IOMMU group and not a server."""
+        found = {offer.handle: hold.reason for offer in offered.all()
+                 for hold in offer.all_holds
+                 if hold.kind is holds.Kind.IOMMU_GROUP}
+        found |= {
+            offer.handle: f'{offers.named([offer])} is in one IOMMU group '
+                          f'with {offers.named(others)}, and only one of '
+                          f'these servers can run at a time'
+            for offer, others in self.rivals(offered)}
+        for handle, why in found.items():
+            self._once.say(('group', handle), LOG.warning, '%s', why)
+        self._once.only('group', found)
+
+    def rivals(self, offered: offers.Offers | None = None):
+        """See offers.rivals()."""
+        return offers.rivals(offered or self.now(), self._table.snapshot(),
+                             sets.wanted())

@@ -1,0 +1,219 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What Placement shows of a host: its providers, and where they come from."""
+
+from collections.abc import Iterable, Mapping
+
+from nova_accel import conf
+from nova_accel.drivers import base
+from nova_accel.drivers import sets
+from nova_accel import exception
+from nova_accel.inventory import devices
+from nova_accel.inventory import listing
+from nova_accel.inventory import offered as current
+from nova_accel.inventory import providers
+from nova_accel.inventory import tree as provider_tree
+from nova_accel import locks
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel import naming
+from nova_accel import request
+from nova_accel.store import claim_store
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+#: for providers_of() where the uuid of the node's own provider is not known
+ANY_ROOT = '00000000-0000-0000-0000-000000000000'
+
+Provider = providers.Provider
+
+
+class Shown:
+    """The providers of one compute host. All methods but update_tree() may be
+    called from any thread."""
+
+    def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
+                 table: devices.DeviceTable, store: claim_store.ClaimStore,
+                 offered: current.Offered):
+        """:raises AcceleratorsUnavailable: the store cannot be read."""
+        self._table = table
+        self._store = store
+        self._offered = offered
+        self._tree = provider_tree.Tree(store)
+        self._listing = listing.Listing(store)
+        self._pooled = frozenset(
+            name for name, driver in drivers.items() if driver.POOLED)
+        # guards what follows
+        self._lock = locks.Lock('inventory')
+        #: name and uuid of the node that Nova told last
+        self._root: tuple[str, str] | None = None
+        #: what providers were made of -> those providers
+        self._made: tuple[tuple | None, dict[str, Provider]] = None, {}
+        #: of the same: device address and region index -> provider uuid
+        self._parts: dict[tuple[str, int | None], str] = {}
+        self._once = logging.Once()
+
+    @property
+    def root(self) -> tuple[str, str] | None:
+        """The name and the provider uuid of the compute node that Nova told
+        last."""
+        with self._lock:
+            return self._root
+
+    def providers(self) -> dict[str, Provider]:
+        """Return our providers by uuid, parents before children, of the node
+        that Nova told last; {} before update_tree() was called."""
+        root = self.root
+        return self.providers_of(*root) if root else {}
+
+    def provider_of(self, claim: model.Claim) -> str | None:
+        """Return the uuid of the provider that shows the device of a claim
+        now.
+
+        claim.provider_uuid is the one from which it is allocated, which may
+        be another one until the allocation moves (attach.reshape).
+
+        :returns: None for a device that is not shown, and before
+            update_tree() was called.
+        """
+        return self.by_part().get(claim.part)
+
+    def by_part(self) -> Mapping[tuple[str, int | None], str]:
+        """Return Claim.part -> the uuid of the provider that shows it now; {}
+        before update_tree() was called."""
+        self.providers()
+        with self._lock:
+            return self._parts
+
+    def providers_of(self, node: str, root_uuid: str,
+                     moved: Iterable[model.Claim] = (),
+                     ) -> dict[str, Provider]:
+        """Return providers() of any node, as nova-accel discover prints them.
+
+        :param moved: claims as they will be, in place of those of the store.
+        """
+        moved = tuple(moved)
+        offered = self._offered.now(moved=moved)
+        if moved:
+            return self._make(offered, node, root_uuid)
+        with self._lock:
+            if self._made[0] == (offered, node, root_uuid):
+                return self._made[1]
+            before = self._made[1]
+        made = self._make(offered, node, root_uuid)
+        # what did not change is the same object, which costs nothing when
+        # the tree is compared
+        made = {uuid: before[uuid] if before.get(uuid) == new else new
+                for uuid, new in made.items()}
+        with self._lock:
+            self._made = (offered, node, root_uuid), made
+            self._parts = providers.by_part(made)
+        return made
+
+    def unreported(self, node: str) -> dict[str, str]:
+        """Return the devices without a provider: address -> why."""
+        found: dict[str, str] = {}
+        self._make(self._offered.now(), node, ANY_ROOT, found.__setitem__)
+        return found
+
+    def _make(self, offered, node, root_uuid, report=None):
+        return providers.providers(
+            self._table.snapshot().values(), offered, node, root_uuid,
+            report or self._unnamable,
+            lambda device: self._pool_of(node, device),
+            {naming.set_provider_name(node, found): len(found)
+             for found in sets.wanted()}, self._table.contents.all_returning(),
+            self._table.earlier_traits())
+
+    def _pool_of(self, node: str, device: model.Device) -> str | None:
+        """Return the name of the provider that a device shares, None for one
+        with providers of its own."""
+        members = sets.of(device.address)
+        if members:
+            return naming.set_provider_name(node, members)
+        if (CONF.accel.pools == 'none' or device.driver not in self._pooled
+                or device.regions or device.creatable or device.memory):
+            return None
+        return naming.pool_provider_name(
+            node, device, device.numa_node
+            if CONF.accel.pools == 'numa_node' else None)
+
+    def _unnamable(self, address: str, why: str) -> None:
+        self._once.say(('device', address), LOG.error,
+                       'Device %s is not reported: %s', address, why)
+
+    def update_tree(self, tree, node: str, placement: provider_tree.Placement,
+                    moved: Iterable[model.Claim] = ()) -> None:
+        """Make Nova's provider tree show our devices; touch nothing else.
+
+        An error of the store is logged once and leaves the tree as it is.
+
+        :param tree: nova.compute.provider_tree.ProviderTree of the host.
+        :param moved: claims whose allocations go to other providers in the
+            same request to Placement, as they will be.
+        :raises Exception: only with moved: allocations would move without
+            the tree.
+        """
+        moved = list(moved)
+        try:
+            root_uuid = tree.data(node).uuid
+            with self._lock:
+                self._root = node, root_uuid
+            wanted = self.providers_of(node, root_uuid, moved)
+            gone = self._table.reports.gone()
+            if gone:
+                gone -= {c.device_address for c in self._store.claims()}
+            for address in self._tree.update(
+                    tree, node, wanted, gone, placement):
+                self._table.remove(address)
+            self._listing.write(self._offered.now().all_holds())
+        except exception.AcceleratorError as error:
+            if moved:
+                raise
+            self._once.say(('tree',), LOG.error, 'The providers of '
+                           'accelerators stay as they are: %s', error)
+        except Exception:
+            if moved:
+                raise
+            LOG.exception('The providers of accelerators stay as they are')
+        else:
+            self._once.forget('tree')
+
+    def publish(self, provider_uuid: str,
+                placement: provider_tree.Placement) -> None:
+        """Make Placement show a provider at once, beside Nova's report.
+
+        :raises KeyError: we have no such provider.
+        :raises AcceleratorsUnavailable: the store cannot be used.
+        """
+        self._tree.publish(self.providers()[provider_uuid], placement)
+
+    def allocated(self, allocations: Mapping[str, Mapping] | None,
+                  unused: Iterable[tuple[str, int | None]] = (),
+                  ) -> list[request.Allocation]:
+        """Return the part of an instance's allocations that nova_accel gave.
+
+        :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
+        :param unused: pairs (address, region index) that count as unused,
+            because the instance itself has claims on them.
+        """
+        found = []
+        unused = set(unused)
+        own = self.providers()
+        for uuid, allocation in (allocations or {}).items():
+            provider = own.get(uuid)
+            if provider is None:
+                continue
+            resources = naming.accelerators(allocation['resources'])
+            if not resources:
+                continue
+            traits = provider.traits | self._tree.foreign_traits.get(
+                uuid, frozenset())
+            if (provider.addresses[0], provider.region_index) in unused:
+                traits |= {naming.PROGRAMMABLE}
+            memory = {name: mib
+                      for name, mib in allocation['resources'].items()
+                      if naming.is_memory_class(name)}
+            found.append(
+                request.Allocation(uuid, resources, traits, memory))
+        return found
