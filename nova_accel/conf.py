@@ -321,17 +321,30 @@ def sections() -> dict[str, dict[str, list[str]]]:
 
 
 def unknown() -> list[str]:
-    """A sentence for each option in [accel] that does not exist."""
+    """A sentence for each option in [accel] that does not exist, and for
+    each section that is taken for [accel]."""
     known = {name for option in ALL_OPTS
              for name in (option.name, option.dest)}
-    result = []
-    for name in sorted(sections().get('accel', {}).keys() - known):
+    there = sections()
+    result = [
+        f'nova.conf has {sorted(options.keys() & known)[0]} in a section '
+        f'[{name}], which has no effect: write [accel].'
+        for name, options in there.items()
+        if name != 'accel' and options.keys() & known and _is_like(name)]
+    for name in sorted(there.get('accel', {}).keys() - known):
         near = difflib.get_close_matches(name, sorted(known), 1)
         result.append(
             f'[accel] has {name!r}, which is not an option of nova_accel and '
             f'has no effect: '
             + (f'write {near[0]}.' if near else 'correct or remove it.'))
     return result
+
+
+def _is_like(section: str) -> bool:
+    """Whether a section that no service reads is taken for accel."""
+    return section not in CONF and bool(
+        'accel' in section
+        or difflib.get_close_matches(section, ['accel'], 1))
 
 
 def malformed() -> list[str]:

@@ -52,6 +52,8 @@ SET = 'CUSTOM_ACCELERATOR_SET'
 _MEMORY_PREFIX = 'CUSTOM_ACCELERATOR_MEMORY_'
 
 _CLASS_PREFIX = 'CUSTOM_ACCELERATOR_'
+#: vendors of devices, as drivers spell them
+_VENDORS = ('ALTERA', 'AMD', 'INTEL', 'NVIDIA', 'SAMSUNG', 'XILINX')
 #: of a name of the operator or a driver, as Placement takes it: 255 characters
 _CUSTOM = re.compile('CUSTOM_[A-Z0-9_]{1,248}')
 #: type of accelerator -> class of os-resource-classes
@@ -291,6 +293,16 @@ def type_in(traits: Iterable[str]) -> str:
                 if any(other.startswith(f'{t}_') for other in known)),
                key=len, default='')
     return base.removeprefix('CUSTOM_').partition('_')[0]
+
+
+def is_of_device(trait: str, type_: str) -> bool:
+    """Return whether only the provider of a device of a type has a trait.
+
+    A trait that begins with the type alone may be one of the operator's for
+    hosts; the others are named as drivers name them.
+    """
+    return trait != ONE_TIME_USE and is_volatile(trait) or trait.startswith(
+        tuple(f'CUSTOM_{type_}_{vendor}' for vendor in _VENDORS))
 
 
 def product_of(type_: str, traits: Iterable[str]) -> tuple[str, list[str]]:

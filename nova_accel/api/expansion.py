@@ -24,6 +24,7 @@ from oslo_limit import limit
 
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel import grouping
 from nova_accel import log as logging
 from nova_accel import profiles
 from nova_accel import request
@@ -56,6 +57,7 @@ def expand_flavor(flavor):
     """
     try:
         specs = profiles.expand(flavor.extra_specs, _store.get)
+        grouping.check(specs)
     except exception.AcceleratorError as error:
         raise nova_exception.InvalidRequest(exception.for_owner_and_log(
             error, LOG.warning, f'The flavor {flavor.name}')) from error

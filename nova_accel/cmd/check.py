@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel check: what would stop nova_accel from working on this host."""
 
+import collections
 import dataclasses
 import logging
 
@@ -31,8 +32,9 @@ class Check(output.Table):
     """Show what would stop nova_accel from working on this host.
 
     One line for each check and for each device: what was found and what to
-    do. Run it as the user of nova-compute. The exit status is 0 when all is
-    well, 1 with warnings, 2 with failures, 255 when it could not be run.
+    do, failures first; a table ends with how many there are. Run it as the
+    user of nova-compute. The exit status is 0 when all is well, 1 with
+    warnings, 2 with failures, 255 when it could not be run.
     """
 
     COLUMNS = 'Check', 'Result', 'Found', 'What to do'
@@ -69,11 +71,32 @@ class Check(output.Table):
         return self._status
 
     def take_action(self, parsed_args):
-        lines = _lines(parsed_args)
+        lines = sorted(_lines(parsed_args),
+                       key=lambda line: -_STATUS[line[1].result])
         self._status = max(_STATUS[found.result] for _, found in lines)
+        self._counts = collections.Counter(
+            found.result for _, found in lines)
         return (self.COLUMNS,
                 [(name, *dataclasses.astuple(found))
                  for name, found in lines])
+
+    def produce_output(self, parsed_args, column_names, data):
+        """See Table; a table ends with how many lines are not well."""
+        status = super().produce_output(parsed_args, column_names, data)
+        if parsed_args.formatter == 'table':
+            self.app.stdout.write(_summary(self._counts))
+        return status
+
+
+def _summary(counts) -> str:
+    """Return the last line: how many lines of each result there are."""
+    bad = [f'{counts[result]} {result}{"s" * (counts[result] > 1)}'
+           for result in (check_line.FAILURE, check_line.WARNING)
+           if counts[result]]
+    ok = f'{counts[check_line.OK]} ok'
+    if bad:
+        return f'{", ".join((*bad, ok))}.\n'
+    return f'All is well: {ok}.\n'
 
 
 def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:

@@ -19,6 +19,7 @@ from nova_accel.cmd import check_line
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel import exception
+from nova_accel import grouping
 from nova_accel import naming
 from nova_accel import profiles
 from nova_accel import request
@@ -29,9 +30,6 @@ CONF = conf.CONF
 Line = check_line.Line
 OK, WARNING = check_line.OK, check_line.WARNING
 FAILURE = check_line.FAILURE
-
-_FILTER = 'nova_accel.scheduler.filters.AcceleratorFilter'
-_WEIGHER = 'nova_accel.scheduler.weights.AcceleratorWeigher'
 
 #: providers of one class on a host, of which a server wants so many: Placement
 #: tries each order of them, for 2 to 14 s with five of eight, minutes with six
@@ -218,55 +216,6 @@ def database_answers(host) -> Iterator[Line]:
                    'correct the option')
 
 
-# nova-scheduler
-
-def filters(host) -> Iterator[Line]:
-    """Check how [filter_scheduler] has AcceleratorFilter."""
-    section = CONF.filter_scheduler
-    name = _FILTER.rpartition('.')[2]
-    enabled = section.enabled_filters
-    if name not in enabled:
-        yield Line(FAILURE, '[filter_scheduler] enabled_filters does not '
-                            'have AcceleratorFilter: servers may get devices '
-                            'that do not fit',
-                   'add it as the last one')
-    elif _FILTER not in section.available_filters:
-        yield Line(FAILURE, '[filter_scheduler] available_filters does '
-                            'not have AcceleratorFilter, and nova-scheduler '
-                            'does not start',
-                   f'add a line available_filters = {_FILTER}')
-    elif enabled.count(name) > 1:
-        yield Line(WARNING, f'[filter_scheduler] enabled_filters has '
-                            f'AcceleratorFilter {enabled.count(name)} '
-                            f'times, and filters each host as often',
-                   'leave only the last one')
-    elif enabled[-1] != name:
-        yield Line(WARNING, '[filter_scheduler] enabled_filters has '
-                            'filters behind AcceleratorFilter, which sorts '
-                            'hosts that they then drop',
-                   'move it to the end')
-
-
-def weigher(host) -> Iterator[Line]:
-    """Check how [filter_scheduler] has AcceleratorWeigher."""
-    classes = CONF.filter_scheduler.weight_classes
-    if _WEIGHER not in classes:
-        yield Line(FAILURE, '[filter_scheduler] weight_classes does not '
-                            'have AcceleratorWeigher: hosts whose regions '
-                            'carry the function are not preferred',
-                   f'add {_WEIGHER}')
-    elif classes.count(_WEIGHER) > 1:
-        yield Line(WARNING, f'[filter_scheduler] weight_classes has '
-                            f'AcceleratorWeigher '
-                            f'{classes.count(_WEIGHER)} times, and its '
-                            f'weight counts as often',
-                   'leave only one')
-    elif not CONF.accel.weight_multiplier:
-        yield Line(WARNING, '[accel] weight_multiplier is 0, and the '
-                            'weigher has no effect',
-                   'remove it, unless aggregates have another one')
-
-
 # nova-api
 
 def entry_point(host) -> Iterator[Line]:
@@ -439,8 +388,11 @@ def _traits_of_flavors():
     for flavor in listed:
         try:
             requests = request.parse(flavor['extra_specs'])
-        except exception.AcceleratorError:
-            # nova-api refuses it
+            grouping.check(flavor['extra_specs'])
+        except exception.AcceleratorError as error:
+            found, remedy = check_line.split(str(error))
+            yield Line(WARNING, f'nova-api refuses servers of the flavor '
+                                f'{flavor["name"]}: {found}', remedy)
             continue
         for wanted in requests:
             for verb, named in (('needs', sorted(wanted.required)),

@@ -22,6 +22,7 @@ from nova_accel.cmd import check_guests
 from nova_accel.cmd import check_line
 from nova_accel.cmd import check_migration
 from nova_accel.cmd import check_peers
+from nova_accel.cmd import check_scheduler
 from nova_accel.cmd import check_services
 from nova_accel.cmd import loading
 from nova_accel.cmd import store
@@ -341,6 +342,16 @@ def _store(host) -> Iterator[Line]:
                    'directory and give it to that user')
 
 
+def _metrics(host) -> Iterator[Line]:
+    path = CONF.accel.metrics_file
+    directory = os.path.dirname(path or '')
+    if path and not os.access(directory or '.', os.W_OK | os.X_OK):
+        yield Line(FAILURE, f'the directory of [accel] metrics_file {path} '
+                            f'cannot be written: no metrics are shown',
+                   'create the directory and give it to the user of '
+                   'nova-compute; run check as that user')
+
+
 def _libvirt(host) -> Iterator[Line]:
     try:
         libvirt = importlib.import_module('libvirt')
@@ -554,6 +565,7 @@ _CHECKS = (
     ('VFIO', {COMPUTE}, _vfio),
     ('privileges', {COMPUTE}, _privileges),
     ('claim store', {COMPUTE}, _store),
+    ('metrics', {COMPUTE}, _metrics),
     ('libvirt', {COMPUTE}, _libvirt),
     ('cache', {COMPUTE}, _cache),
     ('Glance', {COMPUTE}, check_services.glance_answers),
@@ -563,8 +575,8 @@ _CHECKS = (
     ('live migration', {COMPUTE}, check_migration.devices),
     ('Placement', {*SERVICES}, check_services.placement_answers),
     ('database', {SCHEDULER, API}, check_services.database_answers),
-    ('filter', {SCHEDULER}, check_services.filters),
-    ('weigher', {SCHEDULER}, check_services.weigher),
+    ('filter', {SCHEDULER}, check_scheduler.filters),
+    ('weigher', {SCHEDULER}, check_scheduler.weigher),
     ('entry point', {API}, check_services.entry_point),
     ('profiles', {API}, check_services.profiles_load),
     ('traits of flavors', {API}, check_services.traits_of_flavors),
@@ -607,9 +619,19 @@ def lines(host: Host) -> Iterator[tuple[str, Line]]:
                 remedy = ('run it again when this host has less to do; else '
                           'see what does not answer')
             found[call.about] = [Line(FAILURE, what, remedy)]
+    said = [line.found for line in found.get('options', ())
+            if line.result == FAILURE]
     for name in order:
-        for line in found[name] or [Line(OK, '')]:
+        for line in _once(found[name], said, name) or (
+                [] if found[name] else [Line(OK, '')]):
             yield name, line
+
+
+def _once(lines, said, name) -> list[Line]:
+    """The lines of a check without what the line on options says already."""
+    return lines if name == 'options' else [
+        line for line in lines
+        if not any(sentence in line.found for sentence in said)]
 
 
 def _done(functions, *args) -> list[Line]:

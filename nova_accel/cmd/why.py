@@ -17,6 +17,7 @@ from nova_accel.cmd import output
 from nova_accel import conf
 from nova_accel import demand
 from nova_accel import exception
+from nova_accel import grouping
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.planning import reasons
@@ -128,6 +129,7 @@ class Question:
         :raises NotThere: it has no accelerators.
         """
         question = cls.of_any(flavor, properties)
+        grouping.check(question.server.extra_specs)
         if not question.server.wanted:
             raise exception.NotThere(
                 f'The flavor {flavor["name"]} asks for no accelerator, and '
@@ -411,7 +413,20 @@ class Answer:
                   and w.resource_class in need.resources]
         for one in wanted:
             return self._of_function(one, provider)
-        return 'free', True
+        return f'free{self._unseen_place(need, provider)}', True
+
+    def _unseen_place(self, need, provider) -> str:
+        """What the flavor demands of the places of devices, and the provider
+        does not show, as the end of a clause."""
+        affinity = self._scheduling.affinity
+        node, root = naming.place_of(provider.traits)
+        if not affinity.is_strict or (root if affinity.one_root else node) or (
+                sum(need.resources.values()) == 1
+                and len(self._question.server.wanted) == 1):
+            return ''
+        return (f'; only its host knows whether they are {affinity}, and '
+                f'refuses the server if not (Placement shows it with [accel] '
+                f'pools = numa_node)')
 
     def _of_function(self, wanted, region):
         if not wanted.chosen_by_owner and not region.traits.isdisjoint(

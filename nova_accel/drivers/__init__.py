@@ -89,8 +89,14 @@ def check_installed(option: str, names) -> None:
     if missing:
         raise exception.ConfigurationError(
             f'{option} names {", ".join(map(repr, missing))}, and installed '
-            f'are {", ".join(installed) or "none"}: correct the name or '
-            f'install the package that has it.')
+            f'are {", ".join(installed) or "none"}: {_instead(missing)}.')
+
+
+def _instead(missing) -> str:
+    """What to do about names of drivers that are not installed."""
+    if any(len(name.split()) > 1 for name in missing):
+        return 'separate the names by commas'
+    return 'correct the name or install the package that has it'
 
 
 def _missing(names):

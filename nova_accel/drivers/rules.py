@@ -149,6 +149,9 @@ def _rule(option, text, keys):
                 continue
             except ValueError as error:
                 problem = f'is {value!r}, which {error}'
+                if value.endswith((',', ';')):
+                    problem = (f'is {value!r}: separate the parts of a rule '
+                               f'by spaces alone')
         raise exception.ConfigurationError(
             f'{option} has {text!r}, in which {key!r} {problem}.')
     if not pairs:

@@ -60,7 +60,9 @@ GOOD = {
               'include_devices': 'address=*'},
     'libvirt': {'virt_type': 'kvm'},
     'filter_scheduler': {
-        'available_filters': 'nova_accel.scheduler.filters.AcceleratorFilter',
+        'available_filters': [
+            'nova.scheduler.filters.all_filters',
+            'nova_accel.scheduler.filters.AcceleratorFilter'],
         'enabled_filters': 'ComputeFilter,AcceleratorFilter',
         'weight_classes': 'nova.scheduler.weights.all_weighers,'
                           'nova_accel.scheduler.weights.AcceleratorWeigher'},
@@ -275,8 +277,8 @@ class WellTest(CheckTestCase):
         self.assertEqual([], self.check(0))
         self.assertEqual(
             ['options', 'Nova', 'compute driver', 'drivers', 'IOMMU', 'VFIO',
-             'privileges', 'claim store', 'libvirt', 'cache', 'Glance',
-             'memory', 'flavors', 'switches', 'live migration',
+             'privileges', 'claim store', 'metrics', 'libvirt', 'cache',
+             'Glance', 'memory', 'flavors', 'switches', 'live migration',
              'live migration',
              'Placement', 'database', 'filter', 'weigher', 'entry point',
              'profiles', 'traits of flavors', 'clearing images', GPU, A,
@@ -290,7 +292,7 @@ class WellTest(CheckTestCase):
         bad, = self.check(2)
         self.assertIn('was not asked', bad['Found'])
         self.assertEqual(
-            ['options', 'Nova', 'Placement', 'database', 'filter', 'weigher'],
+            ['database', 'options', 'Nova', 'Placement', 'filter', 'weigher'],
             [line['Check'] for line in self.lines])
 
     def test_services_with_files_of_their_own(self):
@@ -678,10 +680,10 @@ class ComputeTest(CheckTestCase):
         self.http.post(f'{KEYSTONE}/auth/tokens', status_code=401)
         bad = self.check(2)
         self.assertEqual(
-            ['Glance', 'flavors', 'Placement', 'traits of flavors'],
+            ['Glance', 'Placement', 'flavors', 'traits of flavors'],
             [line['Check'] for line in bad])
         for line, section in zip(bad, (
-                'service_user', 'service_user', 'placement', 'service_user')):
+                'service_user', 'placement', 'service_user', 'service_user')):
             for word in (f'[{section}]', '401'):
                 self.assertIn(word, line['Found'])
             self.assertIn('correct', line['What to do'])
@@ -1061,12 +1063,12 @@ class SwitchesTest(CheckTestCase):
     def test_past_the_iommu(self):
         """pcie_acs_override of some kernels makes groups of one of them."""
         found = self.switches((None, 0x19, None, None), status=1)
-        self.assertEqual(['ok', 'warning', 'ok'], [
+        self.assertEqual(['warning', 'ok', 'ok'], [
             result for result, _ in found])
         self.assertEqual(
             f'what {self.GPUS[1]} send to other devices below the switch '
             f'{self.UP} does not pass the IOMMU, and those have other IOMMU '
-            f'groups: a server can reach devices of others', found[1][1])
+            f'groups: a server can reach devices of others', found[0][1])
 
     def test_one_by_one(self):
         """Two servers cannot have devices of one IOMMU group."""
@@ -1278,7 +1280,8 @@ class SchedulerTest(CheckTestCase):
 
     def test_order_of_filters(self):
         for names, words in (
-                ('AcceleratorFilter,ComputeFilter', 'move it to the end'),
+                ('AcceleratorFilter,ComputeFilter',
+                 'set enabled_filters = ComputeFilter,AcceleratorFilter'),
                 ('AcceleratorFilter,ComputeFilter,AcceleratorFilter',
                  '2 times')):
             self.set('filter_scheduler', enabled_filters=names)
@@ -1372,13 +1375,16 @@ class ApiTest(CheckTestCase):
                  'gpu prefers the trait CUSTOM_A4O, which no provider has'),
                 ({'trait1:CUSTOM_A4O': 'required'},
                  'gpu needs the trait CUSTOM_A4O, which no provider has')):
-            # what nova-api refuses, and what is not of accelerators
-            self.flavors({'gpu': {**gpu, **extra}, 'bad': {'accel1:x': 'y'},
+            # what is not of accelerators
+            self.flavors({'gpu': {**gpu, **extra},
                           'cpu': {'trait:CUSTOM_CPU': 'required'}})
             self.assertFails('traits of flavors', said, 'correct the trait',
                              result='warning')
         self.flavors({'gpu': {**gpu, 'accel1:prefer': 'CUSTOM_A40'}})
         self.check(0)
+        self.flavors({'bad': {'accel1:x': 'y'}})
+        self.assertFails('traits of flavors', 'the flavor bad', 'accel1:x',
+                         result='warning')
 
     # Images that clear what users program
 

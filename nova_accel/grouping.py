@@ -1,0 +1,58 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Flavors whose traits are in another request group than their device.
+
+Placement takes all resources and traits of a numbered group from one provider;
+those of a device are on no other one. A server of such a flavor is never
+built. The flavors of servers that exist are not checked.
+"""
+
+from collections.abc import Mapping
+
+from nova_accel import exception
+from nova_accel import naming
+from nova_accel import request
+
+
+def check(extra_specs: Mapping[str, str]) -> None:
+    """Check that a provider can satisfy each group of a flavor.
+
+    :param extra_specs: with the profile expanded.
+    :raises InvalidRequest: a required trait is in a group without its device,
+        or in a numbered group without resources.
+    """
+    groups = request.groups(extra_specs)
+    # group -> classes of its accelerators
+    homes = {suffix: classes for suffix, group in groups.items()
+             if (classes := naming.accelerators(group.resources))}
+    if not homes:
+        return
+    for suffix, group in sorted(groups.items()):
+        if suffix in homes or any(
+                map(naming.is_our_class, group.resources)):
+            continue
+        for trait in sorted(group.required):
+            home = _home(trait, homes)
+            if home is not None:
+                raise exception.InvalidRequest(
+                    f'trait{suffix}:{trait} is not in the group of a device '
+                    f'that can have it, and no host can satisfy that: write '
+                    f'trait{home}:{trait}, as resources{home}:'
+                    f'{min(homes[home])} has it.')
+        named = sorted(group.required | group.forbidden)
+        if suffix and named and not group.resources:
+            home = min(homes)
+            raise exception.InvalidRequest(
+                f'trait{suffix}:{named[0]} is in a group without resources, '
+                f'which no host can satisfy: write trait{home}:{named[0]} for '
+                f'the device of resources{home}:{min(homes[home])}, or remove '
+                f'it.')
+
+
+def _home(trait: str, homes: Mapping[str, Mapping[str, int]]) -> str | None:
+    """The group whose device can have a trait; None for a trait that other
+    providers may have."""
+    for suffix, classes in sorted(homes.items()):
+        if any(naming.is_of_device(trait, naming.type_of(name))
+               for name in classes):
+            return suffix
+    return None
