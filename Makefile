@@ -84,13 +84,13 @@ define run
 		$(BIN)/python -m tests.times $@ && \
 		$(RUN)/$@ --test-path ./tests/$@ run $(STESTR))
 endef
-# more processes than cores, because tests wait; but not for many cores, as each
-# imports what it may run, and a functional one takes 0.6 GB with its Glance
-unit: STESTR = --concurrency $$(($$(nproc) < 8 ? $$(nproc) + 1 : 8))
-# the more there are, the less time the last one works alone; but a functional
-# one needs ten seconds of processor for what it does only once
-MANY = --concurrency $$(($$(nproc) < 6 ? 2 * $$(nproc) : 12))
-host functional: STESTR = $(MANY)
+# more processes than cores, because tests wait; but each imports what it may run,
+# and a functional one needs ten seconds of processor for what it does only once,
+# and 0.6 GB with its Glance
+FEW = --concurrency $$(($$(nproc) < 8 ? $$(nproc) + 1 : 8))
+unit functional: STESTR = $(FEW)
+# tests of host wait longer, for processes that are killed
+host: STESTR = --concurrency $$(($$(nproc) < 6 ? 2 * $$(nproc) : 12))
 # a class stays in one process: its tests share a cloud
 functional: STESTR += --group_regex '([^\.]*\.)*' --exclude-regex '$(KILLED)'
 
@@ -109,7 +109,7 @@ KILLED = test_killed_compute
 
 # what is asked of another release of Nova each time, see tests/ci.py
 FUNCTIONAL_PART = test_(api_expansion|cells|create|from_nova|live_migration|report|scheduler_placement)\.|test_operations\.(Keep|Move)Test
-functional-part: STESTR = $(MANY) --group_regex '([^\.]*\.)*' '$(FUNCTIONAL_PART)'
+functional-part: STESTR = $(FEW) --group_regex '([^\.]*\.)*' '$(FUNCTIONAL_PART)'
 functional-part: $(STAMP)
 	$(BIN)/python -m tests.times functional
 	$(RUN)/functional --test-path ./tests/functional run $(STESTR)
