@@ -38,9 +38,12 @@ LINES = {'RESETS': '    RESETS = True\n', 'POOLED': '    POOLED = True\n',
          True: '    PREPARES_EVERY_HANDLE = True\n',
          False: '    PREPARES_EVERY_HANDLE = False\n', None: ''}
 YES_NO = False, True
-#: prepare(), release(), RESETS, PREPARES_EVERY_HANDLE, POOLED, creatable types
-COMBINATIONS = tuple(itertools.product(
-    YES_NO, YES_NO, YES_NO, (None, *YES_NO), YES_NO, YES_NO))
+#: prepare(), release(), RESETS, PREPARES_EVERY_HANDLE, POOLED, creatable types;
+#: of the last two, which cleaning does not depend on, one pair after another
+COMBINATIONS = tuple(of_cleaning + of_providers for of_cleaning, of_providers
+                     in zip(itertools.product(
+                         YES_NO, YES_NO, YES_NO, (None, *YES_NO)),
+                         itertools.cycle(itertools.product(YES_NO, YES_NO))))
 
 
 def is_loaded(_, release, resets, flag, *more):
