@@ -56,52 +56,6 @@ class FenceTest(base.AcceleratorTestBase):
         self._delete_server(server)
         self.assertUsable()
 
-    def test_nova_compute_restarts_meanwhile(self):
-        server = self.fenced_server()
-        self.restart_compute_service('compute1')
-        self.vanishes(None)
-        self._delete_server(server)
-        self.restart_compute_service('compute1')
-        self.assertUsable()
-
-    @cloud.fresh
-    def test_what_the_operator_reserved(self):
-        """Before the card vanished: it is so again afterwards."""
-        server = self.boot(self.FLAVOR)
-        uuid = self.provider(REGION)['uuid']
-        url = f'/resource_providers/{uuid}/inventories/{FPGA}'
-        self.placement.put(url, {**self.placement.get(url).body,
-                                 'reserved': 1}, version='1.26')
-        self.report_afresh()
-        self.assertEqual(((1, 1), False), self.shown())
-        self.vanishes(True)
-        self.report_afresh()
-        self.assertEqual(((1, 1), True), self.shown())
-        self.vanishes(None)
-        self._delete_server(server)
-        for _ in range(2):
-            self.report_afresh()
-            self.assertEqual(((1, 1), False), self.shown())
-
-
-class LostAllocationTest(base.AcceleratorTestBase):
-
-    def test_put_back(self):
-        """The operator has deleted what a server was allocated."""
-        server = self.boot(base.fpga_flavor(function_id=base.NLB0))
-        url = f'/allocations/{server["id"]}'
-        region = self.provider(REGION)['uuid']
-
-        def allocated():
-            found = self.placement.get(url).body['allocations']
-            return found.get(region, {}).get('resources')
-        before = allocated()
-        self.placement.delete(url)
-        self.assertIsNone(allocated())
-        self.compare()
-        self.assertEqual(before, allocated())
-        self._delete_every_server()
-
 
 class OldCopyTest(base.AcceleratorTestBase):
     """Nova's copy of a provider is not read again here, as it is within five
@@ -112,22 +66,6 @@ class OldCopyTest(base.AcceleratorTestBase):
 
     def inventory(self):
         return self.provider_tree()[REGION][0]
-
-    @cloud.fresh
-    def test_what_the_operator_reserved(self):
-        uuid = self.provider(REGION)['uuid']
-        url = f'/resource_providers/{uuid}/inventories/{FPGA}'
-        self.placement.put(url, {**self.placement.get(url).body,
-                                 'reserved': 1}, version='1.26')
-        # for a report, and for so long that its providers are removed
-        for reports in (1, 3):
-            for vanish, count in ((True, reports), (None, 2)):
-                self.kernel('compute1').set_fault(DEVICE, vanish=vanish)
-                self.parts('compute1').inventory.scanner.scan()
-                for _ in range(count):
-                    self.report()
-            self.assertEqual((1, 1), self.inventory()[FPGA])
-        self.assertNotIn(naming.FENCED, self.provider_tree()[REGION][1])
 
     @cloud.fresh
     def test_class_of_provider_yaml(self):

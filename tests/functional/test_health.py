@@ -75,32 +75,3 @@ class HealthTest(base.AcceleratorTestBase):
         self.until_owner_reads(server)
         self.assertEqual([VF], self.hostdevs(server))
         self._delete_server(server)
-
-    def test_flavors(self):
-        """Placement sends no server that forbids it to a suspect device,
-        and one that asks for it to no other."""
-        self.flags(health=['act'], group='accel')
-        trait = f'trait1:{naming.SUSPECT}'
-        forbids, asks = ({**self.FLAVOR, trait: word}
-                         for word in ('forbidden', 'required'))
-        # the trait is known before any device has it
-        self.look()
-        process.until(lambda: self.assertIn(
-            naming.SUSPECT, self._get_all_traits()))
-        well = self.boot(forbids)
-        self._delete_server(well)
-        self.look()
-        self.look(current_link_width='8')
-        self.report()
-        refused = self.boot(forbids, expected_state='ERROR')
-        self.assertIn('No valid host', self.fault(refused))
-        self._delete_server(refused)
-        for flavor in asks, self.FLAVOR:
-            server = self.boot(flavor)
-            self.assertEqual([VF], self.hostdevs(server))
-            self._delete_server(server)
-        self.look()
-        self.report()
-        refused = self.boot(asks, expected_state='ERROR')
-        self.assertIn('No valid host', self.fault(refused))
-        self._delete_server(refused)

@@ -63,18 +63,6 @@ class TenantTest(operations.OperationsTestBase):
         return self.upload_bitstream(FUNCTION, client=client, properties={
             'visibility': visibility, 'accel:function_id': FUNCTION})
 
-    def test_private_image_of_another_project(self):
-        self.upload_as(self.eve)
-        server = self.boot('ERROR')
-        self.assertIn(FUNCTION, self.fault(server))
-        self.assertEqual([], self.claims())
-        for host in self.HOSTS:
-            for address in ('0000:5e:00.0', '0000:af:00.0'):
-                region = self.parts(host).inventory.devices[
-                    address].region(0)
-                self.assertNotEqual(
-                    FUNCTION.replace('-', ''), region.function_uuid)
-
     def test_rebuild_with_a_bitstream_that_cannot_be_had(self):
         """nova-api refuses, where a rebuild that fails would take the guest;
         a missing image and another project's get the same words."""

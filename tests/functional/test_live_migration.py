@@ -593,14 +593,6 @@ class TransparentTest(TransparentTestBase):
         self.computes[self.destination].driver.parts.reconciler.run()
         self.assertEqual([], self.claims())
 
-    def test_aborted(self):
-        self.libvirt_migrates(self.aborts)
-        self.start(self.VGPU_FLAVOR)
-        self.live_migrate('cancelled')
-        self.assertEqual([[a for _, a in self.before]], self.moved)
-        self.assertStayed()
-        self.delete_all()
-
     def test_forced(self):
         """Live migration with the state of devices that the operator forces to
         complete: the guest stands still until all is copied."""

@@ -18,14 +18,6 @@ class LostStoreTest(operations.OperationsTestBase):
         super()._setup_compute_service()
         self.flags(enabled_drivers=['nvme'], group='accel')
 
-    def lose(self):
-        store = self.parts('compute1').store
-        self.computes['compute1'].stop()
-        for suffix in ('', '-wal', '-shm'):
-            if os.path.exists(store.path + suffix):
-                os.unlink(store.path + suffix)
-        self.restart_compute_service('compute1')
-
     def test_older_copy(self):
         """Guests carry what the copy does not know."""
         disks = self.simulated('compute1')
@@ -56,31 +48,3 @@ class LostStoreTest(operations.OperationsTestBase):
         self._start_server(off)
         self.assertEqual([disk], self.hostdevs(off))
         self.assertEqual('a secret', disks.data_of_disk(disk))
-
-    def test_servers_keep_their_disks(self):
-        disks = self.simulated('compute1')
-        runs, off = self.boot(FLAVOR), self.boot(FLAVOR)
-        (of_runs,), (of_off,) = self.hostdevs(runs), self.hostdevs(off)
-        free, = set(DISKS) - {of_runs, of_off}
-        for disk in DISKS:
-            disks.write_disk(disk, f'secret on {disk}')
-        self._stop_server(off)
-        self.lose()
-        self._wait_for_assert(lambda: self.assertEqual(
-            {(runs['id'], of_runs), (off['id'], of_off)},
-            {(c.instance_uuid, c.handle.address) for c in self.claims()}))
-        self._wait_for_assert(
-            lambda: self.assertEqual('', disks.data_of_disk(free)))
-        self._start_server(off)
-        self.assertEqual([of_off], self.hostdevs(off))
-        self._reboot_server(runs, hard=True)
-        self.assertEqual([of_runs], self.hostdevs(runs))
-        for disk in (of_runs, of_off):
-            self.assertEqual(f'secret on {disk}', disks.data_of_disk(disk))
-        self.report()
-        third = self.boot(FLAVOR)
-        self.assertEqual([free], self.hostdevs(third))
-        for server in (runs, off, third):
-            self._delete_server(server)
-        self._wait_for_assert(lambda: self.assertEqual([], self.claims()))
-        self.assertEqual(['', '', ''], [disks.data_of_disk(d) for d in DISKS])

@@ -7,7 +7,6 @@ from unittest import mock
 
 from nova.cmd import manage
 import os_resource_classes
-import os_traits
 from placement.objects import resource_provider
 
 from nova_accel import naming
@@ -139,18 +138,6 @@ class ReportTest(base.AcceleratorTestBase):
             f'/resource_providers/{region}/aggregates', version='1.19',
         ).body['aggregates'])
 
-    def test_what_was_deleted_comes_back(self):
-        before = self.provider_tree()
-        uuid = self.provider(self.region)['uuid']
-        self._set_provider_traits(uuid, [])
-        self.report_afresh()
-        self.assertEqual(before, self.provider_tree())
-        self.placement.delete(f'/resource_providers/{uuid}')
-        self.assertIsNone(self.provider(self.region))
-        self.report_afresh()
-        self.assertEqual(before, self.provider_tree())
-        self.assertEqual(uuid, self.provider(self.region)['uuid'])
-
     def test_no_change_writes_nothing(self):
         self.report()
         generations = {p['uuid']: p['generation'] for p in self.placement.get(
@@ -253,11 +240,6 @@ class ReportTest(base.AcceleratorTestBase):
         # either spelling of a request is written as the one in force
         for name in ('FPGA', 'CUSTOM_ACCELERATOR_FPGA'):
             self._delete_server(self.boot({f'resources1:{name}': '1'}))
-
-    def test_owner_trait(self):
-        self.assertIn('OWNER_CYBORG', self.traits(self.device))
-        self.assertNotIn(os_traits.COMPUTE_MANAGED_PCI_DEVICE,
-                         self.traits(self.device))
 
 
 class ConflictTest(base.AcceleratorTestBase):

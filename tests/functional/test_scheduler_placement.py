@@ -156,21 +156,6 @@ class SchedulerTest(SchedulerTestBase):
         self.assertEqual([['host2/0'], ['host2/3']],
                          sorted(self.boot(WANTED) for _ in range(2)))
 
-    def test_forced_host_and_rebuild(self):
-        self.host('host1', WANTED)
-        self.host('host2', None)
-        server = self._create_server(
-            flavor_id=self.flavor(WANTED), networks='none', az='nova:host2')
-        self.assertEqual(['host2/0'], self.regions_of(server))
-        self._rebuild_server(server, 'a2459075-d96c-40d5-893e-577ff92e721c')
-        self.assertEqual(['host2/0'], self.regions_of(server))
-
-    def test_host_that_has_the_function(self):
-        for number, functions in enumerate(([None], [OTHER], [WANTED])):
-            self.host(f'host{number}', *functions)
-        self.fill('host2')
-        self.assertEqual(['host2/0'], self.boot(WANTED))
-
     def test_function_that_placement_cuts_off(self):
         self.flags(max_placement_results=1, group='scheduler')
         self.host('host1', OTHER, WANTED, None, THIRD)
@@ -286,10 +271,6 @@ class SchedulerTest(SchedulerTestBase):
         # as many as for one
         self.assertEqual(1, len(self.gets), self.gets)
 
-    def test_more_servers_than_regions(self):
-        self.host('host1', WANTED)
-        self.assertEqual([[], []], self.boot_many(2, WANTED, 'ERROR'))
-
     def lose_first_claim(self):
         """Another server takes the region of the first claim just before it.
 
@@ -366,11 +347,6 @@ class CellsTest(SchedulerTestBase):
     """Hosts in several cells, of all of which Placement has one answer."""
 
     NUMBER_OF_CELLS = 2
-
-    def test_function_in_another_cell(self):
-        self.host('host1', OTHER, None, cell_name='cell1')
-        self.host('host2', None, WANTED, cell_name='cell2')
-        self.assertEqual(['host2/1'], self.boot(WANTED))
 
     def test_function_that_placement_cuts_off(self):
         self.flags(max_placement_results=1, group='scheduler')

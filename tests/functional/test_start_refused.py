@@ -74,7 +74,3 @@ class StartRefusedTest(testtools.TestCase):
         self.refused("'vendr'", 'enabled_drivers = dfl',
                      'exclude_devices = vendr=8086',
                      OS_NOVA_DISABLE_EVENTLET_PATCHING='false')
-
-    def test_simulated_host_that_is_not_there(self):
-        self.refused('/nonexistent', 'simulated_host = /nonexistent',
-                     OS_NOVA_DISABLE_EVENTLET_PATCHING='true')
