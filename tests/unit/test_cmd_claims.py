@@ -10,7 +10,7 @@ import uuid
 
 from nova_accel import model
 from tests.unit import commands
-from tests.unit.test_claims import (
+from tests.unit.claims import (
     claim, DEVICE, DISABLED, handle)
 
 ADDRESS = DEVICE.address

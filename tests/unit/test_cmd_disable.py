@@ -17,7 +17,7 @@ from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import schema
 from tests.unit import commands
-from tests.unit.test_claims import claim, DEVICE, handle
+from tests.unit.claims import claim, DEVICE, handle
 
 A, B, C = DEVICE.address, '0000:81:00.0', '0000:82:00.0'
 

@@ -22,7 +22,7 @@ from nova_accel.store import values
 from tests import acme
 from tests.unit import commands
 from tests.unit.host import A, B, FIRST, FUNCTION, plain, SimulatedHost
-from tests.unit.test_claims import claim, DISABLED, handle
+from tests.unit.claims import claim, DISABLED, handle
 
 
 class Discover(commands.StoreCommandTestCase):

@@ -9,7 +9,7 @@ from nova_accel.cmd import history
 from nova_accel import model
 from nova_accel.store import values
 from tests.unit import commands
-from tests.unit.test_claims import claim, handle
+from tests.unit.claims import claim, handle
 from tests.unit.test_cmd_handovers import A, B, handover
 
 ONE, TWO, THREE = (str(uuid.UUID(int=n)) for n in (1, 2, 3))

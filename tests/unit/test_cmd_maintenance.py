@@ -10,7 +10,7 @@ import fixtures
 from nova_accel.cmd import maintenance
 from nova_accel.store import values
 from tests.unit import commands
-from tests.unit.test_claims import DEVICE, handle
+from tests.unit.claims import DEVICE, handle
 
 State = values.OrderState
 A, VF = DEVICE.address, f'{DEVICE.address[:-1]}1'

@@ -20,7 +20,7 @@ from nova_accel import sim
 from nova_accel.store import values
 from tests.unit import commands
 from tests.unit.host import A, B, FUNCTION, OTHER, SHELL
-from tests.unit.test_claims import claim
+from tests.unit.claims import claim
 
 #: works on a device until it is killed
 _WORKS = """

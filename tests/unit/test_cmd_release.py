@@ -9,7 +9,7 @@ import fixtures
 from nova_accel.cmd import release
 from nova_accel.store import values
 from tests.unit import commands
-from tests.unit.test_claims import claim, HANDLE
+from tests.unit.claims import claim, HANDLE
 
 State = values.OrderState
 

@@ -14,7 +14,7 @@ from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import file as store_file
 from tests.unit import tables
-from tests.unit.test_claims import claim
+from tests.unit.claims import claim
 
 State = model.ClaimState
 #: of claims that callers see

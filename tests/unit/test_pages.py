@@ -42,7 +42,7 @@ from nova_accel.store import values
 from tests.unit import commands
 from tests.unit import configured
 from tests.unit import pages
-from tests.unit.test_claims import claim, DEVICE, handle
+from tests.unit.claims import claim, DEVICE, handle
 
 #: commands that a console block may have and that are not run here, and what
 #: they need

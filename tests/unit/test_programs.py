@@ -26,7 +26,7 @@ import testtools
 from nova_accel.store import claim_store
 from nova_accel.store import values
 from tests.unit import pages
-from tests.unit.test_claims import claim, DEVICE, handle
+from tests.unit.claims import claim, DEVICE, handle
 
 _PLACEHOLDER = re.compile('<[A-Za-z][^<>|&]*>')
 #: what the shell replaces by the output of a command
