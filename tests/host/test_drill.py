@@ -11,12 +11,12 @@ import fixtures
 
 from nova_accel.health import signals
 from nova_accel import naming
-from tests.host import test_health
+from tests.host import health
 from tests.host import test_maintenance
-from tests.host.test_health import ONE, TWO, WORN
+from tests.host.health import ONE, TWO, WORN
 
 
-class DrillTestCase(test_health.HealthTestCase,
+class DrillTestCase(health.HealthTestCase,
                     test_maintenance.OrderTestCase):
 
     MODE = 'act'
@@ -113,7 +113,7 @@ class DrillTest(DrillTestCase):
         self.assertEqual([], self.notices())
 
     def test_disabled_by_nova_compute(self):
-        self.turn(**test_health.OF_LINK)
+        self.turn(**health.OF_LINK)
         self.assertIn('the operator has not disabled it',
                       self.refused('drill', ONE, '0'))
 

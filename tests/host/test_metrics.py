@@ -28,8 +28,8 @@ from nova_accel.inventory import offers
 from nova_accel.notify import metrics
 from nova_accel.store import values
 from tests.host import base
-from tests.host import test_health
-from tests.host.test_health import HALF, ONE, TWO, WORN
+from tests.host import health
+from tests.host.health import HALF, ONE, TWO, WORN
 from tests.unit.host import A, OTHER
 from tests.unit.inventory_host import fpga
 
@@ -88,7 +88,7 @@ def promtool(test, *arguments, **more):
     test.assertEqual((0, ''), (done.returncode, done.stderr), done.stdout)
 
 
-class MetricsTestCase(test_health.HealthTestCase):
+class MetricsTestCase(health.HealthTestCase):
 
     POOLS = 'none'
 
@@ -162,7 +162,7 @@ class FileTest(MetricsTestCase):
                                   for d in (ONE, TWO)])
         self.host.enable()
         # nova-compute's own word is not the operator's
-        self.turn(**test_health.OF_LINK)
+        self.turn(**health.OF_LINK)
         self.assertEqual(0, self.value('device_disabled', device=ONE))
 
     def test_written_after_each_look(self):

@@ -11,15 +11,15 @@ from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel import naming
 from tests.host import base
-from tests.host import test_health
-from tests.host.test_health import HALF, ONE, OF_LINK, TWO, WORN
+from tests.host import health
+from tests.host.health import HALF, ONE, OF_LINK, TWO, WORN
 from tests.unit.host import A
 
 DISK = '0000:02:00.0'
 
 
 @ddt.ddt
-class LadderTest(test_health.HealthTestCase):
+class LadderTest(health.HealthTestCase):
     """The driver pci: the resets of its hand-over."""
 
     POOLS = 'none'
@@ -264,7 +264,7 @@ class LadderTest(test_health.HealthTestCase):
         self.assertEqual('quarantined', self.states()[ONE])
 
 
-class ObservedTest(test_health.HealthTestCase):
+class ObservedTest(health.HealthTestCase):
 
     MODE = 'observe'
     POOLS = 'none'

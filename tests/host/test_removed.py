@@ -11,11 +11,11 @@ forgets the function. A card that was pulled reads as all ones until then.
 
 from nova_accel import exception
 from nova_accel import model
-from tests.host import test_health
-from tests.host.test_health import ONE, TWO
+from tests.host import health
+from tests.host.health import ONE, TWO
 
 
-class RemovedTest(test_health.HealthTestCase):
+class RemovedTest(health.HealthTestCase):
 
     POOLS = 'none'
 
