@@ -206,3 +206,13 @@ class OperationsTestBase(base.AcceleratorTestBase):
         self._wait_for_server_parameter(
             server, {'OS-EXT-STS:vm_state': 'error'})
         self.delete_all()
+
+
+class MoveTestBase(OperationsTestBase):
+    """A server, and where it is."""
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.boot(self.specs)
+        self.before = self.assertHas(self.server)
+        self.host = self.host_of(self.server)

@@ -8,14 +8,14 @@ import fixtures
 
 from nova_accel.cmd import defrag
 from nova_accel.cmd import fits
-from tests.functional import test_pools
+from tests.functional import pools
 from tests.unit import commands
 
 
-class DefragTest(test_pools.PoolsTestBase):
+class DefragTest(pools.PoolsTestBase):
     """Two hosts with four GPUs, and a server with one on each."""
 
-    HOSTS = {name: {'gpus': test_pools.gpus(test_pools.GPUS[:4])}
+    HOSTS = {name: {'gpus': pools.gpus(pools.GPUS[:4])}
              for name in ('compute1', 'compute2')}
 
     def setUp(self):
@@ -26,10 +26,10 @@ class DefragTest(test_pools.PoolsTestBase):
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.cmd.defrag._PAUSE', 0.1))
         self.become_operator()
-        self.servers = {host: self.boot(test_pools.groups(1), host=host)
+        self.servers = {host: self.boot(pools.groups(1), host=host)
                         for host in self.HOSTS}
         self.flavor = self._create_flavor(
-            name='four', extra_spec=test_pools.groups(4))
+            name='four', extra_spec=pools.groups(4))
         self.addCleanup(self.api.delete_flavor, self.flavor)
 
     def run_command(self, *arguments):
@@ -57,7 +57,7 @@ class DefragTest(test_pools.PoolsTestBase):
         self.assertEqual(planned['To'], self.host_of(server))
         self.assertServer(server, 1)
         self.assertEqual(1, self.fitting())
-        self.boot(test_pools.groups(4))
+        self.boot(pools.groups(4))
         # what was shown before is no plan any more
         status, stdout, stderr = self.run_command('--do', plan)
         self.assertEqual((1, ''), (status, stdout))
@@ -85,14 +85,14 @@ class DefragTest(test_pools.PoolsTestBase):
         """After the first of two migrations another server takes a GPU of the
         target: the second is not begun, and what is done is said."""
         for host in self.HOSTS:
-            self.boot(test_pools.groups(1), host=host)
+            self.boot(pools.groups(1), host=host)
         _, stdout, stderr = self.run_command()
         first, second = json.loads(stdout)
         migrate = defrag._migrate
 
         def migrated(cloud, move, host):
             migrate(cloud, move, host)
-            self.boot(test_pools.groups(1), host=host)
+            self.boot(pools.groups(1), host=host)
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.cmd.defrag._migrate', migrated))
         status, stdout, stderr = self.run_command(

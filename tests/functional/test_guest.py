@@ -8,7 +8,6 @@ docs/source/operations.rst.
 from unittest import mock
 import uuid
 
-import fixtures
 from nova import context as nova_context
 from nova import objects
 from nova.network import neutron
@@ -20,26 +19,9 @@ from nova_accel import model
 from nova_accel.api import expansion
 from nova_accel.virt import guest
 from tests.functional import cloud
+from tests.functional import guests
 from tests.functional import operations
 from tests.functional import process
-
-
-def live_snapshot(driver, context, instance, guest, disk, path, *args):
-    """In place of the copy of a disk, of which there is none here."""
-    with open(path, 'wb') as file:
-        file.write(b'a disk')
-
-
-class LiveSnapshots(fixtures.Fixture):
-
-    def _setUp(self):
-        self.useFixture(fixtures.MockPatchObject(
-            libvirt_driver.LibvirtDriver, '_live_snapshot', live_snapshot))
-        # Nova takes what is in /dev for a volume of LVM, as the files of tests
-        # below /dev/shm, and makes cold snapshots of these
-        self.useFixture(fixtures.MockPatch(
-            'nova.virt.libvirt.utils.get_disk_type_from_path',
-            return_value='raw'))
 
 
 class GuestTest(operations.OperationsTestBase):
@@ -47,7 +29,7 @@ class GuestTest(operations.OperationsTestBase):
 
     def setUp(self):
         super().setUp()
-        self.useFixture(LiveSnapshots())
+        self.useFixture(guests.LiveSnapshots())
         self.image = self.glance.service.upload(
             self.glance.client, 'guest', b'with an agent',
             visibility='public', hw_qemu_guest_agent='yes')['id']

@@ -1,48 +1,17 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What the metadata service and the config drive say of accelerators."""
 
-import json
-
 from lxml import etree
-from nova.api.metadata import base as metadata
-from nova import context as nova_context
-from nova import objects
 
 from nova_accel import naming
 from tests.functional import base
-from tests.functional import test_pools
+from tests.functional import guests
+from tests.functional import pools
 
 ONE, TWO = '0000:5e:00.0', '0000:81:00.0'
 
 
-class Reads:
-
-    def devices(self, server):
-        """As a guest reads them, in the newest version."""
-        instance = objects.Instance.get_by_uuid(
-            nova_context.get_admin_context(), server['id'],
-            expected_attrs=['device_metadata', 'flavor', 'metadata',
-                            'system_metadata', 'keypairs', 'ec2_ids'])
-        found = metadata.InstanceMetadata(
-            instance, network_info=[]).lookup(
-                '/openstack/latest/meta_data.json')
-        return json.loads(found)['devices']
-
-    def places(self, server):
-        """Host address -> guest address, as libvirt has it."""
-        found = {}
-        for hostdev in etree.fromstring(self.guest_xml(server)).iterfind(
-                './devices/hostdev'):
-            host, guest = (
-                '{:04x}:{:02x}:{:02x}.{:x}'.format(*(
-                    int(place.get(part), 16) for part in (
-                        'domain', 'bus', 'slot', 'function')))
-                for place in hostdev.iterfind('.//address'))
-            found[host] = guest
-        return found
-
-
-class GuestDevicesTest(Reads, base.AcceleratorTestBase):
+class GuestDevicesTest(guests.Reads, base.AcceleratorTestBase):
 
     HOSTS = {'compute1': {'cards': [base.card(ONE), base.card(TWO)]}}
     FLAVOR = {**base.fpga_flavor(function_id=base.NLB0),
@@ -69,7 +38,7 @@ class GuestDevicesTest(Reads, base.AcceleratorTestBase):
         self._delete_server(server)
 
 
-class TopologyFileTest(Reads, test_pools.PoolsTestBase):
+class TopologyFileTest(guests.Reads, pools.PoolsTestBase):
     """Of eight GPUs each four are below one switch."""
 
     HOSTS = {'compute1': {'gpus': [
@@ -77,10 +46,10 @@ class TopologyFileTest(Reads, test_pools.PoolsTestBase):
             f'pci0000:{gpu["address"][5]}7',
             *(f'0000:{gpu["address"][5]}{bus}:00.0' for bus in '78'),
             f'0000:{gpu["address"][5]}9:{n:02x}.0']}
-        for n, gpu in enumerate(test_pools.gpus())]}}
+        for n, gpu in enumerate(pools.gpus())]}}
 
     def test_file(self):
-        server = self.boot(test_pools.groups(8))
+        server = self.boot(pools.groups(8))
         places = self.places(server)
         first, *others = self.devices(server)
         self.assertEqual(['accelerator', 'accel1', 'GPU'], first['tags'][:3])
@@ -89,16 +58,16 @@ class TopologyFileTest(Reads, test_pools.PoolsTestBase):
         file = etree.fromstring(first['tags'][3])
         self.assertEqual([
             [places[address] for address in half]
-            for half in (test_pools.GPUS[:4], test_pools.GPUS[4:])], [
+            for half in (pools.GPUS[:4], pools.GPUS[4:])], [
                 sorted(device.get('busid') for device in switch)
                 for switch in file.iterfind('./cpu/pci')])
         self._delete_server(server)
-        alone = self.boot(test_pools.groups(1))
+        alone = self.boot(pools.groups(1))
         self.assertEqual([['accelerator', 'accel1', 'GPU']], [
             device['tags'] for device in self.devices(alone)])
 
 
-class SlotTest(Reads, base.AcceleratorTestBase):
+class SlotTest(guests.Reads, base.AcceleratorTestBase):
     """A region of several functions is one accelerator for Placement, and
     several devices of the guest."""
 

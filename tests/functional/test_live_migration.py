@@ -21,13 +21,13 @@ from nova_accel import model
 from nova_accel.virt import guest
 from tests.functional import base
 from tests.functional import cloud
+from tests.functional import guests
 from tests.functional import operations
 from tests.functional import process
-from tests.functional import test_guest_devices
 from tests.functional import test_vgpu
 
 
-class LiveMigrationTestBase(test_guest_devices.Reads,
+class LiveMigrationTestBase(guests.Reads,
                             operations.OperationsTestBase):
 
     #: of the flavors

@@ -6,12 +6,12 @@ from unittest import mock
 from nova import exception as nova_exception
 
 from nova_accel import model
-from tests.functional import test_operations
+from tests.functional import operations
 
 OLD = model.Role.OLD
 
 
-class MoveLostTest(test_operations.MoveTestBase):
+class MoveLostTest(operations.MoveTestBase):
 
     def setUp(self):
         super().setUp()

@@ -12,9 +12,10 @@ from nova import objects
 
 from nova_accel import model
 from tests.functional import operations
-from tests.functional import test_nvme
 
 DISKS = '0000:02:00.0', '0000:03:00.0'
+CLASS = 'CUSTOM_ACCELERATOR_SSD'
+FLAVOR = {f'resources1:{CLASS}': '1'}
 #: seconds for which a delete waits here
 LONG = 60
 
@@ -26,11 +27,11 @@ class NotAwaitedTest(operations.OperationsTestBase):
     FRESH_CLOUD = True
     HOSTS = {host: {'nvmes': [{'address': address} for address in DISKS]}
              for host in ('compute1', 'compute2')}
-    RESOURCE_CLASS = test_nvme.CLASS
+    RESOURCE_CLASS = CLASS
 
     def setUp(self):
         super().setUp()
-        self.servers = [self.boot(test_nvme.FLAVOR, host='compute1')
+        self.servers = [self.boot(FLAVOR, host='compute1')
                         for _ in DISKS]
 
     def _setup_compute_service(self):
@@ -54,7 +55,7 @@ class NotAwaitedTest(operations.OperationsTestBase):
         for address in DISKS:
             inventory, *_ = self.provider_tree()[
                 self.provider_name('compute1', address)]
-            total, reserved = inventory[test_nvme.CLASS]
+            total, reserved = inventory[CLASS]
             self.assertEqual(total, reserved)
         self.hang(None)
         self._wait_for_assert(

@@ -23,8 +23,8 @@ from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.virt.libvirt import driver as libvirt_driver
 
 from tests.functional import base
+from tests.functional import guests
 from tests.functional import operations
-from tests.functional import test_guest
 
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
 #: nova_accel.virt.report_client
@@ -90,7 +90,7 @@ class NothingHeldTest(operations.OperationsTestBase):
                       type(self.computes['compute2'].driver))
         self.useFixture(fixtures.MonkeyPatch(
             'nova.virt.libvirt.driver.LibvirtDriver._live_snapshot',
-            test_guest.live_snapshot))
+            guests.live_snapshot))
         self.report()
         self.report()
         self.calls = self.useFixture(Calls())

@@ -264,17 +264,7 @@ class KeepWholeCardTest(KeepMixin, operations.OperationsTestBase):
                    group='accel')
 
 
-class MoveTestBase(operations.OperationsTestBase):
-    """A server, and where it is."""
-
-    def setUp(self):
-        super().setUp()
-        self.server = self.boot(self.specs)
-        self.before = self.assertHas(self.server)
-        self.host = self.host_of(self.server)
-
-
-class ResizeTest(MoveTestBase):
+class ResizeTest(operations.MoveTestBase):
     """Operations that give a server other devices, and may be reverted."""
 
     def test_migrate_confirm(self):
@@ -422,7 +412,7 @@ class ResizeTest(MoveTestBase):
         return self._wait_for_state_change(self.server, 'ERROR')
 
 
-class MoveTest(MoveTestBase):
+class MoveTest(operations.MoveTestBase):
     """Operations that give a server other devices."""
 
     def test_deleted_before_the_confirm(self):

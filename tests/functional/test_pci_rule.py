@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Devices that only a rule of the operator knows reach guests."""
 
+from tests.functional import guests
 from tests.functional import operations
-from tests.functional import test_guest_devices
 
 NPU, GAUDI, NIC = '0000:5e:00.0', '0000:81:00.0', '0000:3d:00.0'
 #: a card of which all VFs are one accelerator
@@ -14,7 +14,7 @@ def flavor(trait):
     return {f'resources1:{CLASS}': '1', f'trait1:{trait}': 'required'}
 
 
-class PciRuleTest(test_guest_devices.Reads, operations.OperationsTestBase):
+class PciRuleTest(guests.Reads, operations.OperationsTestBase):
 
     HOSTS = {'compute1': {
         'others': [

@@ -14,15 +14,14 @@ from nova_accel import model
 from nova_accel.virt import guest
 from tests.functional import base
 from tests.functional import cloud
+from tests.functional import guests
 from tests.functional import operations
 from tests.functional import process
-from tests.functional import test_guest
-from tests.functional import test_guest_devices
 
 CARDS = ('0000:5e:00.0', '0000:af:00.0')
 
 
-class RuntimeTest(test_guest_devices.Reads, operations.OperationsTestBase):
+class RuntimeTest(guests.Reads, operations.OperationsTestBase):
 
     FLAVOR = {**base.fpga_flavor(function_id=base.CRYPTO),
               'accel1:runtime_programming': 'true'}
@@ -216,7 +215,7 @@ class RuntimeTest(test_guest_devices.Reads, operations.OperationsTestBase):
     def test_live_snapshot_meanwhile(self):
         """A live snapshot during a programming at run time: the guest gets no
         device by that."""
-        self.useFixture(test_guest.LiveSnapshots())
+        self.useFixture(guests.LiveSnapshots())
         kernel = type(self.kernel(self.host))
         program, seen = kernel.program_dfl_port, []
 

@@ -9,13 +9,13 @@ from nova import context
 from nova import objects
 from nova.tests.fixtures import libvirt as fakelibvirt
 
-from tests.functional import test_pools
-from tests.functional.test_pools import GPUS, groups
+from tests.functional import pools
+from tests.functional.pools import GPUS, groups
 
 SET = 'CUSTOM_ACCELERATOR_SET'
 
 
-class NumaPoolTest(test_pools.PoolsTestBase):
+class NumaPoolTest(pools.PoolsTestBase):
     """Placement shows where devices are, and Nova's scheduler how large the
     nodes of a host are."""
 
@@ -67,7 +67,7 @@ class NumaPoolTest(test_pools.PoolsTestBase):
         self.assertEqual([], self.claims())
 
 
-class GuestNodesTest(test_pools.PoolsTestBase):
+class GuestNodesTest(pools.PoolsTestBase):
     """Guests that have NUMA nodes, on a host that has two."""
 
     def _setup_compute_service(self):
@@ -130,7 +130,7 @@ class GuestNodesTest(test_pools.PoolsTestBase):
             self._delete_server(server)
 
 
-class SetsTest(test_pools.PoolsTestBase):
+class SetsTest(pools.PoolsTestBase):
 
     def _setup_compute_service(self):
         super()._setup_compute_service()

@@ -9,15 +9,15 @@ from nova.tests.fixtures import libvirt as fakelibvirt
 from nova_accel import model
 from nova_accel import sim
 from tests.functional import base
-from tests.functional import test_restart
+from tests.functional import restarts
 
-DISK, FPGA = test_restart.DISK, test_restart.FPGA
+DISK, FPGA = restarts.DISK, restarts.FPGA
 
 
-class UndoTest(test_restart.RestartTestBase):
+class UndoTest(restarts.RestartTestBase):
     """What a server held before stays its own, with its data."""
 
-    FLAVOR = {**test_restart.RestartTestBase.FLAVOR,
+    FLAVOR = {**restarts.RestartTestBase.FLAVOR,
               'accel1:runtime_programming': 'true'}
 
     def disk_is_busy(self):
