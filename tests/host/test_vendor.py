@@ -265,3 +265,30 @@ class KilledTest(test_killed.KilledTestCase):
         kernel.guest_returns(A)
         self.assertEqual('100', self.attribute('power_limit'))
         kernel.guest_takes(A)
+
+
+class PrivateResetTest(base.HostTestCase):
+    """The example of two functions, of which the one of the host resets."""
+
+    POOLS = 'none'
+    DPU = 'CUSTOM_ACCELERATOR_DPU'
+
+    def test_between_servers(self):
+        self.useFixture(acme.Installed())
+        self.start_host(acme_dpus=[{'address': A}], drivers=('acme_dpu',))
+        specs = {f'resources1:{self.DPU}': '1'}
+        kernel = self.simulated.kernel
+        server = self.host.boot(specs, self.host.allocation(A, self.DPU))
+        self.assertHas(server, A)
+        kernel.guest_writes(A, memory='of a server')
+        kernel.set_fault(A, reset_dpu='EIO')
+        self.host.delete(server)
+        claim, = self.host.holdings.all()
+        self.assertIn('reset by its management function', claim.error)
+        kernel.set_fault(A, reset_dpu=None)
+        self.host.reconcile()
+        self.host.settle()
+        self.assertEqual(('dpu reset', 'clean'), [
+            (h.method, h.result) for h in self.host.store.handovers()][-1])
+        self.host.boot(specs, self.host.allocation(A, self.DPU))
+        self.assertEqual({}, kernel.guest_reads(A))

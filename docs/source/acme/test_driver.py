@@ -4,6 +4,7 @@ import tempfile
 import unittest
 
 from acme_accel import driver
+from acme_accel import dpu
 from acme_accel import fpga
 from acme_accel import privileged
 from nova_accel.drivers import base
@@ -175,6 +176,15 @@ class AcmeContractTest(testing.DriverTestCase):
     HOST = {'acmes': [{'address': CARD}, {'address': '0000:5e:00.0'}]}
     KEYS = {'power_limit': '100'}
     FAULTS = {'scrub': ('EIO', 'hang'), 'attributes': {'firmware': '?'}}
+    LEAVES = ('registers', 'memory')
+
+
+class AcmeDpuContractTest(testing.DriverTestCase):
+
+    DRIVER = dpu.AcmeDpuDriver
+    HOST = {'acme_dpus': [{'address': '0000:17:00.0'},
+                          {'address': '0000:18:00.0'}]}
+    FAULTS = {'reset_dpu': ('EIO', 'hang'), 'state': 'booting'}
     LEAVES = ('registers', 'memory')
 
 

@@ -24,6 +24,8 @@ _SCRUB = 0xac01
 _NODE = re.compile('acme[0-9]+')
 #: ACME_IOC_PROGRAM and ACME_IOC_RESET of acme_fpga.h
 _PROGRAM, _RESET = 0x4010ac02, 0xac03
+#: ACME_IOC_DPU_RESET of acme_dpu.h
+_DPU_RESET = 0xac04
 
 
 @ctx.entrypoint
@@ -66,6 +68,22 @@ def reset_region(function: str) -> None:
     privileged.check_function(function)
     with _fpga(function) as node:
         fcntl.ioctl(node, _RESET)
+
+
+def management_of(function: str) -> str:
+    """The function of a DPU that stays with the host."""
+    return f'{function[:-1]}1'
+
+
+@ctx.entrypoint
+def reset_dpu(function: str) -> None:
+    """Reset the function of a DPU that guests get; block until done."""
+    privileged.check_function(function)
+    management = management_of(function)
+    with privileged.device_node(
+            f'{privileged.SYS}/bus/pci/devices/{management}/acme_dpu/acme*',
+            _NODE, management) as node:
+        fcntl.ioctl(node, _DPU_RESET)
 
 
 def _fpga(function):

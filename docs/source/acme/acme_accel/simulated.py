@@ -101,3 +101,43 @@ class AcmeFpgaCard(card.Card):
         card.forget(mine, 0, 'registers')
 
     OPERATIONS = {'program': program, 'reset_region': reset_region}
+
+
+@dataclasses.dataclass(frozen=True)
+class AcmeDpuCard(card.Card):
+    """Two functions: the one at `address`, and the management function."""
+
+    ids: tuple = ('1ac1', '0003', '1ac1', '0000')
+    class_code: str = '0x120000'
+    driver: str | None = 'acme_dpu'
+
+    FAULTS = {
+        **card.Card.FAULTS,
+        'reset_dpu': reader.one_of('EIO', 'hang'),
+        'state': reader.one_of('booting'),
+    }
+
+    @property
+    def management(self):
+        return f'{self.address[:-1]}1'
+
+    def addresses(self):
+        return [self.address, self.management]
+
+    def add_physical(self, tree, mine, function):
+        management = sysfs.add_function(
+            tree, self.place(self.management),
+            ('1ac1', '00f3', '1ac1', '0000'), '0x088000', 'acme_dpu_mgmt',
+            None)
+        management['acme_dpu'] = {
+            'state': self.faulty(mine).get('state', 'ready')}
+
+    def reset_dpu(self, mine, vf):
+        fault = self.faulty(mine).get('reset_dpu')
+        if fault == 'hang':
+            raise BlockingIOError
+        if fault:
+            raise sysfs.error(getattr(errno, fault), self.address)
+        card.forget(mine, 0, 'registers', 'memory')
+
+    OPERATIONS = {'reset_dpu': reset_dpu}
