@@ -308,6 +308,7 @@ class Settling:
             for offer in self._inventory.offered().all()
             if offer.device and offer.has(holds.Kind.UNCLEAN)
             and not offer.has(holds.Kind.GONE)
+            and not offer.has(holds.Kind.LEFT_OUT)
             and offer.state is offers.State.WITHHELD and offer.part in shown]
         if not claims:
             return

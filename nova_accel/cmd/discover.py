@@ -133,7 +133,8 @@ class Discover(output.Lister):
             return {}
         notes = known.notes()
         return {address: (device, holds.Hold(
-                    holds.Kind.GONE, address, notes[address].gone
+                    holds.kind_of_gone(notes[address]), address,
+                    notes[address].gone
                     or 'its driver does not find it any more',
                     since=notes[address].gone_since))
                 for address, device in known.devices().items()

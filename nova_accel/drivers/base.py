@@ -190,6 +190,18 @@ class AcceleratorDriver(abc.ABC):
             new.
         """
 
+    def left_out(self, device: model.Device) -> str:
+        """Return what of nova.conf is the reason why find() or examine() does
+        not return a device any more, a clause; '' if the device is gone.
+
+        The owner of a server that has the device does not read that it is
+        gone if the operator has left it out. Reads only what find() reads.
+
+        :param device: as examine() returned it last.
+        :raises OSError: it cannot be read; the device is gone then.
+        """
+        return ''
+
     def confine(self, device: model.Device) -> model.Device:
         """Remove a guest's means to reprogram the device, unless the operator
         allows them. examine() must not do this.
@@ -476,6 +488,16 @@ class PciDriver(AcceleratorDriver):
         """
         return self.identify(address) is not None
 
+    def is_there(self, device: model.Device) -> bool:
+        """Return whether a function has the ids of a device, whatever the
+        drivers make of it.
+
+        :raises OSError: it cannot be read.
+        """
+        return (self.kernel.exists(pci.path(device.address))
+                and pci.ids(self.kernel, device.address) == (
+                    device.vendor_id, device.product_id))
+
     def recognize(self, address: str, before: model.Device | None,
                   ) -> model.Device | None:
         """identify(), where it matters what the function was before."""
@@ -756,7 +778,7 @@ class PciDriver(AcceleratorDriver):
             or all(pci.reset_methods(self.kernel, f) for f in h.functions))
         if device.handles and not handles:
             first = device.handles[0].address
-            raise Defect(
+            raise NotOffered(
                 f'{first} cannot be reset between two servers (its '
                 f'reset_method names nothing that the kernel can do): set '
                 f'{handover.OPTION} to {first}=operator or {first}=none to '

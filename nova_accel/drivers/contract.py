@@ -3,6 +3,7 @@
 is wrong must cost the device that it is about, and nothing behind it."""
 
 from collections.abc import Iterable
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -110,6 +111,14 @@ def serial(driver: str, found: typing.Any) -> str | None:
         return found
     raise exception.DeviceError(
         f'the driver {driver} reads {found!r}, which is not a text')
+
+
+def left_out(driver: base.AcceleratorDriver, device: model.Device) -> str:
+    """Return what AcceleratorDriver.left_out() gives; '' if it raises."""
+    with contextlib.suppress(Exception):
+        found = driver.left_out(device)
+        return found if _is_text(found) else ''
+    return ''
 
 
 def device(driver: str, address: str, found: typing.Any,

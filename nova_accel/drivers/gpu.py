@@ -39,6 +39,12 @@ class GpuDriver(slot.SlotDriver):
 
     # Discovery
 
+    def left_out(self, device):
+        """See the base class; the GPU is shared out by now."""
+        return ('it is shared out, and the driver vgpu has it'
+                if self.is_there(device)
+                and self.identify(device.address) is None else '')
+
     def fingerprint(self):
         return (*super().fingerprint(), self.names('class/mdev_bus'))
 
@@ -67,16 +73,18 @@ class GpuDriver(slot.SlotDriver):
         address = device.address
         if address in sriov.wanted() or pci.virtual_functions(
                 self.kernel, address):
-            raise base.Defect(
+            raise base.NotOffered(
                 f'it is shared out by VFs: add vgpu to [accel] '
                 f'enabled_drivers, or end that (see {sriov.OPTION}) if '
                 f'servers must have it whole')
+        if failure := sharing.failure(self.kernel, address):
+            raise base.Defect(failure)
         obstacle = sharing.obstacle(
             self.kernel, address) or fabric.memory_obstacle(
                 device) or fabric.obstacle(
             self.kernel, device, rules.INCLUDE, rules.DeviceRules().include)
         if obstacle:
-            raise base.Defect(obstacle)
+            raise base.NotOffered(obstacle)
         company, companions = self.checked_company(address)
         return dataclasses.replace(
             device, company=company,
@@ -86,6 +94,7 @@ class GpuDriver(slot.SlotDriver):
         """See the base class; what shares it out changes it as well."""
         try:
             return (*super().state(address),
+                    sharing.failure(self.kernel, address),
                     sharing.obstacle(self.kernel, address))
         except (OSError, ValueError) as error:
             return (*super().state(address), str(error))

@@ -219,7 +219,7 @@ class NvmeDriver(base.PciDriver):
                 f'whether its controller can erase it cannot be told '
                 f'({error.strerror}): see the kernel log') from error
         if not found.sanitize and not found.has_format:
-            raise base.Defect(
+            raise base.NotOffered(
                 'its controller has neither Sanitize nor Format NVM to erase '
                 'it after a server: set [accel] handover to none or operator '
                 'for it if servers must have it all the same')

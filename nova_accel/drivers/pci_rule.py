@@ -118,6 +118,11 @@ class PciRuleDriver(slot.SlotDriver):
 
     # Discovery
 
+    def left_out(self, device):
+        """See the base class; the rule of a function was removed."""
+        return (f'no rule of {OPTION} names it' if self.is_there(device)
+                and not self.may_be_mine(device.address) else '')
+
     def fingerprint(self):
         return (*super().fingerprint(), usage.fingerprint(self.kernel))
 
@@ -179,12 +184,14 @@ class PciRuleDriver(slot.SlotDriver):
             traits=tuple(filter(None, pairs.get('traits', '').split(','))))
 
     def look(self, device, before):
+        if failure := sharing.failure(self.kernel, device.address):
+            raise base.Defect(failure)
         obstacle = self._shared_out(
             device.address) or fabric.memory_obstacle(
                 device) or fabric.obstacle(
                     self.kernel, device, OPTION, wanted())
         if obstacle:
-            raise base.Defect(obstacle)
+            raise base.NotOffered(obstacle)
         pairs = self._pairs(
             device.address, self._values(device.address), before)
         if pairs and 'vfs' in pairs:
@@ -209,7 +216,9 @@ class PciRuleDriver(slot.SlotDriver):
         """
         vfs = pci.virtual_functions(self.kernel, address)
         if not vfs:
-            raise base.Defect(
+            if address in sriov.wanted():
+                raise base.Defect(sriov.NONE)
+            raise base.NotOffered(
                 f'{OPTION} gives its VFs together, and it has none: have them '
                 f'created by its driver or by {sriov.OPTION}')
         for vf in vfs:

@@ -29,6 +29,10 @@ OPTION = '[accel] qat_services'
 HEARTBEAT_SECONDS = 0.6
 
 
+_NO_VFS = (f'it has no VFs, and is not given to a guest whole: create VFs by '
+           f'{sriov.OPTION}')
+
+
 @dataclasses.dataclass(frozen=True)
 class _Product:
     name: str
@@ -237,12 +241,11 @@ class QatDriver(base.PciDriver):
         reason = (sriov.NONE if not vfs and device.address in sriov.wanted()
                   else self._defect(device, before))
         if not reason and not device.handles:
-            reason = (obstacles[vfs[0]] if vfs else
-                      'it has no VFs, and is not given to a guest whole: '
-                      f'create VFs by {sriov.OPTION}')
+            reason = obstacles[vfs[0]] if vfs else _NO_VFS
         if reason:
             device = dataclasses.replace(
-                device, health=model.Health.QUARANTINED, reason=reason)
+                device, health=model.Health.QUARANTINED, reason=reason,
+                is_not_offered=reason == _NO_VFS)
         return device
 
     def _with_services(self, device, before):

@@ -38,6 +38,18 @@ def is_display(kernel, address: str) -> bool:
         return False
 
 
+def failure(kernel, address: str) -> str:
+    """Return why a GPU does not work, as a clause, or ''.
+
+    :raises OSError: it cannot be read.
+    """
+    if pci.driver(kernel, address) == 'xe' and kernel.exists(
+            pci.path(address, 'survivability_mode')):
+        return ('it is in recovery mode (survivability_mode of xe): update '
+                'its firmware, and power-cycle the host')
+    return ''
+
+
 def obstacle(kernel, address: str) -> str:
     """Return why a GPU is not to be given whole, as a clause, or ''.
 
@@ -46,10 +58,6 @@ def obstacle(kernel, address: str) -> str:
     if is_display(kernel, address):
         return 'it is the display of this host (boot_vga)'
     bound = pci.driver(kernel, address)
-    if bound == 'xe' and kernel.exists(
-            pci.path(address, 'survivability_mode')):
-        return ('it is in recovery mode (survivability_mode of xe): update '
-                'its firmware, and power-cycle the host')
     if _has_types(kernel, address):
         return (f'it is shared out as mediated devices by {bound}: add vgpu '
                 f'to [accel] enabled_drivers, or {_WAY_OUT}')

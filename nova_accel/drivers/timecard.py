@@ -100,6 +100,11 @@ class TimecardDriver(base.PciDriver):
 
     # Discovery
 
+    def left_out(self, device):
+        """See the base class; the option does not name a device any more."""
+        return (f'{OPTION} does not name it' if self.is_there(device)
+                and self.identify(device.address) is None else '')
+
     def fingerprint(self):
         return (*super().fingerprint(), *(self.names(path) for path in (
             'class/timecard', 'class/ptp')))

@@ -183,6 +183,12 @@ class VgpuDriver(base.PciDriver):
 
     # Discovery
 
+    def left_out(self, device):
+        """See the base class; the GPU is not shared out any more."""
+        return ('it has neither VFs nor types of vGPUs now' if (
+            pci.ADDRESS.fullmatch(device.address) and self.is_there(device)
+            and not self.may_be_mine(device.address)) else '')
+
     def fingerprint(self):
         return (*super().fingerprint(), *(self.names(path) for path in (
             MDEV_BUS, 'bus/mdev/devices', 'bus/pci/drivers/nvidia')))

@@ -252,6 +252,11 @@ class Inventory:
                 f'runs: stop or move one of the two servers')
         withheld = self.offered().withheld_by((address, None))
         why = holds.reasons(withheld)
+        if any(hold.kind is holds.Kind.LEFT_OUT for hold in withheld):
+            raise cannot(
+                'the configuration of this host leaves it out',
+                f'nova.conf leaves it out ({why}): change that back, or '
+                f'delete the server')
         if any(hold.kind is holds.Kind.GONE for hold in withheld):
             raise cannot('is gone', f'is gone ({why}): put the card back, or '
                                     f'delete the server')

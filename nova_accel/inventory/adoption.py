@@ -114,21 +114,31 @@ class Adoption:
                 and self._reports.was_scanned(other)
                 and model.Health.OK in (device.health, there.health)]
 
-    def gone(self, address: str, driver: str, ticket: int) -> str:
+    def gone(self, address: str, driver: str, ticket: int,
+             left_out: str = '') -> str:
         """Note that a driver does not find a device any more.
 
+        :param left_out: what of nova.conf is the reason, a clause; '' if the
+            device is gone.
         :returns: another driver that finds it; '' without one.
         """
         with self._reports.lock:
             device = self._reports.reported(address)
+            notes = self._reports.notes(address)
             if (device is None or device.driver != driver
-                    or not self._reports.is_present(address)
+                    or notes.gone and (
+                        not notes.left_out or notes.gone == left_out)
                     or self._is_stale(address, ticket)):
                 return ''
-            LOG.warning('Device %s is not found any more', address)
+            if left_out:
+                LOG.warning('Device %s is not offered any more, because %s',
+                            address, left_out)
+            else:
+                LOG.warning('Device %s is not found any more', address)
             self._reports.note_scan(address, ticket)
             self._reports.set_gone(
-                address, 'its driver does not find it any more')
+                address, left_out or 'its driver does not find it any more',
+                bool(left_out))
             other = self._shared.gone(address)
             self._shared.check()
             return other

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import typing
 
-from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel.health import watch
@@ -320,9 +319,7 @@ class Conditions:
         """
         kinds = self._table.kinds(device.address)
         if Kind.GONE in kinds:
-            # the scanner passes over what the operator excludes
-            return (_State.GONE if rules.DeviceRules().applied(device)
-                    else _State.OK)
+            return _State.GONE
         if _OF_DEVICE & kinds or (
                 Kind.UNUSABLE in kinds and not device.is_not_offered):
             return _State.QUARANTINED

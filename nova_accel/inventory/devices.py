@@ -210,7 +210,7 @@ def _reported(device: model.Device,
               notes: values.Notes) -> Iterator[holds.Hold]:
     """Yield the holds that a driver's report is."""
     if notes.gone:
-        yield holds.Hold(Kind.GONE, device.address, notes.gone,
+        yield holds.Hold(holds.kind_of_gone(notes), device.address, notes.gone,
                          since=notes.gone_since)
     elif device.health is not model.Health.OK:
         yield holds.Hold(Kind.UNUSABLE, device.address, device.reason)

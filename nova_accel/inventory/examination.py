@@ -30,6 +30,10 @@ from nova_accel import naming
 LOG = logging.getLogger(__name__)
 
 
+#: why a device is left out, a clause
+EXCLUDED = f'{rules.INCLUDE} and {rules.EXCLUDE} leave it out'
+
+
 class Examined(typing.NamedTuple):
     """The result of one examination."""
 
@@ -44,6 +48,9 @@ class Examined(typing.NamedTuple):
     #: whether nova-compute has yet to set the device up: each look examines it
     #: again
     awaits_set_up: bool = False
+    #: without a device: what of nova.conf is the reason, a clause; '' if it is
+    #: gone
+    left_out: str = ''
 
 
 class Examiner:
@@ -91,14 +98,17 @@ class Examiner:
             before, device = self._read(name, address, serial, ports)
         if device is not None:
             device = contract.device(name, address, driver.confine(device))
-        if device is not None:
+        left_out = EXCLUDED
+        if device is None:
+            left_out = contract.left_out(driver, before) if before else ''
+        else:
             if serial is None and before and self._reports.is_present(address):
                 serial = before.serial
             device = self._rules.applied(dataclasses.replace(
                 device, serial=serial or '', ports=ports,
                 serial_can_change=driver.SERVER_CAN_CHANGE_SERIAL))
         if device is None:
-            return Examined(ticket, state, None, '')
+            return Examined(ticket, state, None, '', left_out=left_out)
         awaits = device.reason == sriov.NONE
         if awaits and trouble:
             device = dataclasses.replace(device, reason=trouble)

@@ -8,6 +8,8 @@ regions), or to one handle. A handle with at least one hold is withheld.
 Kind              Scope   Meaning                        Lifted by
 ================  ======  =============================  ======================
 gone              card    its driver does not find it    the driver finds it
+left-out          card    its driver is not enabled, or  the operator: nova.conf
+                          no rule has it any more
 unusable          part    its driver reports that it     a scan
                           cannot be given to a guest
 scan-failed       card    its driver or its scan failed  a scan
@@ -103,6 +105,7 @@ class Kind(enum.Enum):
         self.lifted_by = lifted_by
 
     GONE = 'gone', Scope.CARD, False, 'the driver finds it'
+    LEFT_OUT = 'left-out', Scope.CARD, False, 'the operator: nova.conf'
     UNUSABLE = 'unusable', Scope.PART, False, 'a scan'
     SCAN_FAILED = 'scan-failed', Scope.CARD, False, 'a scan'
     HANGS = 'hangs', Scope.CARD, False, 'the call returns'
@@ -192,6 +195,12 @@ class Hold:
 def of_disabled(row: values.Disabled) -> Kind:
     """Return the kind of hold of a row of the store."""
     return Kind.DEFECTIVE if row.of_health else Kind.DISABLED
+
+
+def kind_of_gone(notes: values.Notes) -> Kind:
+    """Return the kind of the hold of a device that its driver does not find.
+    """
+    return Kind.LEFT_OUT if notes.left_out else Kind.GONE
 
 
 def reasons(found: Iterable[Hold]) -> str:

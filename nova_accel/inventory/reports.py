@@ -18,7 +18,7 @@ The lock and the generation are those of all parts of the device table
 calls changed().
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import dataclasses
 import itertools
 
@@ -106,14 +106,27 @@ class Reports:
                 self._notes[device.address] = notes
             self.changed()
 
-    def set_gone(self, address: str, why: str) -> None:
+    def not_found(self, name: str, found: Collection[str]) -> list[str]:
+        """Return the addresses of a driver's devices that it does not find
+        any more, and of those that nova.conf left out before.
+
+        :param found: addresses that it finds.
+        """
+        with self.lock:
+            return [a for a, d in self._devices.items()
+                    if d.driver == name and a not in found
+                    and (self.is_present(a) or self.notes(a).left_out)]
+
+    def set_gone(self, address: str, why: str, left_out: bool = False) -> None:
         """Note durably that a device is not at its address any more.
 
         :param why: a clause.
+        :param left_out: whether nova.conf leaves it out.
         """
         with self.lock:
             self.put(self._devices[address], dataclasses.replace(
-                self.notes(address), gone=why, gone_since=text.now()))
+                self.notes(address), gone=why, gone_since=text.now(),
+                left_out=left_out))
 
     def set_mark(self, address: str, signal: str, is_so: bool) -> None:
         """Note durably whether a device has one of health.signals.MARKS."""

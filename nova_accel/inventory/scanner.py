@@ -167,7 +167,9 @@ class Scanner:
         ticket = self._reports.ticket()
         for address, device in self._table.snapshot().items():
             if device.driver not in self._drivers:
-                self._gone(address, device.driver, ticket)
+                self._gone(address, device.driver, ticket, left_out=(
+                    f'its driver {device.driver} is not in [accel] '
+                    f'enabled_drivers'))
 
     def _driver_of(self, address: str) -> str:
         """Return the driver that knows a card; '' if none does."""
@@ -189,11 +191,17 @@ class Scanner:
         driver = self._drivers[name]
         ticket = self._reports.ticket()
         fingerprint = driver.fingerprint()
-        return ticket, fingerprint, contract.addresses(name, driver.find())
+        found = contract.addresses(name, driver.find())
+        not_found = {}
+        for address in self._reports.not_found(name, found):
+            device = self._reports.reported(address)
+            if device:
+                not_found[address] = contract.left_out(driver, device)
+        return ticket, fingerprint, found, not_found
 
     def _found(self, batch, name: str, call) -> None:
         try:
-            ticket, fingerprint, addresses = call.outcome()
+            ticket, fingerprint, addresses, not_found = call.outcome()
         except exception.DeviceBusy:
             self._state.find_again(name)
             return
@@ -201,14 +209,14 @@ class Scanner:
             self.find_failed(name, error)
             return
         self._state.found(name, fingerprint)
-        for address in set(self._reports.of_driver(name)).difference(
-                addresses):
-            self._gone(address, name, ticket, batch)
+        for address, left_out in not_found.items():
+            self._gone(address, name, ticket, batch, left_out)
         for address in dict.fromkeys(addresses):
             if not self._rules.excludes(address):
                 self._add_card(batch, name, address)
             else:
-                self._gone(address, name, ticket)
+                self._gone(address, name, ticket,
+                           left_out=examination.EXCLUDED)
 
     def find_failed(self, name: str, error: Exception) -> None:
         """Withhold the devices of a driver that cannot be asked."""
@@ -223,13 +231,14 @@ class Scanner:
 
     # Cards
 
-    def _gone(self, address, name, ticket, batch=None):
+    def _gone(self, address, name, ticket, batch=None, left_out=''):
         """Report a device as gone.
 
+        :param left_out: see Adoption.gone().
         :param batch: of the scan. In it the card is examined by another
             driver, if one found it before this one lost it.
         """
-        other = self._adoption.gone(address, name, ticket)
+        other = self._adoption.gone(address, name, ticket, left_out)
         self._state.gone(address)
         self._once.forget('here', address)
         if other and batch is not None:
@@ -260,7 +269,8 @@ class Scanner:
             self._card_failed(name, address, error)
         else:
             if examined.device is None:
-                self._gone(address, name, examined.ticket, batch)
+                self._gone(address, name, examined.ticket, batch,
+                           examined.left_out)
             else:
                 self._adopt(batch, name, examined.device, examined, withheld)
 

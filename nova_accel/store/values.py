@@ -22,6 +22,8 @@ class Notes:
     gone: str = ''
     #: since when, UTC, as 2026-11-22T02:17:43+00:00
     gone_since: str = dataclasses.field(default='', compare=False)
+    #: whether nova.conf is why its driver does not find it
+    left_out: bool = False
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> 'Notes':
@@ -29,7 +31,8 @@ class Notes:
         return cls(tuple(fields.get('earlier_traits', ())),
                    tuple(fields.get('marks', ())),
                    str(fields.get('gone', '')),
-                   str(fields.get('gone_since', '')))
+                   str(fields.get('gone_since', '')),
+                   bool(fields.get('left_out', False)))
 
     def with_mark(self, mark: str, is_so: bool) -> 'Notes':
         """Return these notes with a mark, or without it."""

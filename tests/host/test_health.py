@@ -770,7 +770,7 @@ class NotToldTest(HealthTestCase):
             group='accel', exclude_devices=[f'address={ONE}'])
         self.restart()
         self.assertEqual([], self.told())
-        self.assertEqual('gone', self.states()[ONE])
+        self.assertEqual('quarantined', self.states()[ONE])
 
 
 class RuleTakenAwayTest(base.HostTestCase):

@@ -406,7 +406,7 @@ class OwnershipTest(ScannerTestBase):
         self.inventory = self.make(other=self.other)
         self.inventory.scanner.scan()
         self.assertEqual('other', self.inventory.devices[A].driver)
-        self.assertEqual([OK, GONE, GONE], self.healths())
+        self.assertEqual([OK, QUARANTINED, QUARANTINED], self.healths())
         self.assertEqual('', self.warnings())
         self.assertRaises(exception.DeviceUnavailable,
                           self.inventory.driver_of, fpga(B))
