@@ -637,13 +637,17 @@ class PciDriver(AcceleratorDriver):
         return f'{serial}.{number}' if serial and number != '0' else serial
 
     def state(self, address):
-        """See the base class; whether the function and its VFs answer."""
+        """See the base class; whether the function and its VFs answer, and
+        how it is reset."""
         interval = (time.monotonic() // CONF.accel.discovery_interval
                     if self.POLLED else None)
+        if not pci.ADDRESS.fullmatch(address):
+            return interval, None
         try:
             return (interval, pci.answers(self.kernel, address),
                     pci.reads_as_ones(self.kernel, address),
-                    pci.has_lost_vfs(self.kernel, address))
+                    pci.has_lost_vfs(self.kernel, address),
+                    self.RESETS and self.attribute(address, 'reset_method'))
         except OSError as error:
             return interval, error.errno
 
@@ -721,6 +725,13 @@ class PciDriver(AcceleratorDriver):
                 failed.append(error)
         if failed:
             raise failed[0]
+
+    def attribute(self, address: str, name: str) -> str | None:
+        """Return an attribute of a function; None if it does not have it."""
+        try:
+            return self.kernel.read(pci.path(address, name))
+        except FileNotFoundError:
+            return None
 
     def names(self, path: str) -> tuple[str, ...]:
         """Return the names in a directory of sysfs; none if it is absent."""

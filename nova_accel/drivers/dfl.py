@@ -112,6 +112,8 @@ class DflDriver(base.PciDriver):
     SERVER_CAN_CHANGE_SERIAL = True
     CONTRACT = base.CONTRACT
     NAME = 'dfl'
+    #: what its ports and the FME's manager say
+    POLLED = True
 
     # Configuration
 

@@ -20,6 +20,7 @@ only that driver tells which disk it is, and what is on it. Where the operator
 keeps a disk on vfio-pci, the driver gets it for a moment before a server does.
 """
 
+from collections.abc import Hashable
 import contextlib
 import dataclasses
 import errno
@@ -118,7 +119,7 @@ class NvmeDriver(base.PciDriver):
         try:
             device = self.identify(address)
             return (*found, self._identity(address), self._is_dead(address),
-                    self._alone(address),
+                    self._alone(address), self._can_erase(device),
                     () if usage.usage(self.kernel, address)
                     else self._writes(address),
                     pci.is_open(self.kernel, address),
@@ -223,6 +224,17 @@ class NvmeDriver(base.PciDriver):
                 'its controller has neither Sanitize nor Format NVM to erase '
                 'it after a server: set [accel] handover to none or operator '
                 'for it if servers must have it all the same')
+
+    def _can_erase(self, device) -> Hashable:
+        """What _check_erasable() asks the controller, as state() has it."""
+        if not device or handover.policy(device) is not Policy.CLEAR or (
+                pci.driver(self.kernel, device.address) != _DRIVER):
+            return None
+        try:
+            found = self.kernel.read_nvme(device.address)
+            return bool(found.sanitize), found.has_format
+        except OSError as error:
+            return error.errno
 
     def _foreign(self, address, signed=False):
         """What is on the disks of a controller, a clause, or ''.

@@ -49,6 +49,8 @@ class PciRuleDriver(slot.SlotDriver):
 
     #: some have flash that their function can write
     SERVER_CAN_CHANGE_SERIAL = True
+    #: what the host uses of its functions, and their VFs
+    POLLED = True
     CONTRACT = base.CONTRACT
     NAME = 'pci'
     POOLED = True

@@ -250,7 +250,7 @@ class QatDriver(base.PciDriver):
 
     def _with_services(self, device, before):
         """Without attributes of the services nothing is known of them."""
-        text = self._attribute(device.address, 'qat/cfg_services')
+        text = self.attribute(device.address, 'qat/cfg_services')
         if text is None:
             return device
         if not re.fullmatch('[a-z0-9]+(;[a-z0-9]+)*', text):
@@ -263,22 +263,15 @@ class QatDriver(base.PciDriver):
         return dataclasses.replace(device, traits=tuple(sorted(traits)),
                                    state_traits=tuple(sorted(volatile)))
 
-    def _attribute(self, address, name) -> str | None:
-        """None for one that its driver does not have."""
-        try:
-            return self.kernel.read(pci.path(address, name))
-        except FileNotFoundError:
-            return None
-
     def _defect(self, device, before) -> str:
         """Why its VFs would not do their work, or ''."""
-        state = self._attribute(device.address, 'qat/state')
+        state = self.attribute(device.address, 'qat/state')
         if state not in (None, 'up'):
             return (f'it is {state}: write up to its qat/state' if
                     state == 'down' else f'its qat/state is {state!r}, which '
                     f'is neither up nor down: read dmesg')
         # the kernel sets it to 0 when it starts the card again
-        fatal = self._attribute(device.address, 'qat_ras/errors_fatal')
+        fatal = self.attribute(device.address, 'qat_ras/errors_fatal')
         if fatal not in (None, '0'):
             return (f'it had fatal errors (qat_ras/errors_fatal is {fatal}): '
                     f'reset it when no server has a VF')
@@ -294,7 +287,7 @@ class QatDriver(base.PciDriver):
         ones and a lost heartbeat are defects, see look().
         """
         yield from super().health(device)
-        text = self._attribute(device.address, 'qat_ras/errors_nonfatal')
+        text = self.attribute(device.address, 'qat_ras/errors_nonfatal')
         if text is not None:
             yield signals.Reading(
                 'card_errors', int(text), 'qat_ras/errors_nonfatal')

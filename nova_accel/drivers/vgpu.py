@@ -103,6 +103,8 @@ class VgpuDriver(base.PciDriver):
 
     CONTRACT = base.CONTRACT
     NAME = 'vgpu'
+    #: types that can be made, and what VFs are now
+    POLLED = True
     #: VFs that are vGPUs as they are; the others have a type, and are made
     RESET_IS_ALL = True
 
@@ -207,11 +209,6 @@ class VgpuDriver(base.PciDriver):
             address=address, type='VGPU', vendor='LINUX',
             product=product.upper(), vendor_id='', product_id=product,
             driver=self.NAME), before)
-
-    def state(self, address):
-        if pci.ADDRESS.fullmatch(address):
-            return super().state(address)
-        return None
 
     def answers(self, device):
         if pci.ADDRESS.fullmatch(device.address):

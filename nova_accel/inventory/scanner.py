@@ -296,9 +296,8 @@ class Scanner:
                 self._add_card(batch, name, address)
             return
         self._state.examined(address, examined.state)
-        if examined.awaits_set_up or device.health is not model.Health.OK and (
-                before is None or before.health is model.Health.OK):
-            # it may have been so for a moment only, after its state was read
+        if examined.awaits_set_up or _is_withheld(device):
+            # state() need not show that the cause has ended
             self._state.forget_state(address)
         self._withheld.lift(address, Kind.SCAN_FAILED)
         self._withhold_conflict(device, examined.conflict)
@@ -364,3 +363,11 @@ def _reasons(device: model.Device) -> dict[str, str]:
         return {device.address: device.reason}
     return {f'{device.address} {region.name}': region.reason
             for region in device.regions if region.reason}
+
+
+def _is_withheld(device: model.Device) -> bool:
+    """Return whether a driver withholds a device or a region of it, for a
+    reason that may end while nova-compute runs."""
+    if device.health is not model.Health.OK:
+        return not device.is_not_offered
+    return any(r.health is not model.Health.OK for r in device.regions)

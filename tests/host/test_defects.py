@@ -1,0 +1,532 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Each reason for which a driver withholds a device begins with its cause, and
+ends with it, at the next look, without a restart.
+
+CASES has a row for each place in nova_accel.drivers that raises a Defect. A
+place whose defect withholds no device is in NOT_HOLDS, with the reason.
+"""
+
+import ast
+import dataclasses
+import errno
+import itertools
+import os
+import time
+import types
+import typing
+from unittest import mock
+
+import ddt
+
+from nova_accel import drivers
+from nova_accel.drivers import sriov
+from nova_accel.host import pci
+from tests.host import base
+from tests.unit.host import A, B
+from tests.unit import test_vgpu
+
+EIO = OSError(errno.EIO, os.strerror(errno.EIO))
+MATE = f'{A[:-1]}1'
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """How the cause of a reason comes and goes."""
+
+    driver: str
+    #: of the description of the host
+    kinds: dict
+    on: typing.Callable
+    off: typing.Callable
+    #: a part of the reason
+    text: str
+    #: [accel] options
+    options: dict = dataclasses.field(default_factory=dict)
+    #: whether the cause is there before nova-compute sees the device
+    at_first: bool = False
+    #: done before nova-compute starts
+    prepare: typing.Callable = lambda t: None
+    device: str = A
+
+
+def fault(device=A, **faults):
+    """A cause that is a fault of the simulated card."""
+    return (lambda t: t.kernel.set_fault(device, **faults),
+            lambda t: t.kernel.set_fault(device, **dict.fromkeys(faults)))
+
+
+def attribute(**values):
+    return fault(attributes=values)
+
+
+def rebound(to, back, device=A):
+    return (lambda t: t.kernel.rebind(device, to),
+            lambda t: t.kernel.rebind(device, back))
+
+
+def vfs(count, back, device=A):
+    return (lambda t: t.kernel.set_numvfs(device, count),
+            lambda t: t.kernel.set_numvfs(device, back))
+
+
+def lie(method, matches, answer):
+    """The kernel answers a question otherwise.
+
+    :param matches: of the path, or of the address.
+    :param answer: of the truth; or an exception.
+    """
+    return (lambda t: t.lie(method, matches, answer),
+            lambda t: t.be_true(method))
+
+
+def says(end, text):
+    return lie('read', lambda path: path.endswith(end), lambda truth: text)
+
+
+def both(*causes):
+    return (lambda t: [on(t) for on, _ in causes],
+            lambda t: [off(t) for _, off in causes])
+
+
+def no_vfs(device=A):
+    """The kernel refuses VFs, which nova_accel makes otherwise."""
+    def on(t):
+        t.kernel.set_numvfs(device, 0)
+        t.lie('set_numvfs', lambda address: True, EIO)
+    return on, lambda t: t.be_true('set_numvfs')
+
+
+def dfl(**more):
+    return {'cards': [{'address': A, **more}]}
+
+
+def gpu(**more):
+    return {'gpus': [{'address': A, **more}]}
+
+
+def nvme(**more):
+    return {'nvmes': [{'address': A, **more}]}
+
+
+def qat(**more):
+    return {'qats': [{'address': A, 'vfs': 16, **more}]}
+
+
+def clock(**more):
+    return {'timecards': [{'address': A, **more}]}
+
+
+def xrt(**more):
+    return {'alveos': [{'address': A, **more}]}
+
+
+#: with the error of the kernel, or without
+WANTED = f'{sriov.OPTION} wants'
+USER = f'{A[:-1]}1'
+VF = f'{A[:-1]}1'
+BOARD = {'product': 'N6001', 'vfs': 3, 'afu_vfs': 3}
+ACME = {'address': A, 'driver': 'x', 'total_vfs': 2, 'vfs': 2}
+TOGETHER = {'pci_devices': [f'address={A} type=FPGA name=X vfs=together']}
+RULE = {'pci_devices': [f'address={A} type=FPGA name=X']}
+XE = {'vgpus': [{
+    'address': A, 'framework': 'sriov', 'vendor': '8086', 'device': '56c0',
+    'driver': 'xe', 'types': [], 'total_vfs': 2, 'vfs': 2}]}
+#: name of a row -> the row. Its name begins with the module and the function
+#: that raise the defect; a / and more tells rows of one place
+CASES = {
+    'base._check_answers/pf': Case(
+        'gpu', gpu(), *fault(dead=True), 'does not answer on the PCI bus'),
+    'base._check_answers/vfs': Case(
+        'qat', qat(), *fault(lost_vfs=True), 'its VFs do not answer'),
+    'base.function_handles/none': Case(
+        'nvme', nvme(total_vfs=2, vfs=2), *no_vfs(), WANTED,
+        {'virtual_functions': [f'{A}=2'], 'handover': ['none']}),
+    'base.function_handles/group': Case(
+        'gpu', {'gpus': [{'address': A, 'iommu_group': 7}],
+                'others': [{'address': B, 'iommu_group': 7,
+                            'driver': 'ahci'}]},
+        *rebound('ahci', None, B), 'shares its IOMMU group',
+        prepare=lambda t: t.kernel.rebind(B, None)),
+    'base.unused_handles': Case(
+        'pci', {'nics': [{'address': A, 'up': False}]},
+        *says('/flags', '0x1043'), 'is up', RULE),
+    'base._resettable': Case(
+        'gpu', gpu(), *attribute(reset_method=''), 'cannot be reset'),
+
+    'dfl.look/never seen': Case(
+        'dfl', dfl(), *rebound('vfio-pci', 'dfl-pci'),
+        'its regions were never seen', {'fixed_devices': []}, at_first=True),
+    'dfl.look/bound': Case(
+        'dfl', dfl(vfs=1), *rebound(None, 'dfl-pci'),
+        'it is bound to no driver', {'virtual_functions': [f'{A}=1']}),
+    'dfl._fme': Case(
+        'dfl', dfl(vfs=1), *lie(
+            'listdir', lambda path: 'fpga_region' in path,
+            lambda truth: [n for n in truth if not n.startswith('dfl-fme')]),
+        'shows no FME', {'virtual_functions': [f'{A}=1']}),
+    'dfl._region_type': Case(
+        'dfl', dfl(ports=2, vfs=2), *lie(
+            'read', lambda path: path.endswith('compat_id'),
+            lambda truth, count=itertools.count(): (
+                '1' * 32 if next(count) % 2 else truth)),
+        'different compat_id', {'virtual_functions': [f'{A}=2']}),
+    'dfl._ports': Case(
+        'dfl', dfl(vfs=1), *lie(
+            'read', lambda path: 'dfl-port' in path and path.endswith('/id'),
+            lambda truth: '99'), 'has the port 99',
+        {'virtual_functions': [f'{A}=1']}),
+    'dfl._function/ones': Case(
+        'dfl', dfl(vfs=1), *says('/afu_id', 'f' * 32),
+        'its registers read as all ones',
+        {'virtual_functions': [f'{A}=1']}),
+    'dfl._function/programmed': Case(
+        'dfl', dfl(vfs=1), *both(
+            lie('read', lambda path: path.endswith(('/afu_id', '/state')),
+                lambda truth: OSError(errno.EBUSY, 'busy')
+                if len(truth) == 32 else 'write')),
+        'it is being programmed', {'virtual_functions': [f'{A}=1']}),
+    'dfl._function/programmed slot': Case(
+        'dfl', dfl(**BOARD), *lie(
+            'read', lambda path: path.endswith('fpga_manager/state') or (
+                'fpga_manager' in path and path.endswith('/state')),
+            lambda truth: 'write'),
+        'it is being programmed', {'virtual_functions': [f'{A}=3']}),
+    'dfl._function/stuck': Case(
+        'dfl', dfl(vfs=1), *lie(
+            'read', lambda path: path.endswith('/afu_id'),
+            lambda truth: OSError(errno.EBUSY, 'busy')),
+        'its port is disabled',
+        {'virtual_functions': [f'{A}=1']}),
+    'dfl._regions/slot': Case(
+        'dfl', dfl(**BOARD), *lie(
+            'read', lambda path: 'fpga_manager' in path
+            and path.endswith('/state'), lambda truth: 'write error'),
+        'its port is disabled',
+        {'virtual_functions': [f'{A}=3']}),
+    'dfl._regions/vf': Case(
+        'dfl', dfl(vfs=1), *lie(
+            'read', lambda path: 'fpga_manager' in path
+            and path.endswith('/state'), lambda truth: 'write error'),
+        'its port is disabled',
+        {'virtual_functions': [f'{A}=1']}),
+    'dfl._function_of_slot': Case(
+        'dfl', dfl(**BOARD), *lie('read_afu', lambda address: True, EIO),
+        'cannot be read', {'virtual_functions': [f'{A}=3']}),
+
+    'gpu.look/vfs': Case(
+        'gpu', gpu(total_vfs=2), *vfs(2, 0), 'it is shared out by VFs'),
+    'gpu.look/display': Case(
+        'gpu', gpu(), *lie('read', lambda path: path.endswith('boot_vga'),
+                           lambda truth: '1'), 'the display of this host'),
+    'gpu.look/mediated': Case(
+        'gpu', gpu(), *lie(
+            'exists', lambda path: path == pci.path(A, 'mdev_supported_types'),
+            lambda truth: True), 'shared out as mediated devices'),
+    'slot.checked_company': Case(
+        'gpu', {'gpus': [{'address': A}], 'others': [
+            {'address': MATE, 'class': '0x040300'}]},
+        lambda t: t.kernel.guest_takes(MATE),
+        lambda t: t.kernel.guest_returns(MATE),
+        'of the same slot goes with it'),
+
+    'nvme.look/dead': Case(
+        'nvme', nvme(), *fault(controller='dead'), 'state dead'),
+    'nvme.look/two': Case(
+        'nvme', {'nvmes': [{'address': A}, {'address': B}]}, *both(
+            attribute(subsysnqn='nqn.x'), fault(
+                B, attributes={'subsysnqn': 'nqn.x'})),
+        'is another controller'),
+    'nvme._recorded/driver': Case(
+        'nvme', nvme(), *rebound('vfio-pci', 'nvme'),
+        'neither its serial number nor what is on it', at_first=True),
+    'nvme._recorded/serial': Case(
+        'nvme', nvme(), *attribute(serial=''), 'reports no serial number'),
+    'nvme._recorded/difference': Case(
+        'nvme', nvme(),
+        lambda t: t.kernel.change_disk(A, firmware='OTHER'),
+        lambda t: t.kernel.change_disk(A, firmware='SIM1'), 'firmware'),
+    'nvme._check_erasable/tell': Case(
+        'nvme', nvme(), *fault(identify='refused'),
+        'can erase it cannot be told'),
+    'nvme._check_erasable/cannot': Case(
+        'nvme', nvme(), *fault(format='unsupported'),
+        'neither Sanitize nor Format NVM'),
+    'nvme._foreign': Case(
+        'nvme', nvme(), *fault(signatures='EIO'),
+        'what is on it cannot be told', at_first=True),
+    'nvme._check_detached': Case(
+        'nvme', nvme(namespaces=2),
+        lambda t: t.kernel.change_disk(A, namespaces=[
+            [1 << 20, 512, 0, True], [1 << 20, 512, 0, False]]),
+        lambda t: t.kernel.change_disk(A, namespaces=[
+            [1 << 20, 512, 0, True]]),
+        'attached to no controller', at_first=True),
+    'nvme._check_layout': Case(
+        'nvme', nvme(namespaces=2),
+        lambda t: t.kernel.change_disk(A, namespaces=[]),
+        lambda t: t.kernel.change_disk(A, namespaces=t.before),
+        'its namespaces are'),
+    'nvme._cleanable': Case(
+        'nvme', nvme(total_vfs=2, vfs=2), *lie(
+            'read_nvme_vfs', lambda address: True, lambda truth: []),
+        'none of its VFs can be given',
+        {'virtual_functions': [f'{A}=2']}),
+    'nvme._vf_obstacles': Case(
+        'nvme', nvme(total_vfs=2, vfs=2), *fault(identify='refused'),
+        'its VFs cannot be cleaned', {'virtual_functions': [f'{A}=2']}),
+
+    'pci_rule.look': Case(
+        'pci', gpu(), *lie('read', lambda path: path.endswith('boot_vga'),
+                           lambda truth: '1'),
+        'the display of this host',
+        {'pci_devices': [f'address={A} type=GPU']}),
+    'pci_rule._together/none': Case(
+        'pci', {'others': [ACME]},
+        *vfs(0, 2), 'and it has none', TOGETHER),
+    'pci_rule._together/obstacle': Case(
+        'pci', {'others': [ACME]},
+        *lie('listdir', lambda path: path.startswith(
+            pci.path(VF, 'iommu_group')), FileNotFoundError()),
+        'its VFs are given together, and of',
+        TOGETHER),
+
+    'qat.look/bound': Case(
+        'qat', qat(), *both(rebound(None, '4xxx')), 'it is bound to no driver',
+        {'virtual_functions': [f'{A}=16']}),
+    'qat._with_services': Case(
+        'qat', qat(), *attribute(cfg_services='???'), 'which are not services'),
+
+    'timecard.look/clock': Case(
+        'timecard', {'clocks': [{'address': A, 'driver': 'igb'}]}, *lie(
+            'listdir', lambda path: path == pci.path(A, 'ptp'),
+            lambda truth: []), 'it shows no PTP clock',
+        {'ptp_devices': [A]}),
+    'timecard.look/bound': Case(
+        'timecard', clock(), *rebound(None, 'ptp_ocp'),
+        'it is bound to no driver'),
+    'timecard._serial': Case(
+        'timecard', clock(serial='3c:6d:89:00:12:fe'),
+        *attribute(serialnum='?'), 'is not a serial number'),
+    'timecard._gnss': Case(
+        'timecard', clock(), *attribute(gnss_sync='?'), 'neither SYNC'),
+    'timecard._clock/source': Case(
+        'timecard', clock(), *attribute(clock_source='?'), 'is not a name'),
+    'timecard._clock/offset': Case(
+        'timecard', clock(), *attribute(clock_status_offset='?'),
+        'number of nanoseconds'),
+    'timecard._resettable': Case(
+        'timecard', clock(), *attribute(reset_method='pm'),
+        'change of its power state'),
+
+    'vgpu._types': Case(
+        'vgpu', {'vgpus': [test_vgpu.gpu('mdev')]},
+        *fault(test_vgpu.GPU, attributes={'available_instances': '?'}),
+        'which is not a number', device=test_vgpu.GPU),
+    'vgpu._offer_of_vfs/none': Case(
+        'vgpu', {'vgpus': [test_vgpu.gpu('vendor-vfio')]},
+        *vfs(0, 4, test_vgpu.GPU), 'it has no VFs',
+        {'virtual_functions': [f'{test_vgpu.GPU}=4']},
+        device=test_vgpu.GPU),
+    'vgpu._offer_of_vfs/manager': Case(
+        'vgpu', {'vgpus': [test_vgpu.gpu('vendor-vfio')]},
+        *fault(test_vgpu.GPU, attributes={
+            'creatable_vgpu_types': 'missing'}),
+        'see that the vGPU manager', device=test_vgpu.GPU),
+
+    'vgpu._ready_vfs/none': Case(
+        'vgpu', XE, *no_vfs(), WANTED,
+        {'virtual_functions': [f'{A}=2']}),
+    'vgpu._ready_vfs/group': Case(
+        'vgpu', XE, *lie(
+            'listdir', lambda path: '/iommu_group' in path,
+            FileNotFoundError()), 'has no IOMMU group',
+        {'virtual_functions': [f'{A}=2']}),
+    'vgpu.look/name': Case(
+        'vgpu', {'vgpus': [test_vgpu.gpu('mdev')]}, *lie(
+            'read', lambda path: 'mdev_supported_types' in path
+            and path.endswith('/name'), lambda truth: 'x' * 300),
+        'name', device=test_vgpu.GPU),
+
+    'xrt.look': Case(
+        'xrt', xrt(), *lie('read', lambda path: path == pci.path(A, 'device'),
+                           lambda truth: '0xabcd'), 'in recovery mode'),
+    'xrt._check_management/V80': Case(
+        'xrt', xrt(), *both(
+            rebound(None, 'xclmgmt'),
+            lie('read', lambda path: path == pci.path(A, 'device'),
+                lambda truth: '0x50b4')), 'sold with the driver ami'),
+    'xrt._check_management/bound': Case(
+        'xrt', xrt(), *rebound(None, 'xclmgmt'),
+        'its management function is bound to no driver'),
+    'xrt._check_management/shell': Case(
+        'xrt', xrt(), *attribute(mgmt_pf='missing'), 'not flashed'),
+    'xrt._check_management/state': Case(
+        'xrt', xrt(), *attribute(recovery='1'), 'recovery image'),
+    'xrt._user_function/missing': Case(
+        'xrt', xrt(), *lie('exists', lambda path: path == pci.path(USER),
+                           lambda truth: False), 'is missing'),
+    'xrt._user_function/ids': Case(
+        'xrt', xrt(), *both(rebound(None, 'xocl', USER), lie(
+            'read', lambda path: path == pci.path(USER, 'device'),
+            lambda truth: '0x9999')), 'and not its user function'),
+    'xrt._user_function/shell': Case(
+        'xrt', xrt(), *attribute(user_pf='missing'), 'has no user_pf'),
+    'xrt._user_function/ready': Case(
+        'xrt', xrt(), *lie('read', lambda path: path == pci.path(
+            USER, 'ready'), lambda truth: '0'), 'is not ready'),
+    'xrt._user_function/state': Case(
+        'xrt', xrt(), *lie('read', lambda path: path == pci.path(
+            USER, 'dev_offline'), lambda truth: '1'), 'is offline'),
+}
+#: function that raises defects without a row -> why they have none
+NOT_HOLDS = {
+    'base._check_rule': 'nova.conf decides; it is read at the start',
+    'dfl._check_readable': 'raised while a region is programmed',
+    'dfl._enable_slot': 'raised by set_up(), which is logged',
+    'dfl._prepare': 'raised while a region is programmed',
+    'dfl._reset_port': 'raised while a region is reset',
+    'dfl._wait': 'raised while VFs are made',
+    'nvme._check_disk': 'raised by prepare(), of a build',
+    'nvme._check_vf': 'raised by prepare(), of a build',
+    'vgpu._whole': 'ids and nova.conf decide',
+    'vgpu.look': 'the other one: of NVSwitches, ids decide',
+    'xrt.program': 'raised while a region is programmed',
+    'xrt.reset_region': 'raised while a region is cleaned',
+}
+
+
+@ddt.ddt
+class DefectsTest(base.HostTestCase):
+
+    def setUp(self):
+        super().setUp()
+        #: seconds by which time goes on
+        self.later = 0
+        real = time.monotonic
+        for module in 'base', 'xrt', 'nvme':
+            patch = mock.patch(f'nova_accel.drivers.{module}.time',
+                               types.SimpleNamespace(
+                                   monotonic=lambda: real() + self.later,
+                                   sleep=self.sleep, time=time.time))
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def sleep(self, seconds):
+        self.later += seconds
+
+    def lie(self, method, matches, answer):
+        true = getattr(self.kernel, method)
+
+        def told(path, *args, **more):
+            if not matches(path):
+                return true(path, *args, **more)
+            found = answer
+            if callable(answer):
+                try:
+                    found = answer(true(path, *args, **more))
+                except FileNotFoundError:
+                    found = answer(None)
+            if isinstance(found, Exception):
+                raise found
+            return found
+        setattr(self.kernel, method, told)
+
+    def be_true(self, method):
+        delattr(self.kernel, method)
+
+    def look(self):
+        """[accel] discovery_interval passes."""
+        self.later += 61
+        self.host.inventory.looks.run()
+
+    def reasons(self, device):
+        return '; '.join(
+            hold.reason for hold in self.host.inventory.table.holds_of(device)
+            if hold.kind.withholds)
+
+    @ddt.data(*CASES)
+    def test_begins_and_ends(self, name):
+        case = CASES[name]
+        self.kernel = None
+        self.config.config(group='accel', **case.options)
+        kinds = dict(case.kinds)
+        cards = kinds.pop('cards', ())
+        at_first = []
+        if case.at_first:
+            # nova-compute starts beside another host first
+            at_first.append(case.on)
+        self.start_as(case, cards, kinds, at_first)
+        if not case.at_first:
+            self.assertEqual('', self.reasons(case.device))
+            case.on(self)
+            self.look()
+        self.assertIn(case.text, self.reasons(case.device))
+        for _ in range(2):
+            self.look()
+            self.assertIn(case.text, self.reasons(case.device))
+        case.off(self)
+        self.look()
+        self.assertEqual('', self.reasons(case.device))
+
+    def start_as(self, case, cards, kinds, before):
+        real = base.Host.start
+
+        def start(host):
+            self.kernel = host.kernel
+            if case.driver == 'nvme':
+                self.before = host.kernel._look()[1]['cards'][
+                    case.device].get('namespaces')
+            case.prepare(self)
+            for cause in before:
+                cause(self)
+            return real(host)
+        with mock.patch.object(base.Host, 'start', start):
+            self.start_host(*cards, drivers=(case.driver,), **kinds)
+        self.config.config(group='accel', **case.options)
+
+
+class TableTest(base.HostTestCase):
+
+    def test_each_defect_has_a_row(self):
+        """Also one that is added to a driver."""
+        places = {}
+        folder = os.path.dirname(drivers.__file__)
+        for file in sorted(os.listdir(folder)):
+            if file.endswith('.py'):
+                with open(os.path.join(folder, file)) as source:
+                    tree = ast.parse(source.read())
+                for place, count in _places(tree).items():
+                    places[f'{file[:-3]}.{place}'] = count
+        rows = {}
+        for name in CASES:
+            place = name.partition('/')[0]
+            rows[place] = rows.get(place, 0) + 1
+        self.assertEqual({}, {
+            place: count for place, count in places.items()
+            if rows.get(place, 0) < count and place not in NOT_HOLDS})
+        self.assertEqual(set(), (rows.keys() | NOT_HOLDS) - places.keys())
+
+
+def _places(tree):
+    """Function -> how often it raises a defect."""
+    kinds = {'Defect'}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and kinds & {
+                _name(b) for b in node.bases}:
+            kinds.add(node.name)
+        if isinstance(node, ast.Assign) and _name(node.value) in kinds:
+            kinds |= {_name(target) for target in node.targets}
+    found = {}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            count = sum(isinstance(node, ast.Call)
+                        and _name(node.func) in {
+                            *kinds, 'Failure', 'NotOffered'}
+                        for node in ast.walk(function))
+            if count:
+                found[function.name] = count
+    return found
+
+
+def _name(node):
+    return getattr(node, 'attr', getattr(node, 'id', ''))
