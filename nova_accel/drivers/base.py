@@ -19,6 +19,7 @@ import typing
 from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel.drivers import rules
+from nova_accel.drivers import sets
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.health import signals
@@ -754,7 +755,8 @@ class PciDriver(AcceleratorDriver):
                 for vf in vfs if not pci.obstacle(self.kernel, vf))
         if sriov.wanted().get(address):
             raise Defect(sriov.NONE)
-        obstacle = pci.obstacle(self.kernel, address, companions)
+        obstacle = pci.obstacle(
+            self.kernel, address, (*companions, *(sets.of(address) or ())))
         if obstacle:
             raise Defect(obstacle)
         return (model.AttachHandle(model.HandleType.PCI, address,

@@ -122,6 +122,19 @@ class SeparateTest(TestCase):
         self.host.delete(server)
         self.assertEqual([A, B], self.free())
 
+    def test_set_that_the_host_has(self):
+        """The group is viable once all of it is taken from its drivers."""
+        self.config.config(device_sets=[f'{A} {B}'], group='accel')
+        self.start(gpu(A, driver='nvidia'), gpu(B, driver='nvidia'))
+        self.assertEqual([A, B], self.free())
+        server = self.boot(A, amount=2)
+        self.assertHas(server, A, B)
+        self.host.cloud.stop_guest(server)
+        self.host.start_guest(server)
+        self.assertHas(server, A, B)
+        self.host.delete(server)
+        self.assertEqual([A, B], self.free())
+
     def test_set_and_another_one(self):
         self.config.config(device_sets=[f'{A} {B}'], group='accel')
         self.start(gpu(A), gpu(B), npu(C))
