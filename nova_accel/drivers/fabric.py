@@ -23,6 +23,7 @@ of October 2026.
 
 from collections.abc import Iterable, Iterator
 import dataclasses
+import functools
 import subprocess
 import sys
 
@@ -302,12 +303,20 @@ def _switch(kernel, device) -> str:
     if (device.vendor_id != _NVIDIA or pci.class_code(
             kernel, device.address) >> 8 not in pci.DISPLAYS):
         return ''
-    for function in kernel.listdir(pci.DEVICES):
+    return _first_switch(kernel, tuple(kernel.listdir(pci.DEVICES))) or (
+        'all of its kind have them'
+        if _is_of(device, _UNDER_HIDDEN_SWITCHES) else '')
+
+
+@functools.lru_cache(maxsize=1)
+def _first_switch(kernel, functions) -> str:
+    """The first NVSwitch among all functions of the host, '' without one. Each
+    GPU of a scan has the same answer."""
+    for function in functions:
         if (pci.class_code(kernel, function) >> 8 == _SWITCH
                 and pci.identifier(kernel, function, 'vendor') == _NVIDIA):
             return function
-    return ('all of its kind have them'
-            if _is_of(device, _UNDER_HIDDEN_SWITCHES) else '')
+    return ''
 
 
 def activate(kernel, device: model.Device, vf: str = '') -> None:
