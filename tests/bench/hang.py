@@ -89,7 +89,7 @@ class Hang(base.HostTestCase):
         self.addCleanup(self.hang, None)
         self.look()
         self.assertIn('did not end',
-                      self.host.inventory.devices[CARDS[-1]].reason)
+                      self.host.inventory.cards.hanging(CARDS[-1]))
         self.measure('fenced')
 
     def hang(self, what):

@@ -176,6 +176,8 @@ class SeparateTest(TestCase):
         self.assertEqual([], self.free())
         self.assertIn(f'with {B}, which the driver ahci of the host keeps',
                       self.host.inventory.devices[A].reason)
+        # what was not well at first is scanned once more
+        self.look()
         self.host.kernel.unbind(B)
         self.look()
         self.assertEqual([A], self.free())
