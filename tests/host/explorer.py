@@ -16,7 +16,7 @@ import uuid
 from tests.host import killed
 from tests.host import world
 from tests.host.world import A, B, DISKS
-from tests.unit import test_vgpu
+from tests.unit import vgpus
 
 #: servers at a time
 MOST = 4
@@ -286,7 +286,7 @@ class Explored(world.World):
         return True
 
     def _disable(self, event):
-        device = (A, B, *DISKS, test_vgpu.GPU)[event.which % 5]
+        device = (A, B, *DISKS, vgpus.GPU)[event.which % 5]
         self.do(['disable', device], at=event.kill_at)
         self.disabled = True
 

@@ -23,7 +23,7 @@ from nova_accel.drivers import sriov
 from nova_accel.host import pci
 from tests.host import base
 from tests.unit.host import A, B
-from tests.unit import test_vgpu
+from tests.unit import vgpus
 
 EIO = OSError(errno.EIO, os.strerror(errno.EIO))
 MATE = f'{A[:-1]}1'
@@ -319,19 +319,19 @@ CASES = {
         'change of its power state'),
 
     'vgpu._types': Case(
-        'vgpu', {'vgpus': [test_vgpu.gpu('mdev')]},
-        *fault(test_vgpu.GPU, attributes={'available_instances': '?'}),
-        'which is not a number', device=test_vgpu.GPU),
+        'vgpu', {'vgpus': [vgpus.gpu('mdev')]},
+        *fault(vgpus.GPU, attributes={'available_instances': '?'}),
+        'which is not a number', device=vgpus.GPU),
     'vgpu._offer_of_vfs/none': Case(
-        'vgpu', {'vgpus': [test_vgpu.gpu('vendor-vfio')]},
-        *vfs(0, 4, test_vgpu.GPU), 'it has no VFs',
-        {'virtual_functions': [f'{test_vgpu.GPU}=4']},
-        device=test_vgpu.GPU),
+        'vgpu', {'vgpus': [vgpus.gpu('vendor-vfio')]},
+        *vfs(0, 4, vgpus.GPU), 'it has no VFs',
+        {'virtual_functions': [f'{vgpus.GPU}=4']},
+        device=vgpus.GPU),
     'vgpu._offer_of_vfs/manager': Case(
-        'vgpu', {'vgpus': [test_vgpu.gpu('vendor-vfio')]},
-        *fault(test_vgpu.GPU, attributes={
+        'vgpu', {'vgpus': [vgpus.gpu('vendor-vfio')]},
+        *fault(vgpus.GPU, attributes={
             'creatable_vgpu_types': 'missing'}),
-        'see that the vGPU manager', device=test_vgpu.GPU),
+        'see that the vGPU manager', device=vgpus.GPU),
 
     'vgpu._ready_vfs/none': Case(
         'vgpu', XE, *no_vfs(), WANTED,
@@ -342,10 +342,10 @@ CASES = {
             FileNotFoundError()), 'has no IOMMU group',
         {'virtual_functions': [f'{A}=2']}),
     'vgpu.look/name': Case(
-        'vgpu', {'vgpus': [test_vgpu.gpu('mdev')]}, *lie(
+        'vgpu', {'vgpus': [vgpus.gpu('mdev')]}, *lie(
             'read', lambda path: 'mdev_supported_types' in path
             and path.endswith('/name'), lambda truth: 'x' * 300),
-        'name', device=test_vgpu.GPU),
+        'name', device=vgpus.GPU),
 
     'xrt.look': Case(
         'xrt', xrt(), *lie('read', lambda path: path == pci.path(A, 'device'),

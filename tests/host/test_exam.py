@@ -21,7 +21,7 @@ from nova_accel.store import claim_store
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.unit.host import A, FUNCTION, vf
-from tests.unit import test_vgpu
+from tests.unit import vgpus
 
 ONE, TWO, THREE, FOUR = DISKS = [f'0000:0{n}:00.0' for n in range(2, 6)]
 SSD = 'CUSTOM_ACCELERATOR_SSD'
@@ -208,7 +208,7 @@ class ExamTest(base.HostTestCase):
     def test_type_of_vgpus_that_is_exhausted(self):
         """The driver reports only what could be made: all is held, and there
         is nothing to withhold."""
-        self.start_host(vgpus=[test_vgpu.gpu('mdev')], drivers=('vgpu',))
+        self.start_host(vgpus=[vgpus.gpu('mdev')], drivers=('vgpu',))
         part, = [(address, None) for address in self.host.inventory.devices]
         name = 'CUSTOM_ACCELERATOR_VGPU'
         specs = {f'resources1:{name}': '1'}

@@ -20,7 +20,7 @@ from nova_accel.store import claim_store
 from tests.host import base
 from tests.host import cloud as clouds
 from tests.host import killed
-from tests.unit import test_vgpu
+from tests.unit import vgpus
 from tests.unit.host import (A, B, FUNCTION, INTERFACE, OTHER, plain, SHELL,
                              vf)
 
@@ -502,8 +502,8 @@ class ExchangedTest(DiskTest):
 @ddt.ddt
 class VgpuTest(KilledTestCase, OperationsMixin):
 
-    DEVICES = {'vgpus': [test_vgpu.gpu('mdev')]}
-    DRIVER, CLASS, ADDRESS = 'vgpu', VGPU, test_vgpu.GPU
+    DEVICES = {'vgpus': [vgpus.gpu('mdev')]}
+    DRIVER, CLASS, ADDRESS = 'vgpu', VGPU, vgpus.GPU
     SPECS = {f'resources1:{VGPU}': '1'}
 
     def check_clean(self):
@@ -514,13 +514,13 @@ class VgpuTest(KilledTestCase, OperationsMixin):
 class VgpuOfVfTest(VgpuTest):
     """Those that NVIDIA's driver makes of VFs: a type that is written."""
 
-    DEVICES = {'vgpus': [test_vgpu.gpu('vendor-vfio')]}
+    DEVICES = {'vgpus': [vgpus.gpu('vendor-vfio')]}
 
     def check_clean(self):
         kernel = self.simulated.kernel
-        self.assertEqual(['0'] * len(test_vgpu.VF), [
+        self.assertEqual(['0'] * len(vgpus.VF), [
             kernel.read(pci.path(address, 'nvidia/current_vgpu_type'))
-            for address in test_vgpu.VF])
+            for address in vgpus.VF])
 
 
 class GpuTest(KilledTestCase, OperationsMixin):

@@ -19,7 +19,7 @@ from tests.host import base
 from tests.host import cloud as clouds
 from tests.host import killed
 from tests.unit.host import FUNCTION, plain, vf
-from tests.unit import test_vgpu
+from tests.unit import vgpus
 
 GPU, SSD, FPGA, QAT = (f'CUSTOM_ACCELERATOR_{type_}' for type_ in (
     'GPU', 'SSD', 'FPGA', 'QAT'))
@@ -408,12 +408,12 @@ class VgpuTest(RenumberedTestCase):
 
     def test_mediated_devices(self):
         self.start_host(vgpus=[
-            {**test_vgpu.gpu('mdev'), **at(FIRST, '03.0')}],
+            {**vgpus.gpu('mdev'), **at(FIRST, '03.0')}],
             drivers=('vgpu',))
         servers = [self.boot(FIRST), self.boot(FIRST)]
         before = [self.host.devices_of(server) for server in servers]
         self.renumber((FIRST, SECOND), vgpus=[
-            {**test_vgpu.gpu('mdev'), **at(FIRST, '01.0')}])
+            {**vgpus.gpu('mdev'), **at(FIRST, '01.0')}])
         for server in servers:
             self.host.start_guest(server)
         names = [self.host.devices_of(server) for server in servers]

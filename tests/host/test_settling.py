@@ -18,7 +18,7 @@ from nova_accel import model
 from nova_accel.store import claim_store
 from tests.host import base
 from tests.host import cloud as clouds
-from tests.unit import test_vgpu
+from tests.unit import vgpus
 from tests.unit.host import A, B, FUNCTION, INTERFACE, OTHER, plain, vf
 
 State = model.ClaimState
@@ -807,8 +807,8 @@ class VgpuTest(SettlingTestCase):
     CLASS = VGPU
 
     def test_lost(self):
-        self.start_host(vgpus=[test_vgpu.gpu('mdev')], drivers=('vgpu',))
-        runs, off = (self.boot(test_vgpu.GPU) for _ in range(2))
+        self.start_host(vgpus=[vgpus.gpu('mdev')], drivers=('vgpu',))
+        runs, off = (self.boot(vgpus.GPU) for _ in range(2))
         before = {s: self.host.devices_of(s) for s in (runs, off)}
         self.host.cloud.stop_guest(off)
         self.lost()
@@ -825,8 +825,8 @@ class VgpuTest(SettlingTestCase):
 
     def test_no_guest_tells(self):
         """A vGPU is made again: nothing of what is free is its server's."""
-        self.start_host(vgpus=[test_vgpu.gpu('mdev')], drivers=('vgpu',))
-        server = self.boot(test_vgpu.GPU)
+        self.start_host(vgpus=[vgpus.gpu('mdev')], drivers=('vgpu',))
+        server = self.boot(vgpus.GPU)
         self.host.cloud.stop_guest(server, undefine=True)
         self.lost()
         self.host.reconciler.run()
@@ -980,7 +980,7 @@ class StandardClassesTest(SettlingTestCase):
 
     def test_vgpus(self):
         self.start('vgpu', vgpus=[
-            test_vgpu.gpu('mdev', address=a, types=test_vgpu.TYPES[:1])
+            vgpus.gpu('mdev', address=a, types=vgpus.TYPES[:1])
             for a in self.CARDS])
         server = self.boot_both('VGPU')
         self.lost_while_one_is_away()

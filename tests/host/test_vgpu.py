@@ -15,7 +15,7 @@ from nova_accel import naming
 from nova_accel import request
 from nova_accel.store import values
 from tests.host import base
-from tests.unit import test_vgpu
+from tests.unit import vgpus
 from tests.unit.host import A
 
 SPECS = {'resources1:CUSTOM_ACCELERATOR_FPGA': '1'}
@@ -92,8 +92,8 @@ class AttachTest(AttachTestCase):
         self.host.accelerators.restore(None, self.server())
 
 
-GPU, VF = test_vgpu.GPU, test_vgpu.VF
-TRAIT = test_vgpu.TRAIT
+GPU, VF = vgpus.GPU, vgpus.VF
+TRAIT = vgpus.TRAIT
 VGPU = 'CUSTOM_ACCELERATOR_VGPU'
 
 
@@ -105,7 +105,7 @@ class VgpuTest(AttachTestCase):
         self.other = str(uuid.uuid4())
 
     def start_vgpus(self, framework='mdev', **more):
-        self.start(vgpus=[test_vgpu.gpu(framework, **more)],
+        self.start(vgpus=[vgpus.gpu(framework, **more)],
                    drivers=['vgpu'])
         self.kernel = self.host.kernel
 
@@ -246,8 +246,8 @@ class VgpuTest(AttachTestCase):
 
     def test_type_of_another_card(self):
         """Traits of the unnumbered group may be any provider's."""
-        self.start(vgpus=[test_vgpu.gpu('mdev')], drivers=['vgpu'],
-                   mdev_parents=[test_vgpu.MTTY])
+        self.start(vgpus=[vgpus.gpu('mdev')], drivers=['vgpu'],
+                   mdev_parents=[vgpus.MTTY])
         gpu, = [p for p in self.host.inventory.shown.providers()
                 .values() if GPU in p.addresses]
         error = self.assertRaises(
@@ -286,7 +286,7 @@ class VgpuTest(AttachTestCase):
             self.host.cloud.stop_guest(server, undefine=True)
             self.host.parts.close()
             prefix = '' if framework == 'vendor-vfio' else 'nvidia-'
-            self.simulated.describe(vgpus=[test_vgpu.gpu(framework, types=[
+            self.simulated.describe(vgpus=[vgpus.gpu(framework, types=[
                 {'id': f'{prefix}558', 'name': 'NVIDIA A40-4Q', 'units': 4},
                 {'id': f'{prefix}99', 'name': 'NVIDIA A40-2Q', 'units': 2}])])
             self.kernel.reboot()
@@ -451,7 +451,7 @@ class ReadyVfsTest(base.HostTestCase):
     POOLS = 'none'
 
     def test_reset_between_two_servers(self):
-        self.start_host(drivers=('vgpu',), vgpus=[test_vgpu.gpu(
+        self.start_host(drivers=('vgpu',), vgpus=[vgpus.gpu(
             'sriov', vendor='8086', device='56c0', driver='i915', types=[])])
         uuid_, = [p.uuid for p in self.host.inventory.shown.providers().values()
                   if p.inventory]
@@ -461,7 +461,7 @@ class ReadyVfsTest(base.HostTestCase):
         vf, = self.host.devices_of(server)
         self.host.delete(server)
         self.assertEqual([vf], [function for function, _ in
-                                self.simulated.kernel.resets(test_vgpu.GPU)])
+                                self.simulated.kernel.resets(vgpus.GPU)])
         record, = self.host.store.handovers()
         self.assertEqual(('reset flr', values.CLEAN),
                          (record.method, record.result))

@@ -26,7 +26,7 @@ from tests.host import base
 from tests.host import cloud as clouds
 from tests.host import killed
 from tests.unit import host as simulated
-from tests.unit import test_vgpu
+from tests.unit import vgpus
 from tests.unit.host import A, B, FUNCTION, OTHER, plain, vf
 
 DISKS = '0000:02:00.0', '0000:03:00.0'
@@ -94,7 +94,7 @@ class World:
         host = use(simulated.SimulatedHost(
             *(simulated.with_vfs({'address': a}) for a in (A, B)),
             nvmes=[{'address': a} for a in DISKS],
-            vgpus=[test_vgpu.gpu('mdev')]))
+            vgpus=[vgpus.gpu('mdev')]))
         self.kernel = host.kernel
         unborn = base.Host(self.directory, host.path)
         self.cloud = unborn.cloud

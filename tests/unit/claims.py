@@ -33,3 +33,10 @@ def claim(instance=None, handle=HANDLE, **more):
 
 def handle(number):
     return model.AttachHandle(model.HandleType.PCI, f'0000:af:00.{number}')
+
+
+def serials(store):
+    """The serial numbers of cards at their addresses, as the store has them.
+    """
+    return {address: key.serial for address, key in store.keys().items()
+            if key.serial}

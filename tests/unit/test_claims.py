@@ -28,18 +28,12 @@ from nova_accel.store import claim_store
 from nova_accel.store import journal
 from nova_accel.store import schema
 from nova_accel.store import values
-from tests.unit.claims import claim, DEVICE, DISABLED, HANDLE, handle
+from tests.unit.claims import (
+    claim, DEVICE, DISABLED, HANDLE, handle, serials)
 
 BOUND = model.ClaimState.BOUND
 PROJECT = 'a project'
 LOADED = model.Loaded('b' * 32, str(uuid.uuid4()), None, 'sha512-0', PROJECT)
-
-
-def serials(store):
-    """The serial numbers of cards at their addresses, as the store has them.
-    """
-    return {address: key.serial for address, key in store.keys().items()
-            if key.serial}
 
 
 def unknown(origin):

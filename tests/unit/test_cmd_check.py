@@ -32,8 +32,8 @@ from nova_accel.store import claim_store
 from tests import acme
 from tests import limits
 from tests.unit import commands
-from tests.unit.host import A, SimulatedHost
 from tests.unit.claims import claim
+from tests.unit.host import A, SimulatedHost
 from tests.unit.test_profiles import FPGA
 
 GPU = '0000:3b:00.0'

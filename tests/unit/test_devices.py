@@ -13,7 +13,7 @@ from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import values
 from tests.unit import test_identity
-from tests.unit.test_claims import serials
+from tests.unit.claims import serials
 from tests.unit.host import A, B
 
 Kind = holds.Kind

@@ -13,7 +13,7 @@ from nova_accel.drivers import vgpu
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import vfio
 from nova_accel import naming
-from tests.unit import test_vgpu
+from tests.unit import vgpus
 from tests.unit.host import SimulatedHost
 
 NIC = '0000:03:00.0'
@@ -69,18 +69,18 @@ class VfioTest(testtools.TestCase):
             others=[{**CARD, 'vfio_driver': 'mlx5_vfio_pci'}]).migrates_by)
         for framework in ('mdev', 'sriov-mdev', 'vendor-vfio'):
             device = self.device(vgpus=[
-                test_vgpu.gpu(framework, driver_version='570.1')])
+                vgpus.gpu(framework, driver_version='570.1')])
             self.assertEqual('nvidia 570.1', device.migrates_by)
             # which the scheduler can be asked for, and which goes with it
             trait = 'CUSTOM_ACCELERATOR_MIGRATES_BY_NVIDIA_570_1'
             self.assertIn(trait, naming.place_traits(device))
             self.assertTrue(naming.is_volatile(trait))
         self.assertEqual('mtty', self.device(
-            mdev_parents=[test_vgpu.MTTY]).migrates_by)
+            mdev_parents=[vgpus.MTTY]).migrates_by)
 
     def test_memory(self):
         """What has to be copied while the guest stands still."""
-        gpu = test_vgpu.gpu('mdev')
+        gpu = vgpus.gpu('mdev')
         gpu['types'] = [{'id': f'nvidia-{number}', 'name': f'NVIDIA {name}',
                          'units': 1} for number, name in enumerate((
                              'A40-2Q', 'A100-4C', 'A100-3-20C', 'A100-1-5CME',
@@ -94,7 +94,7 @@ class VfioTest(testtools.TestCase):
 
     def test_kernel_that_logs_nothing(self):
         """As Debian 13's: QEMU would begin, and fail."""
-        device = self.device(mdev_parents=[test_vgpu.MTTY], iova_bitmap=False)
+        device = self.device(mdev_parents=[vgpus.MTTY], iova_bitmap=False)
         self.assertEqual('', device.migrates_by)
         self.assertIn('CONFIG_IOMMUFD_DRIVER', device.stays)
 
@@ -139,12 +139,12 @@ class VfioTest(testtools.TestCase):
 
     def test_kept_without_handles(self):
         """While all is in use, a vGPU of another server included."""
-        device = self.device(vgpus=[test_vgpu.gpu('vendor-vfio')])
+        device = self.device(vgpus=[vgpus.gpu('vendor-vfio')])
         for handle in device.handles:
             self.driver.prepare(
-                device, handle, test_vgpu.TRAIT['nvidia-557'], True,
+                device, handle, vgpus.TRAIT['nvidia-557'], True,
                 vgpu.base.Use())
-        full = self.driver.discover({test_vgpu.GPU: device})[test_vgpu.GPU]
+        full = self.driver.discover({vgpus.GPU: device})[vgpus.GPU]
         self.assertEqual((), full.handles)
         self.assertEqual(device.migrates_by, full.migrates_by)
 
