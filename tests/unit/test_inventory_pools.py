@@ -146,6 +146,8 @@ class PoolTest(testtools.TestCase):
         ((OK, OK, OK), [(A, UUID), (B, UUID), (C, UUID)], (), False),
         ((OK, SICK, OK), [(A, UUID), (B, UUID), (C, UUID)], (), False),
         ((OK, OK, OK), [(A, UUID, DELETING)], (), True),
+        # a server has a part of it, which counts alone
+        ((OK, OK, OK), [(A, UUID)], (), True),
         # a server had one of it when the set came to be
         ((OK, OK, OK), [(B, 'other')], (), True),
         ((OK, OK, OK), (), [A], True))

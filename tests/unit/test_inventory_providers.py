@@ -89,6 +89,8 @@ class ProvidersTest(testtools.TestCase):
         ({'programmable': False}, False, OK, {CLASS: 1}, False, False),
         ({'handles': ()}, False, OK, {}, False, True),
         ({'health': QUARANTINED}, False, OK, {CLASS: 1}, True, True),
+        # without an inventory, the trait alone keeps servers away
+        ({'health': QUARANTINED, 'handles': ()}, False, OK, {}, True, True),
         ({}, False, QUARANTINED, {CLASS: 1}, True, True),
     )
     @ddt.unpack
