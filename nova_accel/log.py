@@ -48,44 +48,44 @@ def _escape(record: logging.LogRecord) -> bool:
 
 
 class Once:
-    """What the log has said of things: each is said once, until it changes.
+    """Logs each subject once, until its line changes.
 
-    A thing is known by a tuple, of which the first item is its kind. Any
-    thread may call this.
+    A subject is a tuple, whose first item is its kind. Any thread may call
+    this.
     """
 
     def __init__(self):
-        self._said: dict[tuple, tuple] = {}
+        #: subject -> its last line
+        self._logged: dict[tuple, tuple] = {}
 
-    def say(self, about: tuple, write: Callable[..., None], message: str,
+    def log(self, about: tuple, write: Callable[..., None], message: str,
             *values: object) -> None:
-        """Write a line, unless it is the last one about this thing.
+        """Write a line, unless it is the last one about this subject.
 
         :param write: a method of a logger.
         """
         line = message, *map(str, values)
-        if self._said.get(about) != line:
-            self._said[about] = line
+        if self._logged.get(about) != line:
+            self._logged[about] = line
             write(message, *values)
 
     def has(self, about: tuple) -> bool:
-        """Whether something was said about a thing."""
-        return about in self._said
+        """Return whether a line about a subject was written."""
+        return about in self._logged
 
     def forget(self, *about: object) -> None:
-        """A thing is well again: what comes next is said."""
-        self._said.pop(about, None)
+        """Write the next line about a subject, also if it is the same."""
+        self._logged.pop(about, None)
 
     def only(self, kind: str, names: Collection[object]) -> bool:
-        """Forget the things of a kind but those of these names, which are the
-        second items.
+        """Forget the subjects of a kind whose second item is not among names.
 
         :returns: whether one was forgotten.
         """
-        said = list(self._said.items())
-        self._said = {about: line for about, line in said
-                      if about[0] != kind or about[1] in names}
-        return len(self._said) < len(said)
+        before = list(self._logged.items())
+        self._logged = {about: line for about, line in before
+                        if about[0] != kind or about[1] in names}
+        return len(self._logged) < len(before)
 
 
 def getLogger(name: str) -> log.BaseLoggerAdapter:

@@ -421,8 +421,8 @@ class ClaimState(enum.Enum):
     WAITING = 'Waiting'
 
 
-class Movable(NamedTuple):
-    """An accelerator whose state a guest takes along when it moves."""
+class MigratableDevice(NamedTuple):
+    """A device whose state moves with the guest in a live migration."""
 
     #: as in the flavor
     group: str

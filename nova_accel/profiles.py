@@ -284,7 +284,7 @@ class ProfileStore:
     def _read(self, path):
         files = load(path)
         for file, error in files.bad.items():
-            self._once.say(('file', file), LOG.error, '%s', error)
+            self._once.log(('file', file), LOG.error, '%s', error)
         self._once.only('file', files.bad)
         # nothing is known of the files of a directory that cannot be read
         before = {file: profiles for file, profiles in self._good.items()

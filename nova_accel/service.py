@@ -17,7 +17,6 @@ from nova_accel.admin import maintenance as device_maintenance
 from nova_accel.admin import orders as operator_orders
 from nova_accel.admin import release as operator_release
 from nova_accel.attach import accelerators as server_accelerators
-from nova_accel.attach import along as migratable
 from nova_accel.attach import attempts
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import choice as device_choice
@@ -34,6 +33,7 @@ from nova_accel.attach import handover_results
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import images as region_images
 from nova_accel.attach import loading
+from nova_accel.attach import migratable
 from nova_accel.attach import moves as server_moves
 from nova_accel.attach import operators_images as images_of_operator
 from nova_accel.attach import plugs as server_plugs
@@ -84,7 +84,7 @@ class Host:
     holdings: server_holdings.Holdings
     # what servers have
     accelerators: server_accelerators.Accelerators
-    along: migratable.Along
+    migratable: migratable.MigratableDevices
     carrying: guest_claims.Carrying
     descriptions: device_descriptions.Descriptions
     following: claim_following.Following
@@ -190,7 +190,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     return Host(
         kernel, store, inventory, holdings,
         accelerators=accelerators,
-        along=migratable.Along(
+        migratable=migratable.MigratableDevices(
             inventory, holdings, preparation, accelerators),
         carrying=carrying,
         descriptions=device_descriptions.Descriptions(inventory, holdings),

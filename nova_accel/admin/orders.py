@@ -1,20 +1,18 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What the operator says by nova-accel while nova-compute runs.
+"""Commands of nova-accel that concern a running nova-compute.
 
 ``nova-accel disable`` and ``enable`` write into the claim store which devices
-are disabled, where that lasts. The store says what no server gets
-(inventory.devices); this module hears that something was written, and shows it
-in Placement. Where that fails, or nova-compute ends in between, the next report
-shows it.
+are disabled. A thread polls the store each second, logs the change and shows it
+in Placement. If that fails, the next periodic report shows it.
 
-Other commands want something done. Two processes must not work on one card, nor
-judge one claim: such a command writes an order into the store and waits, and
-nova-compute carries it out and answers there: each in a thread of its own, as
-one may take long; what they work on has its own locks. A thread polls the store
-each second, because an operator waits: Nova's periodic tasks come once a
-minute. An order that is not begun within journal.ORDER_SECONDS expires, because
-its command no longer waits; one that was begun when nova-compute ended is
-answered at the next start.
+Other commands have something done once. Two processes must not work on one
+card, or judge one claim. Hence such a command writes an order into the store
+and waits. nova-compute carries it out in a thread of its own, and writes the
+answer. For example, ``nova-accel clean 0000:3b:00.0`` writes an order that is
+NEW; within a second it is BEGUN, and when the card is clean it is DONE. An
+order that is not begun within journal.ORDER_SECONDS expires, because its
+command does not wait any longer. An order that was BEGUN when nova-compute
+ended is answered at the next start.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,16 +53,18 @@ class Orders:
         self._publisher = publisher
         self._cloud = cloud
         self._closed = threading.Event()
-        #: by address, as the log and Placement show them
+        #: by address, as they were logged last
         self._shown: dict[str, tuple[values.Disabled, ...]] = {}
-        #: held while something is shown
+        #: held during poll()
         self._lock = locks.Lock('orders')
         self._handlers = handlers
 
     def start(self) -> None:
-        """Listen in the background. What was said before is in the log, and
-        in Nova's first report."""
-        self._tell(self._inventory.table.disabled())
+        """Begin to poll the store in the background.
+
+        Answers orders of a nova-compute that has ended.
+        """
+        self._log_changes(self._inventory.table.disabled())
         for order in self._store.orders():
             if order.state is _State.BEGUN:
                 self._store.answer_order(order.number, _State.REFUSED, (
@@ -75,23 +75,23 @@ class Orders:
         limited.start(self._listen)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop polling."""
         self._closed.set()
 
     def _listen(self):
         background = limited.Background(
-            self.poll, 'What the operator says by nova-accel is not heard')
+            self.poll, 'Commands of nova-accel cannot be received')
         while not self._closed.wait(INTERVAL):
             background.run()
 
     def poll(self) -> None:
-        """Show what is new, and begin what is ordered.
+        """Show which devices are disabled, and begin new orders.
 
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
         with self._lock:
             self._store.refresh()
-            changed = self._tell(self._inventory.table.disabled())
+            changed = self._log_changes(self._inventory.table.disabled())
             if changed:
                 self._publisher.show(self._cloud.admin_context(), [
                     uuid for uuid, provider
@@ -126,9 +126,12 @@ class Orders:
                  answer)
         return state, answer
 
-    def _tell(self, now: dict[str, tuple[values.Disabled, ...]]) -> set[str]:
-        """:returns: addresses of devices that were not so before, or are not
-            any more."""
+    def _log_changes(self, now: dict[str, tuple[values.Disabled, ...]],
+                     ) -> set[str]:
+        """Log which devices are disabled or enabled now.
+
+        :returns: their addresses.
+        """
         before, self._shown = self._shown, now
         for address in sorted(now):
             for row in now[address]:

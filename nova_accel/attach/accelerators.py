@@ -226,7 +226,7 @@ class Accelerators:
                 # what no claim answers is a vGPU of Nova's own, as long as
                 # nothing was lost: Nova knows it by the guest that was there
                 if self._settling.in_doubt() or not plan.is_complete(
-                        server.requests, held, but_for=_NOVAS):
+                        server.requests, held, except_for=_NOVAS):
                     raise
         self._carry_out(context, server, steps, claimed)
 

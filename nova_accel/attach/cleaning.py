@@ -102,7 +102,7 @@ class Regions:
         cleared = self._clear_memory(device, region)
         image = region.bitstream_id or (
             # a programming was broken off
-            None if region.origin else _had(claims))
+            None if region.origin else _operators_image(claims))
         if image and region.programmable:
             try:
                 return ', '.join([*cleared, self._images.reprogram(
@@ -145,7 +145,7 @@ class Regions:
         try:
             return self._images.clear(device, region)
         except _NO_IMAGE:
-            image = _had(claims)
+            image = _operators_image(claims)
             if not image:
                 raise
             return self._images.reprogram(device, region, image)
@@ -198,7 +198,7 @@ class Regions:
             raise
 
 
-def _had(claims: Sequence[model.Claim]) -> str | None:
+def _operators_image(claims: Sequence[model.Claim]) -> str | None:
     """Return the operator's image that the region must carry again."""
     return next((claim.operators_bitstream for claim in claims
                  if claim.operators_bitstream), None)

@@ -42,7 +42,7 @@ class Descriptions:
         changes = {}
         for wanted, claims in server_holdings.by_request(
                 server.requests, self._holdings.of(server.uuid)):
-            changes.update(self._liked(wanted, claims, metadata))
+            changes.update(self._preference(wanted, claims, metadata))
             key = f'accel{wanted.group}:function'
             if not wanted.programs or not (
                     wanted.alternatives or key in metadata):
@@ -53,7 +53,7 @@ class Descriptions:
                 changes[key] = got
         return changes
 
-    def _liked(self, wanted, claims, metadata):
+    def _preference(self, wanted, claims, metadata):
         provider = self._inventory.shown.providers().get(
             self._inventory.shown.provider_of(claims[0]) or '')
         if not wanted.prefer or not provider:

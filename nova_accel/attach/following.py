@@ -75,7 +75,7 @@ class Following:
                 'server %s on %s is on %s now',
                 before[claim.uuid].device_address, claim.device_address,
                 claim.holder, was, claim.handle.address)
-        self._say(before, stays)
+        self._log_staying(before, stays)
         return done
 
     def _new(self, claims: Mapping[str, model.Claim],
@@ -147,10 +147,10 @@ class Following:
                     self._stay(uuid, _first(claims[other]), claims, new,
                                stays)
 
-    def _say(self, claims, stays):
+    def _log_staying(self, claims, stays):
         self._once.only('stays', stays)
         for uuid, why in stays.items():
-            self._once.say(
+            self._once.log(
                 ('stays', uuid), LOG.error,
                 'The card that server %s has as %s is at another address now, '
                 'and its claim cannot follow: %s', claims[uuid].holder,

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Guests start with the devices of their servers, and end without them.
+"""Devices of guests that start, run and end.
 
-The driver calls this room here in the order of a guest's life. unplug() is the
-third call of os-acc: a server loses just these claims; each ends once its
-device is clean.
+The driver calls these methods in the order of a guest's life. unplug() is the
+third call of os-acc: the claims of a server are released, and each ends when
+its device is clean.
 """
 
 from nova_accel.attach import accelerators as server_accelerators
@@ -35,10 +35,10 @@ class Guests:
 
     def handles_to_start(self, context, server: request.Server,
                          ) -> list[model.AttachHandle]:
-        """Return what the guest that is about to start must have, ready for it.
+        """Return the handles for a guest that is about to start, prepared.
 
-        A server whose devices are being plugged waits for that; every other
-        one had its devices before.
+        Waits for the plug of a server, if one has begun. Other servers had
+        their devices before: resume() restores them.
 
         :raises AcceleratorError: the guest must not start.
         """
@@ -50,11 +50,11 @@ class Guests:
         return self.handles(server.uuid)
 
     def handles(self, server_uuid: str) -> list[model.AttachHandle]:
-        """Return what the guest of a server has to have, in a stable order."""
+        """Return the handles of a server, in a stable order."""
         return [claim.handle for claim in self._holdings.of(server_uuid)]
 
     def holds(self, server_uuid: str) -> bool:
-        """Return whether a server has, had or is getting anything here."""
+        """Return whether a server has claims here, or a plug of it runs."""
         return (self._plugs.is_under_way(server_uuid)
                 or self._holdings.any_of(server_uuid))
 
@@ -83,7 +83,7 @@ class Guests:
         """Release what a server holds, when its guest is gone.
 
         :param wait: for the devices to be clean, at most [accel]
-            device_timeout; what takes longer goes on.
+            device_timeout. Cleaning that takes longer continues.
         :returns: how many accelerators the server lost.
         """
         if role is model.Role.CURRENT:

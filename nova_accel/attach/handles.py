@@ -235,11 +235,11 @@ class Handles:
         one is at its address.
 
         :raises AcceleratorError: the claims stay where their card is not; see
-            also _give_up().
+            also _release_without_card().
         """
         if where is identity.Where.EXCHANGED:
             for claim in claims:
-                self._give_up(claim, device)
+                self._release_without_card(claim, device)
             return []
         if where is identity.Where.MOVED:
             claim = claims[0]
@@ -250,7 +250,7 @@ class Handles:
                     self._inventory.staying.get(claim.uuid, '')) + '.')
         return claims
 
-    def _give_up(self, claim, other):
+    def _release_without_card(self, claim, other):
         """End the claim of a card that is not found, while another one is at
         its address, which is not touched.
 

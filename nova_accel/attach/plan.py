@@ -58,13 +58,13 @@ class Plan:
 
 
 def is_complete(requests: Requests, held: Iterable[model.Claim],
-                but_for: Collection[str] = ()) -> bool:
+                except_for: Collection[str] = ()) -> bool:
     """Return whether a server has all that its flavor asks for, bound.
 
     What no claim answers may be a vGPU of Nova's own, where standard resource
     classes are in force, or a device whose claim was lost: Placement knows.
 
-    :param but_for: resource classes of which it may have less.
+    :param except_for: resource classes of which it may have less.
     """
     held = list(held)
     has = collections.Counter(claim.resource_class for claim in held)
@@ -72,7 +72,7 @@ def is_complete(requests: Requests, held: Iterable[model.Claim],
             and all(c.state is model.ClaimState.BOUND for c in held)
             and all(has[name] >= amount
                     for name, amount in _amounts(requests).items()
-                    if name not in but_for))
+                    if name not in except_for))
 
 
 def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,

@@ -110,7 +110,7 @@ class Plugs:
             yield
             self._started(server.uuid)
         except Exception as error:
-            self._give_up(context, server.uuid, error)
+            self._release_failed(context, server.uuid, error)
             raise
         finally:
             self._plugging.pop(server.uuid, None)
@@ -126,11 +126,11 @@ class Plugs:
     def abandon(self, context, server_uuid: str) -> None:
         """Release what a build got that failed before its guest existed."""
         try:
-            self._give_up(context, server_uuid, None)
+            self._release_failed(context, server_uuid, None)
         finally:
             self._plugging.pop(server_uuid, None)
 
-    def _give_up(self, context, server_uuid, error):
+    def _release_failed(self, context, server_uuid, error):
         plugging = self._plugging.get(server_uuid)
         if plugging is None:
             return

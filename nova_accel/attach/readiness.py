@@ -141,13 +141,12 @@ class Readiness:
                 if claim.uuid not in mine}:
             self._inventory.looks.between_servers(address)
 
-    def begin_again(self, claim: model.Claim) -> None:
-        """Drop what the health of a device was while a server had it, and
-        that it had failed before that."""
+    def restart_counters(self, claim: model.Claim) -> None:
+        """Drop the findings of a device from before the end of a claim."""
         if claim.instance_uuid:
             self._inventory.health.mark(
                 claim.device_address, signals.RECOVERED, False)
-        self._inventory.health.begin_again(
+        self._inventory.health.restart_counters(
             claim.device_address, is_reset=claim.key == claim.device_address)
 
     def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:

@@ -52,7 +52,7 @@ class Reallocation:
                 [c for c in self._holdings.all() if c.uuid in changed])
         self._once.only('unallocated', {c.instance_uuid for c in claims})
         for server_uuid in {c.instance_uuid for c in claims}:
-            self._once.say(
+            self._once.log(
                 ('unallocated', server_uuid), LOG.warning,
                 'Server %s holds accelerators of which Placement has none '
                 'allocated to it, as after an unshelve that failed; they are '
@@ -83,7 +83,7 @@ class Reallocation:
                         server_uuid, consumer,
                         self._resources(server.accelerators, held))
             except exception.PlacementUnavailable as error:
-                self._once.say(('unallocated', server_uuid, 'why'),
+                self._once.log(('unallocated', server_uuid, 'why'),
                                LOG.warning, '%s', error)
                 left += mine
                 continue

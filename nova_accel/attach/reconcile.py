@@ -224,7 +224,7 @@ class Reconciler:
         found = self._inventory.withhold_in_guests(strangers)
         self._once.only('stranger', found)
         for address, server_uuid in found.items():
-            self._once.say(
+            self._once.log(
                 ('stranger', address), LOG.error,
                 'The guest of server %s has %s without a claim: the device is '
                 'withheld. See virsh dumpxml %s, and stop or delete the '

@@ -152,7 +152,7 @@ class Releases:
         self._readiness.rescan_cards([claim])
         self._readiness.rescan_siblings([claim])
         # first: what a look has read of it is older than what is read now
-        self._readiness.begin_again(claim)
+        self._readiness.restart_counters(claim)
         self._readiness.look_between_servers([claim])
         self._holdings.released([claim])
         self._publisher.show_devices(context, [claim])

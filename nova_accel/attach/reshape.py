@@ -103,7 +103,7 @@ class Reshape:
         if not self._starting:
             self._once.only('allocation', self._left)
             for move in self._left:
-                self._once.say(
+                self._once.log(
                     ('allocation', move), LOG.warning,
                     '%s of server %s is allocated from a provider that does '
                     'not show it any more. The server keeps what it has, and '

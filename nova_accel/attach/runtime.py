@@ -194,7 +194,7 @@ class RuntimeProgramming:
         return False
 
     def _program(self, server, group, image):
-        def say(word, reason=''):
+        def set_status(word, reason=''):
             status = f'{word} {_shown(image)}{reason and f": {reason}"}'
             LOG.info('Server %s, accel%s: %s', server.uuid, group, status)
             self._cloud.set_metadata(
@@ -211,21 +211,21 @@ class RuntimeProgramming:
                     c.state is model.ClaimState.BOUND and not c.error
                     for c in self._claims_of(server, wanted.group)):
                 # as where another key for the same group was removed
-                say('programmed')
+                set_status('programmed')
                 return 0
             if self._is_too_soon(server, wanted):
                 return 0
-            say('programming')
+            set_status('programming')
             self.reprogram(context, server.accelerators, wanted)
         except exception.DeviceDetached as error:
-            say('detached', error)
+            set_status('detached', error)
         except Exception as error:
             if not isinstance(error, exception.AcceleratorError):
                 LOG.exception('Programming at run time failed')
-            say('failed', exception.for_owner_and_log(
+            set_status('failed', exception.for_owner_and_log(
                 error, LOG.error, f'Server {server.uuid}, accel{group}'))
         else:
-            say('programmed')
+            set_status('programmed')
             return 1
         return 0
 

@@ -178,10 +178,10 @@ class Settling:
                 self._settle(device, rows, parts, guests, given)
                 self._once.forget('device', device.address)
             except Exception as error:
-                self._say(device.address, str(error) or repr(error))
+                self._log_unknown(device.address, str(error) or repr(error))
 
-    def _say(self, address, why):
-        self._once.say(('device', address), LOG.error,
+    def _log_unknown(self, address, why):
+        self._once.log(('device', address), LOG.error,
                        'Which server has data on %s is not known, and no '
                        'server gets it: %s', address,
                        why)

@@ -58,7 +58,7 @@ class StoreAge:
             self._once.forget('why')
             return True
         except Exception as error:
-            self._say(str(error) or repr(error))
+            self._log_unknown(str(error) or repr(error))
             return False
 
     def compare_with_guests(self) -> None:
@@ -101,7 +101,7 @@ class StoreAge:
                     self._compare_with_placement(node, root_uuid)
             self._compared = True
         except Exception as error:
-            self._say(str(error) or repr(error))
+            self._log_unknown(str(error) or repr(error))
         return self._compared
 
     def _begin(self, root_uuid, shown):
@@ -217,7 +217,7 @@ class StoreAge:
                     device.address, region.index, None)
         return [values.Unsettled(device.address) for device in found]
 
-    def _say(self, why):
-        self._once.say(
+    def _log_unknown(self, why):
+        self._once.log(
             ('why',), LOG.error, 'Which server has data on each accelerator is '
             'not known, and no server gets one: %s', why)

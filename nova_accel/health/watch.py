@@ -5,7 +5,7 @@
 A finding              comes by                          goes by
 =====================  ================================  ===================
 of a level             a reading of it                   a round without
-of a counter           growth since the last round       begin_again(), or
+of a counter           growth since the last round       restart_counters(), or
                                                          acknowledge()
 of an event            note()                            the same
 of Card.marks          being there                       not being there
@@ -111,16 +111,15 @@ class Watch:
         """Note that the devices are read from now on, for the next round."""
         self._looks += 1
 
-    def begin_again(self, address: str, is_reset: bool) -> None:
-        """Drop the findings of counters and events of a device up to now: it
-        was reset, which causes errors, and what its server did with it must
-        not keep it from others.
+    def restart_counters(self, address: str, is_reset: bool) -> None:
+        """Drop the findings of counters and events of a device.
 
-        What is read of it for the next round, and for the one after that where
-        a look goes on now, is compared with nothing.
+        A reset causes errors, and errors that a server has caused must not
+        withhold the device from others. The next reading is ignored, and also
+        the one after it if a look runs now: counters restart from there.
 
-        :param is_reset: whether that was all of it. Otherwise what no server
-            can cause counts: a card of many servers would never have it.
+        :param is_reset: whether the whole device was reset. If not, findings
+            that no server can cause stay.
         """
         self._again[address] = self._looks
         if is_reset:

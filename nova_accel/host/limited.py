@@ -235,7 +235,7 @@ class Background:
 
     def _fails(self, error):
         # the log has the stack of what is unexpected
-        self._once.say(('failure',), functools.partial(
+        self._once.log(('failure',), functools.partial(
             LOG.warning, exc_info=exception.without_sentence(error)),
             '%s (%s); it is tried again', self._failure, error)
 

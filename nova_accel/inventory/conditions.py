@@ -145,13 +145,16 @@ class Conditions:
         with self._lock:
             self._watch.begin()
 
-    def begin_again(self, address: str, is_reset: bool = True) -> None:
-        """See watch.Watch.begin_again(); with the other functions of the slot,
-        see watch.Card.slot_held."""
+    def restart_counters(self, address: str, is_reset: bool = True) -> None:
+        """See watch.Watch.restart_counters().
+
+        That of the other functions of the slot restart as well, see
+        watch.Card.slot_held.
+        """
         with self._lock:
             for other in self._table.snapshot():
                 if _slot(other) == _slot(address):
-                    self._watch.begin_again(other, is_reset)
+                    self._watch.restart_counters(other, is_reset)
 
     def between_servers(self, address: str,
                         readings: Iterable[signals.Reading]) -> None:
@@ -192,7 +195,7 @@ class Conditions:
             suspects, unhealthy = {}, set()
             for address in cards:
                 findings = self._watch.findings(address)
-                self._tell(address, findings)
+                self._log_findings(address, findings)
                 acting = [f for f in findings if f.acts]
                 if not acting:
                     continue
@@ -247,12 +250,12 @@ class Conditions:
         if not (is_so and signals.is_off()):
             self._table.reports.set_mark(address, signal, is_so)
 
-    def _tell(self, address, findings) -> None:
+    def _log_findings(self, address, findings) -> None:
         # the number of a counter changes, while the finding stays
         now = {(f.signal, f.about): f for f in findings}
         for key, finding in now.items():
             if not self._once.has((address, key)):
-                self._once.say(
+                self._once.log(
                     (address, key), LOG.warning, 'Device %s%s: %s%s',
                     address, '' if finding.signal == signals.PAUSED
                     else f' is {finding.state.value}', finding.reason,

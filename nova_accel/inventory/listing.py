@@ -45,7 +45,7 @@ class Listing:
         try:
             self._store.set_withheld(rows)
         except exception.AcceleratorsUnavailable as error:
-            self._once.say(('store',), LOG.error, 'nova-accel discover does '
+            self._once.log(('store',), LOG.error, 'nova-accel discover does '
                            'not show all that is withheld now: %s', error)
             return
         self._written = rows

@@ -170,7 +170,7 @@ class Looks:
         try:
             readings = contract.readings(name, driver.health(device))
         except Exception as error:
-            self._once.say(
+            self._once.log(
                 ('health', address), LOG.warning,
                 'The health of %s cannot be read now: %s', address,
                 exception.clause(error))

@@ -52,7 +52,7 @@ class Offered:
             if self._made[0] == made_of:
                 return self._made[1]
         offered = self._offers(self._store.all_claims())
-        self._tell_rivals(offered)
+        self._log_rivals(offered)
         with self._lock:
             self._made = made_of, offered
         return offered
@@ -65,7 +65,7 @@ class Offered:
             *offers.of_unclean(devices.values(), self._store.unclean())),
             sets.wanted())
 
-    def _tell_rivals(self, offered: offers.Offers) -> None:
+    def _log_rivals(self, offered: offers.Offers) -> None:
         """Log which handles share an IOMMU group and not a server."""
         found = {offer.handle: hold.reason for offer in offered.all()
                  for hold in offer.all_holds
@@ -76,7 +76,7 @@ class Offered:
                           f'these servers can run at a time'
             for offer, others in self.rivals(offered)}
         for handle, why in found.items():
-            self._once.say(('group', handle), LOG.warning, '%s', why)
+            self._once.log(('group', handle), LOG.warning, '%s', why)
         self._once.only('group', found)
 
     def rivals(self, offered: offers.Offers | None = None):

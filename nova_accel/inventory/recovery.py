@@ -118,7 +118,7 @@ class Recovery:
         try:
             driver.recover(address)
         finally:
-            self._health.begin_again(address)
+            self._health.restart_counters(address)
 
     def _climb(self, driver, device, reasons) -> None:
         address = device.address
@@ -130,7 +130,7 @@ class Recovery:
         try:
             step = climb(driver, device)
         finally:
-            self._health.begin_again(address)
+            self._health.restart_counters(address)
         self.steps[address] = step
         if not step:
             LOG.error('Device %s has failed (%s), and nova-compute has no step '

@@ -192,7 +192,7 @@ class Reports:
             try:
                 self._store.set_devices(*now)
             except exception.AcceleratorError as error:
-                self._once.say(('store',), LOG.error, 'What the drivers '
+                self._once.log(('store',), LOG.error, 'What the drivers '
                                'found is not written down: %s', error)
                 return
             self._saved = now

@@ -317,7 +317,7 @@ class Scanner:
         address = device.address
         is_new = not self._once.has(('here', address))
         if is_new:
-            self._once.say(
+            self._once.log(
                 ('here', address), LOG.info, 'Device %s is %s: %s %s of '
                 'vendor %s, found by the driver %s', address,
                 'back' if is_back else 'here', device.type, device.product_id,

@@ -139,7 +139,7 @@ class Shown:
             if CONF.accel.pools == 'numa_node' else None)
 
     def _unnamable(self, address: str, why: str) -> None:
-        self._once.say(('device', address), LOG.error,
+        self._once.log(('device', address), LOG.error,
                        'Device %s is not reported: %s', address, why)
 
     def update_tree(self, tree, node: str, placement: provider_tree.Placement,
@@ -170,7 +170,7 @@ class Shown:
         except exception.AcceleratorError as error:
             if moved:
                 raise
-            self._once.say(('tree',), LOG.error, 'The providers of '
+            self._once.log(('tree',), LOG.error, 'The providers of '
                            'accelerators stay as they are: %s', error)
         except Exception:
             if moved:

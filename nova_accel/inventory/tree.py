@@ -298,7 +298,7 @@ class Tree:
             plan.asks = False
             return False
         for uuid in others:
-            self._once.say(
+            self._once.log(
                 ('foreign', uuid), LOG.error,
                 'Provider %s must be created for %s, and Placement has one of '
                 'this name (%s) that nova_accel did not make, outside of the '
@@ -378,7 +378,7 @@ class Tree:
         left += sorted(t for t in shown.traits if not naming.is_volatile(t)
                        and any(t not in traits for traits in there))
         if now and left:
-            self._once.say(
+            self._once.log(
                 ('replaced', shown.uuid), LOG.warning,
                 'Provider %s gives way to %s, which does not take over what is '
                 'set on it (%s): set that again if it still applies',
@@ -391,7 +391,7 @@ class Tree:
                 or root is None or shown.uuid == naming.provider_uuid(
                     root, node, shown.name)):
             return
-        self._once.say(
+        self._once.log(
             ('foreign', shown.uuid), LOG.error,
             'Provider %s (%s) has a name that nova_accel gives, and was made '
             'by another program; it is fenced, and removed once nothing is '

@@ -1,10 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Owners of servers read in the metadata how their accelerators are.
+"""The health of accelerators in the metadata of their servers.
 
-``accel<group>:health`` says so where one of them is not well, or is not in the
-guest yet, and goes when all are well again: one word, and of how many of the
-group it is true. Which device of the host it is, why, and who else has a part
-of it is the operator's.
+If a device of a group is not well, or is not in its guest yet, the owner of the
+server reads ``accel<group>:health``: one word, and the number of devices to
+which it applies. For example, ``degraded: 1 of 2``. The key is removed when all
+are well again. It does not name the device of the host, the reason or other
+servers: those are for the operator.
 """
 
 from collections.abc import Mapping
@@ -41,12 +42,14 @@ class Owners:
         #: server -> keys of nova_accel that its metadata have
         self._written: dict[str, Mapping[str, str]] = {}
         self.background = limited.Background(
-            self.run, 'Owners are not told how their accelerators are')
+            self.run, 'The health of accelerators cannot be written into '
+            'the metadata of servers')
 
     def run(self) -> None:
-        """Write what has changed. Of servers whose accelerators are well
-        nothing is read while nothing has; the metadata of the others may have
-        been replaced since.
+        """Write the keys that have changed.
+
+        The metadata of a server with a key is read each time, because its
+        owner may have replaced them. Those of others are read after a change.
         """
         now = self._now()
         changed = {server for server, keys in now.items()
@@ -67,7 +70,7 @@ class Owners:
                          if server in now or keys}
 
     def _now(self) -> dict[str, dict[str, str]]:
-        """Return what the metadata of each server have to say."""
+        """Return the keys that the metadata of each server must have."""
         inventory, out = self._inventory, self._reconciler.out
         conditions = inventory.health.conditions()
         groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
@@ -101,6 +104,6 @@ class Owners:
 
 
 def health_keys(server: novas.Instance) -> set[str]:
-    """Return the keys by which the metadata of a server say how its
-    accelerators are."""
+    """Return the keys of the metadata of a server for the health of devices.
+    """
     return {key for key in server.metadata if naming.is_health_key(key)}

@@ -33,13 +33,14 @@ class Paused:
             self.run, 'It is not known which guests QEMU has paused')
 
     def run(self) -> None:
-        """Have the devices of such guests tell it; where that changes, look
-        again at once."""
+        """Add the signal to the devices of paused guests, and look again at
+        once after a change."""
         if self._inventory.health.pause(self._found()):
             self._inventory.looks.background.start()
 
     def _found(self) -> dict[str, frozenset[str]]:
-        """Address of a device -> its servers whose guests are paused."""
+        """Return address of a device -> its servers whose guests are paused.
+        """
         found: dict[str, frozenset[str]] = {}
         if signals.modes()[signals.PAUSED] is signals.Mode.OFF:
             return found

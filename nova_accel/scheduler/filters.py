@@ -152,7 +152,7 @@ def _has_driver(host, scheduling):
     if kept:
         candidates[:] = kept
     else:
-        _ONCE.say(
+        _ONCE.log(
             ('driver', host.uuid), LOG.warning,
             'Host %(host)s gets no servers with accelerators: Placement has '
             'providers of nova_accel for it, and its nova-compute does not run '

@@ -50,13 +50,16 @@ _OURS = ('resources', 'accel', 'function', 'bitstream')
 class NovaCloud:
     """See attach.cloud.Cloud."""
 
-    def __init__(self, driver):
-        """:param driver: nova.virt.libvirt.driver.LibvirtDriver"""
+    def __init__(self, driver, by_iommufd: Callable[..., set[str]]
+                 = lambda *_: set()):
+        """
+        :param driver: nova.virt.libvirt.driver.LibvirtDriver
+        :param by_iommufd: LiveMigrations.by_iommufd().
+        """
         self._driver = driver
+        self._by_iommufd = by_iommufd
         #: devices in guest XML and in running guests
         self.hostdevs = guest_devices.Hostdevs(driver._set_managed_mode)
-        #: LiveMigrations.by_iommufd()
-        self.by_iommufd: Callable[..., set[str]] = lambda *_: set()
         self._consumers = consumers.Consumers(
             lambda url, version: self._listed(self._get(url, version)),
             self._allocations_of, self._copy_of)
@@ -424,7 +427,7 @@ class NovaCloud:
             guest = self._guest(instance_uuid)
             if guest.is_active():
                 self.hostdevs.attach(
-                    guest, handles, lasts, self.by_iommufd(
+                    guest, handles, lasts, self._by_iommufd(
                         instance_uuid, lambda: objects.Instance.get_by_uuid(
                             self.admin_context(), instance_uuid,
                             expected_attrs=['flavor', 'system_metadata'])))

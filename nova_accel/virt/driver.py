@@ -47,7 +47,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def __init__(self, virtapi, read_only=False):
         super().__init__(virtapi, read_only)
-        self.cloud = cloud.NovaCloud(self)
+        self.cloud = cloud.NovaCloud(
+            self, lambda *about: self.live_migrations.by_iommufd(*about))
         self.builds = errors.Builds()
         #: name of this compute host, as Nova calls it at init_host()
         self._host_name = None
@@ -67,7 +68,6 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self.guests = parts.guests
         self.live_migrations = live_migration.LiveMigrations(
             parts, self.cloud, self._host.has_min_version)
-        self.cloud.by_iommufd = self.live_migrations.by_iommufd
 
     # The service
 
@@ -110,7 +110,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 hook(*args, **kwargs)
             except nova_exception.ReshapeFailed as error:
                 if self._moving:
-                    errors.tell_move_refused(error)
+                    errors.log_move_refused(error)
                 raise
             finally:
                 self._starting = False

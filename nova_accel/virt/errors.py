@@ -45,7 +45,7 @@ def start_refused():
         end_process(1)
 
 
-def tell_move_refused(error: Exception) -> None:
+def log_move_refused(error: Exception) -> None:
     """Placement refused to move allocations; Nova ends nova-compute.
 
     What Nova logs names neither the cause on our side nor what to do.

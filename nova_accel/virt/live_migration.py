@@ -67,7 +67,7 @@ class LiveMigrations:
         """:param has_versions: nova.virt.libvirt.host.Host.has_min_version"""
         self._parts = parts
         self._guests = parts.guests
-        self._along = parts.along
+        self._migratable = parts.migratable
         self._cloud = cloud
         self._has_versions = has_versions
 
@@ -124,7 +124,7 @@ class LiveMigrations:
                     f'flavor and an image without hw:viommu_model, or migrate '
                     f'it cold.')
         try:
-            found = self._along.movable(
+            found = self._migratable.of_claims(
                 self._parts.holdings.of(instance.uuid))
         except exception.AcceleratorError as error:
             _refuse(f'Server {instance.uuid} stays: {error}')
@@ -133,7 +133,7 @@ class LiveMigrations:
         _note(data, _MOVABLE, json.dumps(found))
 
     def _check_iommufd(self, instance):
-        needed = self._along.by_iommu(instance.uuid)
+        needed = self._migratable.by_iommu(instance.uuid)
         if not needed:
             return
         self._check_versions(instance, 'old', vfio.IOMMUFD_VERSIONS)
@@ -176,7 +176,7 @@ class LiveMigrations:
         :param instance: returns Nova's, and is asked for these devices alone:
             a guest gets others back also while the database is away.
         """
-        found = self._along.by_iommu(server_uuid)
+        found = self._migratable.by_iommu(server_uuid)
         if (found and self._has_versions(*vfio.IOMMUFD_VERSIONS)
                 and nova_cloud.server_of(instance()).takes_along):
             return found
@@ -199,7 +199,7 @@ class LiveMigrations:
                     f'destroy), and reboot the server hard.')
         if server.takes_along:
             try:
-                here = self._along.movable_to(server, allocations)
+                here = self._migratable.of_allocations(server, allocations)
                 _pairs(instance, movable, here)
             except exception.AcceleratorError as error:
                 _refuse(str(error))
@@ -239,7 +239,7 @@ class LiveMigrations:
                 migration=migration)
             if server.takes_along:
                 _map(data, _pairs(instance, moved(data),
-                                  self._along.movable(claims)))
+                                  self._migratable.of_claims(claims)))
         except exception.AcceleratorError as error:
             self.release(context, instance, data)
             raise nova_exception.MigrationError(reason=str(error)) from error
@@ -277,7 +277,7 @@ class LiveMigrations:
         """Return how many MiB of the accelerators of a server are copied."""
         if not nova_cloud.server_of(instance).takes_along:
             return 0
-        return self._along.memory(instance.uuid)
+        return self._migratable.memory(instance.uuid)
 
     def allow_downtime(self, instance, guest) -> None:
         """Let this guest stand still for as long as its flavor says.
@@ -371,13 +371,14 @@ def moved(data) -> str | None:
 
 
 def _pairs(instance, movable, here):
-    """Each accelerator of the source with the one here that it becomes.
+    """Return each device of the source with the one that replaces it here.
 
     :param movable: see moved().
-    :param here: model.Movable of each that the server gets here.
-    :raises DeviceUnavailable: they are not alike.
+    :param here: model.MigratableDevice of each that the server gets here.
+    :raises DeviceUnavailable: they are not equal.
     """
-    there = [model.Movable(*item) for item in json.loads(movable or '[]')]
+    there = [model.MigratableDevice(*item)
+             for item in json.loads(movable or '[]')]
 
     def described(found):
         return [item._replace(address='') for item in found]

@@ -401,7 +401,7 @@ class Host:
         """What is claimed, runs or is fenced."""
         return [*self.seen(), self.fenced()]
 
-    def give_back(self):
+    def reattach(self):
         """The operator lowers reserved of everything; nova-compute reports."""
         with self.cloud.state() as state:
             for provider in state['providers'].values():

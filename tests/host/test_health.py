@@ -637,7 +637,8 @@ class OwnersTest(HealthTestCase):
         self.host.cloud.set_metadata = set_metadata
         self.look()
         self.wait('degraded: 1 of 1')
-        self.assertEqual(1, self.log.output.count('Owners are not told'))
+        self.assertEqual(1, self.log.output.count(
+            'The health of accelerators cannot be written'))
 
     def test_server_is_gone(self):
         self.turn(**WORN)

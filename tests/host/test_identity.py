@@ -477,7 +477,7 @@ class OtherKindsTest(IdentityTestCase):
         self.assertEqual((before[0] + 1, before[1]),
                          (self.resets(A), self.resets(B)))
         self.assertEqual(frozenset(), self.host.holdings.unsettled())
-        self.host.give_back()
+        self.host.reattach()
         self.assertHas(self.boot(A), A)
 
     def test_another_product_that_the_operator_takes(self):
@@ -489,7 +489,7 @@ class OtherKindsTest(IdentityTestCase):
         self.host.delete(server)
         self.host.report()
         self.assertRaises(exception.AcceleratorError, self.boot, A)
-        self.host.give_back()
+        self.host.reattach()
         self.assertHas(self.boot(A), A)
 
     def test_product_is_filled_in(self):
@@ -566,7 +566,7 @@ class OtherKindsTest(IdentityTestCase):
         self.host.report()
         # until the operator gives it free
         self.assertRaises(exception.AcceleratorError, self.boot, A)
-        self.host.give_back()
+        self.host.reattach()
         self.boot(A)
 
     def start_clock(self):
@@ -588,13 +588,13 @@ class OtherKindsTest(IdentityTestCase):
         self.assertEqual({A}, self.host.inventory.table.disabled().keys())
         self.host.delete(server)
         self.host.report()
-        self.host.give_back()
+        self.host.reattach()
         self.assertRaises(exception.AcceleratorError, self.boot, A)
         self.restart()
         self.assertRaises(exception.AcceleratorError, self.boot, A)
         self.host.enable()
         self.host.report()
-        self.host.give_back()
+        self.host.reattach()
         self.assertHas(self.boot(A), A)
 
     def test_guest_makes_it_look_clean(self):
@@ -661,7 +661,7 @@ class FpgaTest(base.HostTestCase):
         self.assertEqual([], self.host.holdings.all())
         self.host.report()
         self.assertIn(f'{clouds.NODE}_accel_{A}_region0', self.host.fenced())
-        self.host.give_back()
+        self.host.reattach()
         self.assertNotIn(f'{clouds.NODE}_accel_{A}_region0',
                          self.host.fenced())
         # the first one comes back, and there is no clearing image

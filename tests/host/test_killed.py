@@ -580,10 +580,10 @@ class OneTimeUseTest(KilledTestCase):
             self.compute.run([['report'], ['report']])
             name, = self.compute.run([['fenced']])[0]
             self.assertIn('_accel_pool_GPU_', name)
-        self.give_back()
+        self.reattach()
 
-    def give_back(self):
-        self.compute.run([['give_back']])
+    def reattach(self):
+        self.compute.run([['reattach']])
 
     def check_next(self):
         """It is released again after this."""
@@ -591,7 +591,7 @@ class OneTimeUseTest(KilledTestCase):
     def assertNothingLeft(self):
         super().assertNothingLeft()
         self.compute.run([['report'], ['report']])
-        self.give_back()
+        self.reattach()
 
     def test_release(self):
         self.at_each_point(
@@ -603,5 +603,5 @@ class OneTimeUseTest(KilledTestCase):
             self.booted()
             self.compute.run([['delete', SERVER]])
         self.at_each_point(
-            begin, lambda: [['report'], ['report'], ['give_back'],
-                            ['report'], ['report']], self.give_back, most=60)
+            begin, lambda: [['report'], ['report'], ['reattach'],
+                            ['report'], ['report']], self.reattach, most=60)

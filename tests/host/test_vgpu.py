@@ -121,15 +121,15 @@ class VgpuTest(AttachTestCase):
         of it."""
         self.start_vgpus()
         claim = self.give('nvidia-558')
-        taken = self.host.along
-        found, = taken.movable([claim])
+        taken = self.host.migratable
+        found, = taken.of_claims([claim])
         self.assertEqual(
             ('1', claim.handle.address), (found.group, found.address))
         self.assertEqual(2048, taken.memory(self.instance))
         self.assertEqual(0, taken.memory(self.other))
         self.host.holdings.doubt([claim], 'its removal failed')
         error = self.assertRaises(
-            exception.DeviceUnavailable, taken.movable,
+            exception.DeviceUnavailable, taken.of_claims,
             self.host.holdings.of(self.instance))
         self.assertIn(f'may not have {claim.handle.address} as it needs it '
                       f'(its removal failed)', str(error))

@@ -275,7 +275,7 @@ class World:
             else:
                 self.end(server)
         self.do(*[['scan'], ['reconcile'], ['settle'], ['report']] * 2)
-        self.do(['give_back'], ['reconcile'], ['report'])
+        self.do(['reattach'], ['reconcile'], ['report'])
         (claims, guests, fenced), why = self.compute.run(
             [['left'], ['withheld']])
         if claims or guests or fenced or why:

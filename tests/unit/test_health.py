@@ -58,7 +58,7 @@ class WatchTestCase(configured.TestCase):
     def ends(self, is_reset=True):
         """The server of the device is gone."""
         self.held = self.whole = False
-        self.watch.begin_again(A, is_reset)
+        self.watch.restart_counters(A, is_reset)
 
     def states(self, address=A):
         return [(f.signal, f.state) for f in self.watch.findings(address)]

@@ -51,8 +51,8 @@ class LogTest(testtools.TestCase):
     def test_once(self):
         once = log.Once()
         for text in ('hot', 'hot', 'cold', 'hot'):
-            once.say(('card', 1), self.log.warning, 'It is %s', text)
-        once.say(('card', 2), self.log.warning, 'It is %s', 'hot')
+            once.log(('card', 1), self.log.warning, 'It is %s', text)
+        once.log(('card', 2), self.log.warning, 'It is %s', 'hot')
         self.assertLines('It is hot', 'It is cold', 'It is hot', 'It is hot')
         self.assertTrue(once.has(('card', 1)))
         once.only('card', {2})

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What a guest takes along when it migrates while it runs."""
+"""Devices whose state moves with the guest in a live migration."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,8 @@ from nova_accel import model
 from nova_accel import request
 
 
-class Along:
+class MigratableDevices:
+    """Describes devices, for the source and the destination of a migration."""
 
     def __init__(self, inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings,
@@ -25,10 +26,11 @@ class Along:
         self._preparation = preparation
         self._accelerators = accelerators
 
-    def movable(self, claims: Iterable[model.Claim]) -> list[model.Movable]:
-        """Return what a server has, as its guest takes it along.
+    def of_claims(self, claims: Iterable[model.Claim],
+                  ) -> list[model.MigratableDevice]:
+        """Return the devices of a server, on the source.
 
-        :raises DeviceUnavailable: it cannot, with one of them.
+        :raises DeviceUnavailable: the state of one cannot be moved.
         """
         claims = list(claims)
         for claim in claims:
@@ -37,13 +39,13 @@ class Along:
                     f'The guest may not have {claim.handle.address} as it '
                     f'needs it ({claim.error or claim.state.value}): reboot '
                     f'the server hard, and then migrate it.')
-        return sorted(self._movable(
+        return sorted(self._described(
             claim, self._inventory.devices.get(claim.device_address),
             claim.handle, claim.created_type) for claim in claims)
 
     def by_iommu(self, server_uuid: str) -> set[str]:
-        """Return the addresses of what a server has and its guest takes along
-        by what the IOMMU logs: QEMU has to open that by iommufd."""
+        """Return the addresses of those devices of a server of which the IOMMU
+        logs the writes. QEMU has to open them by iommufd."""
         devices = self._inventory.devices
         return {
             claim.handle.address for claim in self._holdings.of(server_uuid)
@@ -51,24 +53,25 @@ class Along:
             and vfio.is_by_iommu(device.migrates_by)}
 
     def memory(self, server_uuid: str) -> int:
-        """Return how many MiB of memory the devices of a server have, as far
-        as that is known."""
+        """Return the memory of the devices of a server in MiB, as far as it is
+        known."""
         devices = self._inventory.devices
         return sum(
             type_.memory for claim in self._holdings.of(server_uuid)
             if (device := devices.get(claim.device_address))
             for type_ in device.creatable if type_.name == claim.created_type)
 
-    def movable_to(self, server: request.Server,
-                   allocations: plan.Allocations) -> list[model.Movable]:
-        """Return the same of what plug() would give to a server of another
-        host.
+    def of_allocations(self, server: request.Server,
+                       allocations: plan.Allocations,
+                       ) -> list[model.MigratableDevice]:
+        """Return the devices that plug() would claim for a server, on the
+        destination.
 
-        :raises AcceleratorError: it would not, or its guest cannot bring the
-            state of its devices along to one of them.
+        :raises AcceleratorError: plug() would fail, or the state of a device
+            cannot be moved to one of them.
         """
         devices = self._inventory.devices
-        return sorted(self._movable(
+        return sorted(self._described(
             wanted, device, offer.handle,
             self._preparation.type_for(wanted, device))
             for wanted, offer
@@ -76,14 +79,14 @@ class Along:
             for device in [devices[offer.part[0]]])
 
     @staticmethod
-    def _movable(of, device, handle, created_type):
+    def _described(of, device, handle, created_type):
         """:param of: a claim or a request."""
         if device is None or not device.migrates_by:
             raise exception.DeviceUnavailable(
                 f'A guest cannot take {handle.address} along when it migrates '
                 f'live ({device.stays if device else "it is gone"}): migrate '
                 f'it cold.')
-        return model.Movable(
+        return model.MigratableDevice(
             of.group, of.resource_class, handle.type.value,
             ' '.join(filter(None, (
                 f'{device.vendor_id}:{device.product_id}', created_type,
