@@ -185,7 +185,7 @@ class AcceleratorDriver(abc.ABC):
         returned as it was before.
 
         Changes nothing. Placement takes its type and its traits, and those
-        that os-traits does not have begin with CUSTOM_.
+        that os-traits does not have begin with ``CUSTOM_``.
 
         :param before: the device as it was last returned, None when it is
             new.
