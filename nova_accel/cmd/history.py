@@ -11,6 +11,7 @@ from nova_accel.cmd import output
 from nova_accel.cmd import store
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel import model
 from nova_accel.store import values
 
 CONF = conf.CONF
@@ -25,8 +26,9 @@ class History(output.Lister):
     hand-overs, and from the claims for the servers that have it now. From is
     when the server got it; where that is not recorded, the time of the
     hand-over before, since when no other server can have had it. Rows without
-    a server are what the operator had done. Reads the claim store of
-    nova-compute, or files of many hosts, and changes nothing.
+    a server are what the operator had done. An address stands for what was
+    there, and for the card that is there now, wherever it was before. Reads the
+    claim store of nova-compute, or files of many hosts, and changes nothing.
     """
 
     COLUMNS = ('Host', 'From', 'Until', 'Device', 'Serial', 'Handle', 'Server',
@@ -54,34 +56,41 @@ class History(output.Lister):
         name, at = parsed_args.name, parsed_args.at or ''
         self.nothing = f'Nothing is recorded of {output.clean(name)}.'
         found = []
-        for host, done, claims in self._hosts(parsed_args):
+        for host, done, claims, card in self._hosts(parsed_args):
             before: dict[str, str] = {}
-            rows = []
+            rows, of_card = [], set()
             for one in done:
                 rows.append((host, one.since or before.get(one.handle, ''),
                              one.time, one.device, one.serial, one.handle,
                              one.server, one.result))
+                if card and model.CardKey(
+                        one.device, one.serial, '', one.ports).identifies(
+                            card):
+                    of_card.add(rows[-1])
                 if not one.failed:
                     before[one.handle] = one.time
             rows += [(host, claim.since or before.get(
                 claim.handle.address, ''), '', claim.device_address,
                 claim.serial, claim.handle.address, claim.instance_uuid, '')
                 for claim in claims]
-            found += [row for row in rows if name in row[3:7] and (
-                not at or row[1] <= at <= (row[2] or at))]
+            found += [row for row in rows
+                      if (name in row[3:7] or row in of_card) and (
+                          not at or row[1] <= at <= (row[2] or at))]
         return self.COLUMNS, sorted(
             found, key=lambda row: (row[2] or '~', *row))
 
     def _hosts(self, parsed_args):
-        """Yield for each host its name, its hand-overs and its claims."""
+        """Yield for each host its name, its hand-overs, its claims, and what
+        the card at the named address is known by, None without one."""
         for path in parsed_args.journal:
             host = os.path.basename(path).removesuffix('.json')
-            yield host, read(path), ()
+            yield host, read(path), (), None
         if not parsed_args.journal:
             known = store.read(parsed_args)
             yield CONF.host, known.handovers(), [
                 claim for claim in known.claims()
-                if uuidutils.is_uuid_like(claim.instance_uuid)]
+                if uuidutils.is_uuid_like(claim.instance_uuid)
+                ], known.keys().get(parsed_args.name)
 
 
 def read(path: str) -> list[values.Handover]:

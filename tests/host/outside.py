@@ -41,7 +41,8 @@ READS: dict[type, tuple[str, ...]] = {
         'read', 'read_bytes', 'read_some', 'listdir', 'exists', 'readlink',
         'mounted_devices', 'physical_address_bits', 'vfio_module',
         'has_iova_bitmap', 'read_afu', 'read_device_serial', 'read_acs',
-        'is_group_open', 'read_firmware', 'offers_xclbin', 'xclbin_layout',
+        'is_group_open', 'processes', 'read_firmware', 'offers_xclbin',
+        'xclbin_layout',
         'read_qat_heartbeat', 'check_disks', 'read_signatures', 'read_nvme',
         'read_nvme_health', 'read_nvme_sanitize', 'read_nvme_vfs'),
     clouds.Cloud: (

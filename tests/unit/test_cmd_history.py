@@ -48,6 +48,14 @@ class HistoryTest(commands.StoreCommandTestCase):
         self.assertEqual(['Nothing is recorded of 0000:99:00.0.'],
                          self.call('0000:99:00.0').stdout.splitlines())
 
+    def test_card_that_was_at_another_address(self):
+        self.fill(handover(1, server=ONE, serial='', ports='p'),
+                  handover(2, server=TWO, serial='', ports='q'),
+                  handover(3, server=THREE, device=B, handle=B))
+        self.store.set_devices({B: model.Device(
+            B, 'FPGA', 'INTEL', 'P', '8086', '09c4', 'dfl', ports='p')})
+        self.assertEqual([ONE, THREE], [row[3] for row in self.shown(B)])
+
     def test_server(self):
         self.fill(handover(1, server=ONE), handover(2, server=TWO),
                   handover(3, server=ONE, device=B, handle=B))
