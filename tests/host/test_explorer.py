@@ -25,7 +25,7 @@ from tests.host import world
 
 MINUTES = float(os.environ.get('NOVA_ACCEL_EXPLORE_MINUTES', 0))
 #: how many orders are played everyday, and of how many events
-ORDERS, EVENTS = 16, 24
+ORDERS, EVENTS = 14, 36
 
 
 class ExplorerTest(testtools.TestCase):

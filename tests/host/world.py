@@ -62,8 +62,9 @@ KINDS = (
 class Server:
     uuid: str
     kind: Kind
-    #: active, off, moved, away, coming, forgotten; broken, deleting,
-    #: confirming or reverting: nova-compute was killed in the middle of it
+    #: active, off, moved, away, coming, forgotten; broken (can be started),
+    #: stuck (in a resize), deleting, confirming or reverting: nova-compute was
+    #: killed in the middle of it
     state: str = 'active'
     migration: str = ''
     #: serial numbers of the disks that it had before a move
