@@ -99,6 +99,16 @@ class ConsumersTest(testtools.TestCase):
             self.listed, self.allocations, lambda uuid: None)
         self.assertEqual([5, 5], [self.look(providers) for _ in range(2)])
 
+    def test_provider_that_novas_copy_lacks(self):
+        """It is asked each time, beside others of which the copy says more."""
+        providers = self.providers(5)
+        for provider in providers:
+            self.allocate(provider)
+        self.consumers = consumers.Consumers(
+            self.listed, self.allocations, lambda uuid:
+            None if uuid == providers[2] else self.copy_of(uuid))
+        self.assertEqual([6, 3], [self.look(providers) for _ in range(2)])
+
     def test_allocation_that_is_deleted(self):
         """Of which the generation tells nothing."""
         providers = self.providers(5)

@@ -7,7 +7,9 @@ import ddt
 from nova_accel.drivers import handover
 from nova_accel.drivers import options
 from nova_accel import exception
+from nova_accel.inventory import examination
 from nova_accel import model
+from nova_accel import naming
 from tests.unit import configured
 
 Policy = handover.Policy
@@ -46,6 +48,15 @@ class PolicyTest(configured.TestCase):
                                     ('10de:1642', Policy.CLEAR)):
             self.assertIs(expected, handover.policy(
                 dataclasses.replace(GPU, subsystem=subsystem)))
+
+    def test_trait_ends_with_the_policy(self):
+        """Also of a device that is not well, whose traits are those of its
+        last report."""
+        before = dataclasses.replace(
+            GPU, traits=('CUSTOM_GPU', naming.ONE_TIME_USE),
+            health=model.Health.QUARANTINED, reason='it is hot')
+        self.assertEqual(('CUSTOM_GPU',), examination._with_policy(
+            before).traits)
 
     def test_domain_of_five_digits(self):
         self.config.config(handover=['10000:01:00.0=none'], group='accel')

@@ -58,6 +58,22 @@ class HoldsTest(testtools.TestCase):
                      rows.RETURNED, rows.UNCLEAN):
             self.assertTrue(holds.Kind(kind).is_durable)
 
+    def test_card_without_a_number_returns_to_its_address(self):
+        """The next card in the slot is not the one with the data of a server,
+        and that one is when it is back."""
+        card = test_identity.device(A, '')
+        other = dataclasses.replace(card, product_id='0001')
+        self.store.set_devices({A: card})
+        self.store.settle(todo=[values.Unsettled(A, ids=card.ids)])
+        for there, found in (other, False), (card, True), (other, False):
+            self.store.place(there, False, {})
+            self.store.set_devices({A: there})
+            self.assertEqual([found], [
+                row.means(there) for row in self.store.unsettled()])
+            # with all that the store has of it
+            self.assertEqual(not found, card.ids in [
+                away.key.ids for away in self.store.away()])
+
     def test_reports_its_number_again(self):
         """A row of the number that was away is of this card, too."""
         self.put(a='x')
