@@ -42,15 +42,9 @@ READS: dict[type, tuple[str, ...]] = {
         'mounted_devices', 'physical_address_bits', 'vfio_module',
         'has_iova_bitmap', 'read_afu', 'read_device_serial', 'read_acs',
         'is_group_open', 'processes', 'read_firmware', 'offers_xclbin',
-<<<<<<< HEAD
         'xclbin_layout',
         'read_qat_heartbeat', 'check_disks', 'read_signatures', 'read_nvme',
         'read_nvme_health', 'read_nvme_sanitize', 'read_nvme_vfs'),
-=======
-        'xclbin_layout', 'read_qat_heartbeat', 'check_disks',
-        'read_signatures', 'read_nvme', 'read_nvme_health',
-        'read_nvme_sanitize', 'read_nvme_vfs'),
->>>>>>> b9934ed8 (tests: name the read of processes among the calls of the kernel)
     clouds.Cloud: (
         'allocations', 'consumers', 'consumers_of', 'find_providers',
         'configured_classes', 'images', 'service_images', 'check_image',
