@@ -44,6 +44,7 @@ RECORDED = {
         'unshelve _checks_for_create_and_rebuild '
         '_validate_and_build_base_options'],
     'nova.compute.vm_states': ['BUILDING', 'PAUSED', 'SHELVED_OFFLOADED'],
+    'nova.conf.scheduler': ['list_opts'],
     'nova.limit.placement': ['_get_usage'],
     'nova.limit.utils': ['should_enforce', 'use_unified_limits'],
     'nova.compute.flavors': ['get_flavor_by_flavor_id'],
