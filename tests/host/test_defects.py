@@ -275,11 +275,19 @@ CASES = {
         'nvme', nvme(total_vfs=2, vfs=2), *fault(identify='refused'),
         'its VFs cannot be cleaned', {'virtual_functions': [f'{A}=2']}),
 
+    'pci_rule.look/failure': Case(
+        'pci', gpu(vendor='8086', device='e211', driver='xe'), *lie(
+            'exists', lambda path: path == pci.path(A, 'survivability_mode'),
+            lambda truth: True), 'in recovery mode',
+        {'pci_devices': [f'address={A} type=GPU']}),
     'pci_rule.look': Case(
         'pci', gpu(), *lie('read', lambda path: path.endswith('boot_vga'),
                            lambda truth: '1'),
         'the display of this host',
         {'pci_devices': [f'address={A} type=GPU']}),
+    'pci_rule._together/wanted': Case(
+        'pci', {'others': [ACME]}, *no_vfs(), WANTED,
+        {**TOGETHER, 'virtual_functions': [f'{A}=2']}),
     'pci_rule._together/none': Case(
         'pci', {'others': [ACME]},
         *vfs(0, 2), 'and it has none', TOGETHER),
