@@ -96,7 +96,8 @@ def normalize(text: str, of: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _normalized(text: str) -> str | None:
-    name = text.strip().upper().replace('-', '_').replace(' ', '_')
+    # no line break: the name is printed as it is
+    name = text.strip(' ').upper().replace('-', '_').replace(' ', '_')
     return name if re.fullmatch('[A-Z0-9_]+', name) else None
 
 

@@ -110,6 +110,13 @@ class NamingTest(testtools.TestCase):
                                     'device 0000:5e:00.0.* 256 characters'):
             naming.device_traits(device(product='x' * 238))
 
+    def test_function_name_with_a_line_break(self):
+        self.assertEqual('CUSTOM_FPGA_FUNCTION_NAME_OK',
+                         naming.function_name_trait(' ok '))
+        for name in 'ok\n', '\nok', 'ok\r', '\tok':
+            self.assertRaises(exception.InvalidName,
+                              naming.function_name_trait, name)
+
     def test_function_name_too_long(self):
         self.assertEqual(255, len(naming.function_name_trait('n' * 229)))
         with self.assertRaisesRegex(exception.InvalidName, 'function name'):
