@@ -18,9 +18,6 @@ what is answered.
 * Nova reads the metadata of a server by two queries around the one for the
   server, which SQLAlchemy composes again each time. They are in the same row
   here: for the few of a test that takes half as long.
-* Nova's client of Placement asks, for each provider that it writes, whether the
-  traits are known there. It asks once for each trait, and again where one was
-  deleted.
 * Requests to services of this process go through the text of HTTP:
   ``tests/cheap_requests.py``.
 * Listeners of the RPC transport in memory look 20 times a second whether a
@@ -152,32 +149,6 @@ def _validator_once(make):
     return made
 
 
-class _Traits:
-    """Those that clients have made sure that Placement knows."""
-
-    def __init__(self):
-        #: client -> names
-        self._known = weakref.WeakKeyDictionary()
-
-    def ensuring(self, ensure):
-        """_ensure_traits() of Nova's client of Placement."""
-        @functools.wraps(ensure)
-        def ensured(client, context, traits):
-            known, names = self._known.setdefault(client, set()), set(traits)
-            if names - known:
-                ensure(client, context, names)
-                known.update(names)
-        return ensured
-
-    def destroying(self, destroy):
-        """destroy() of a trait of Placement."""
-        @functools.wraps(destroy)
-        def destroyed(trait):
-            self._known.clear()
-            destroy(trait)
-        return destroyed
-
-
 def _is_set(ask):
     """obj_attr_is_set() of an object."""
     @functools.wraps(ask)
@@ -253,7 +224,6 @@ def nova() -> None:
     # not before Placement's alone are wanted
     from nova.api.validation import validators
     from nova.db.main import api as db_main
-    from nova.scheduler.client import report
     re._MAXCACHE = 1 << 14
     versioned.VersionedObject.obj_attr_is_set = _is_set(
         versioned.VersionedObject.obj_attr_is_set)
@@ -261,12 +231,6 @@ def nova() -> None:
     validators._SchemaValidator = _validator_once(validators._SchemaValidator)
     db_main.orm = types.SimpleNamespace(**{
         **vars(sqlalchemy.orm), 'subqueryload': sqlalchemy.orm.joinedload})
-    traits = _Traits()
-    client = report.SchedulerReportClient
-    # a Placement that does not answer raises below safe_connect() only
-    client._ensure_traits = report.safe_connect(
-        traits.ensuring(inspect.unwrap(client._ensure_traits)))
-    trait.Trait.destroy = traits.destroying(trait.Trait.destroy)
     post = _Post()
     impl_fake.time = types.SimpleNamespace(
         **{**vars(time), 'sleep': post.sleep})
