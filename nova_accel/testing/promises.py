@@ -41,7 +41,7 @@ OF_A_GUEST = Promise(
     'to vfio-pci) is returned as it is in before.')
 NAMES = Promise(
     'examine', 'Placement takes its type and its traits, and those that '
-    'os-traits does not have begin with CUSTOM_.')
+    'os-traits does not have begin with ``CUSTOM_``.')
 FINGERPRINT = Promise(
     'fingerprint', 'Return a cheap value that changes whenever find() or '
     'examine() would return something else.')

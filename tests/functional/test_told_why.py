@@ -268,20 +268,23 @@ class ToldTest(base.AcceleratorTestBase):
             ('filter forgotten', 'check', filters('ComputeFilter'),
              'filter: ', 'does not have AcceleratorFilter'),
             ('filter twice', 'check',
-             filters('AcceleratorFilter', 'AcceleratorFilter'),
+             filters('ComputeFilter', *2 * ('AcceleratorFilter',)),
              'filter: ', '2 times'),
             ('filter first', 'check',
              filters('AcceleratorFilter', 'ComputeFilter'),
-             'move it to the end'),
+             'set enabled_filters = ComputeFilter,AcceleratorFilter'),
             ('filter not available', 'check', flags(
                 FILTERS, available_filters=[
                     'nova.scheduler.filters.all_filters']),
              'nova-scheduler does not start'),
             ('weigher forgotten', 'check', flags(FILTERS, weight_classes=[
                 'nova.scheduler.weights.all_weighers']),
-             'weigher: ', f'add {WEIGHER}'),
+             'weigher: ', f'set weight_classes = '
+             f'nova.scheduler.weights.all_weighers,{WEIGHER}'),
             ('weigher twice', 'check',
-             flags(FILTERS, weight_classes=[WEIGHER] * 2), '2 times'),
+             flags(FILTERS, weight_classes=[
+                 'nova.scheduler.weights.all_weighers', WEIGHER, WEIGHER]),
+             '2 times'),
             ('weigher without weight', 'check', flags(weight_multiplier=0.0),
              'weight_multiplier is 0'),
 
