@@ -93,6 +93,16 @@ class HoldsTest(testtools.TestCase):
         self.assertEqual({frozenset(['0000:3b:00.2'])}, {
             row.but_for for row in self.store.unsettled()})
 
+    def test_of_the_operator_and_of_health(self):
+        self.put(a='')
+        for of_health in False, True:
+            self.store.disable(values.Disabled(
+                A, '', 'hot', 'now', of_health=of_health))
+        mine, of_health = self.store.disabled()
+        self.assertEqual((False, True), (mine.of_health, of_health.of_health))
+        self.store.enable([of_health])
+        self.assertEqual((mine,), self.store.disabled())
+
     def test_own_reason_stays(self):
         """Nothing of the row that is removed falls to a new card, which gets
         its number."""
