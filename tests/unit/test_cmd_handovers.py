@@ -38,7 +38,7 @@ class HandoversTest(commands.StoreCommandTestCase):
             'Time': '2026-11-22T02:17:01+00:00', 'Device': A, 'Handle': A,
             'Serial': '02:00:00:00:00:01', 'Server': 's1', 'Origin': None,
             'Method': 'reset flr', 'Before': None, 'After': None,
-            'Result': 'clean', 'Since': None}, found[0])
+            'Result': 'clean', 'Since': None, 'Ports': None}, found[0])
 
     def test_since(self):
         self.fill()
