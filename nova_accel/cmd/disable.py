@@ -7,6 +7,7 @@ nova-compute hears of it (nova_accel/admin/orders.py) or finds it at its start.
 
 from cliff import command
 
+from nova_accel.cmd import orders
 from nova_accel.cmd import output
 from nova_accel.cmd import store
 from nova_accel.cmd import working
@@ -109,7 +110,8 @@ class Drain(_Disables, output.Table):
 class Enable(_OfDevice):
     """Undo nova-accel disable or drain of a device.
 
-    It is refused while nova-accel prove works on the device.
+    It is refused while nova-accel prove, clean, program or drill works on the
+    device.
     """
 
     def take_action(self, parsed_args):
@@ -126,6 +128,7 @@ class Enable(_OfDevice):
                 raise
             address = parsed_args.device
         working.check_idle(known.path, address)
+        orders.check_idle(known, address)
         known.enable(mine)
         self.app.stdout.write(
             f'{address} is enabled; nova-compute offers it within seconds, or '

@@ -8,11 +8,14 @@ claims and touches devices, and where it does not run the command is refused.
 import time
 
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel.store import claim_store
 from nova_accel.store import journal
 from nova_accel.store import values
 
 _State = values.OrderState
+#: verbs whose argument begins with a device
+_OF_DEVICES = 'clean', 'program', signals.DRILL
 #: seconds between two reads of the answer
 _PAUSE = 0.2
 #: seconds to wait for an answer by default
@@ -27,6 +30,22 @@ def add_arguments(parser) -> None:
         '--timeout', metavar='SECONDS', type=int, default=_PATIENCE,
         help=f'how long to wait for the answer (default: {_PATIENCE}); '
              f'nova-compute goes on after it')
+
+
+def check_idle(known: claim_store.ClaimStore, address: str) -> None:
+    """Check that nova-compute carries out no order about a device.
+
+    :raises InvalidRequest: it does.
+    """
+    for order in known.orders():
+        name, _, _ = order.argument.partition(' ')
+        # those of a region have its name
+        if order.state is _State.BEGUN and order.verb in _OF_DEVICES and (
+                name.partition('_')[0] == address):
+            raise exception.InvalidRequest(
+                f'{address} is not enabled, because nova-compute carries out '
+                f'nova-accel {order.verb} {name}: wait for its end, or start '
+                f'nova-compute if it does not run.')
 
 
 def carry_out(known: claim_store.ClaimStore, verb: str, argument: str,

@@ -16,6 +16,7 @@ from nova_accel.cmd import disable
 from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import schema
+from nova_accel.store import values
 from tests.unit import commands
 from tests.unit.claims import claim, DEVICE, handle
 
@@ -145,6 +146,25 @@ class DisableTest(DisableTestCase):
         self.assertEqual(('two', 'then'), (word.reason, word.since))
         self.say('enable', A)
         self.assertIn('was not disabled', self.say('enable', A))
+
+    def test_while_an_order_is_carried_out(self):
+        """enable waits for nothing, and names the command that works on the
+        device; orders about other devices do not matter."""
+        store = self.nova_compute()
+        self.say('disable', A)
+        self.say('disable', B)
+        for verb, argument in (('clean', A), ('program', f'{A}_region0 nlb0'),
+                               ('drill', f'{A} 120')):
+            number = store.give_order(verb, argument)
+            store.begin_order(number)
+            self.assertIn(
+                f'nova-accel {verb} {argument.partition(" ")[0]}: wait',
+                self.refused('enable', A))
+            self.say('enable', B)
+            self.say('disable', B)
+            store.answer_order(number, values.OrderState.DONE, 'done')
+        number = store.give_order('clean', A)
+        self.assertIn('is enabled', self.say('enable', A))
 
     def test_device_that_has_moved(self):
         store = self.nova_compute()
