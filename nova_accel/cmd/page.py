@@ -15,9 +15,12 @@ from nova_accel.cmd import page_html
 from nova_accel.cmd import tree
 from nova_accel import exception
 from nova_accel import files
+from nova_accel import text
 
 #: notify.metrics writes them so
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+#: character after a backslash -> what it means, if not itself
+_ESCAPED = {'n': '\n'}
 
 
 class Page(cloud.Asks, command.Command):
@@ -57,8 +60,8 @@ class Page(cloud.Asks, command.Command):
         # before the cloud is asked
         findings = [finding for path in parsed_args.metrics
                     for finding in _findings(path)]
-        handovers = [(one.time[:10], one.failed) for path in parsed_args.journal
-                     for one in history.read(path)]
+        handovers = [handover for path in parsed_args.journal
+                     for handover in _handovers(path)]
         if parsed_args.fits:
             configuration.read(parsed_args.config_file, configuration.API)
         known = self.cloud(parsed_args)
@@ -67,14 +70,14 @@ class Page(cloud.Asks, command.Command):
         servers = tree.server_names(known, {
             host for host, providers in found.items()
             if any(p.held for p in providers)})
-        text = page_html.draw(page_html.Facts(
+        page = page_html.draw(page_html.Facts(
             found, datetime.datetime.now(datetime.timezone.utc), servers,
             tree.function_names(known, shown),
             [(name, number, limit) for name, _, number, limit
              in fits.rows(known, names=parsed_args.hosts)]
             if parsed_args.fits else (), handovers, findings))
         try:
-            files.replace(parsed_args.file, text)
+            files.replace(parsed_args.file, page)
         except OSError as error:
             raise exception.ConfigurationError(
                 f'The page cannot be written to {parsed_args.file}: '
@@ -84,13 +87,30 @@ class Page(cloud.Asks, command.Command):
             f'host{"" if len(found) == 1 else "s"}.\n')
 
 
+def _handovers(path: str) -> Iterator[tuple[str, bool]]:
+    """Yield the day of each hand-over in a journal, and whether it failed.
+
+    :raises InvalidRequest: it cannot be read.
+    """
+    for one in history.read(path):
+        try:
+            day = datetime.date.fromisoformat(one.time[:10])
+        except ValueError:
+            raise exception.InvalidRequest(
+                f'--journal names {path}, where the time of a hand-over is '
+                f'{text.printable(one.time)}: name a file that nova-accel '
+                f'handovers -f json wrote.') from None
+        yield day.isoformat(), one.failed
+
+
 def _findings(path: str) -> Iterator[tuple[str, str]]:
     """Yield the provider and a text for each finding in a file of metrics.
 
     :raises InvalidRequest: it cannot be read.
     """
     try:
-        with open(path, encoding='utf-8') as file:
+        # labels may have carriage returns
+        with open(path, encoding='utf-8', newline='\n') as file:
             lines = [line for line in file
                      if line.startswith('nova_accel_device_finding{')]
     except (OSError, ValueError) as error:
@@ -98,7 +118,8 @@ def _findings(path: str) -> Iterator[tuple[str, str]]:
             f'--metrics names {path}, which cannot be read ({error}): name a '
             f'file that [accel] metrics_file names on a host.') from None
     for line in lines:
-        labels = {name: re.sub(r'\\(.)', r'\1', value)
+        labels = {name: re.sub(r'\\(.)', lambda found: _ESCAPED.get(
+            found[1], found[1]), value)
                   for name, value in _LABEL.findall(line)}
         about = f', {labels["about"]}' if labels.get('about') else ''
         observed = (' (observed only)' if labels.get('mode') == 'observe'

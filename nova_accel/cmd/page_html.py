@@ -254,7 +254,8 @@ def _cells(host, provider: tree.Provider, is_one_of_several, facts,
         function, part if is_one_of_several else '') if text)
     amounts = _amounts(provider)
     for consumer, number in sorted(provider.held.items()):
-        name = _text(facts.servers.get(consumer, consumer))
+        # Nova takes an empty name
+        name = _text(facts.servers.get(consumer) or consumer)
         yield _cell('used', number, name, told,
                     f'{provider.name}: server {consumer}')
     for state in 'free', 'suspect', 'fenced':

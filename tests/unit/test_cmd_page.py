@@ -90,6 +90,10 @@ class DrawTest(testtools.TestCase):
             cells(pool(held={'1': 3, '2': 1}, reserved=1),
                   servers={'1': 'train'}))
 
+    def test_server_without_a_name(self):
+        self.assertEqual([('used', '1'), ('free', '7 free')],
+                         cells(pool(held={'1': 1}), servers={'1': ''}))
+
     def test_function(self):
         self.assertEqual(
             [('used', '1 crypto'), ('free', 'free zip')],
@@ -238,7 +242,7 @@ class FileTest(commands.CommandTestCase):
         metrics = os.path.join(self.directory, 'a.prom')
         device = inventory_host.fpga('0000:02:00.0')
         finding = watch.Finding(
-            'card_failed', 'a "b" <c>', 1, signals.State.SUSPECT, False)
+            'card_failed', 'a "b" <c>\n\\n\rd', 1, signals.State.SUSPECT, False)
         with open(metrics, 'w') as file:
             file.write(host_metrics.text(host_metrics.Facts(
                 {device.address: device},
@@ -251,10 +255,10 @@ class FileTest(commands.CommandTestCase):
         done = commands.run('page', path, '--metrics', metrics,
                             page=page.Page)
         self.assertEqual((0, ''), (done.returncode, done.stderr))
-        with open(path) as file:
+        with open(path, newline='') as file:
             self.assertIn(
                 '<tr><td>a_accel_x<td>suspect: card_failed, a &quot;b&quot; '
-                '&lt;c&gt; (observed only)</tr>', file.read())
+                '&lt;c&gt;\n\\n\rd (observed only)</tr>', file.read())
         done = commands.run('page', path, '--metrics', f'{metrics}.none',
                             page=page.Page)
         self.assertEqual(1, done.returncode)
@@ -268,6 +272,18 @@ class FileTest(commands.CommandTestCase):
         self.assertIn('which is not what nova-accel handovers -f json writes',
                       done.stderr)
         self.assertEqual([], os.listdir(self.directory))
+
+    def test_record_with_another_time(self):
+        record = os.path.join(self.directory, 'a.json')
+        with open(record, 'w') as file:
+            json.dump([{
+                'Time': 'yesterday', 'Device': 'd', 'Serial': '',
+                'Handle': 'd', 'Server': 's', 'Since': '',
+                'Result': 'clean'}], file)
+        done = commands.run('page', os.path.join(self.directory, 'page.html'),
+                            '--journal', record, page=page.Page)
+        self.assertEqual(1, done.returncode)
+        self.assertIn('the time of a hand-over is \'yesterday\'', done.stderr)
 
     def test_cannot_be_written(self):
         path = os.path.join(self.directory, 'none', 'page.html')
