@@ -5,6 +5,7 @@ import uuid
 
 from nova_accel.cmd import output
 from nova_accel.cmd import store
+from nova_accel.host import pci
 from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel.inventory import offers
@@ -30,8 +31,9 @@ class Claims(output.Lister):
         parser = super().get_parser(prog_name)
         store.add_arguments(parser)
         parser.add_argument('--device', metavar='ADDRESS',
+                            type=pci.from_lspci,
                             help='only this device, or this handle')
-        parser.add_argument('--server', metavar='UUID',
+        parser.add_argument('--server', metavar='UUID', type=store.server,
                             help='only what this server holds')
         return parser
 

@@ -8,6 +8,7 @@ import textwrap
 
 from nova_accel.cmd import output
 from nova_accel.cmd import store
+from nova_accel.host import pci
 from nova_accel.store import values
 
 
@@ -45,10 +46,10 @@ class Handovers(output.Lister):
         parser = super().get_parser(prog_name)
         store.add_arguments(parser)
         parser.add_argument(
-            '--device', metavar='ADDRESS',
+            '--device', metavar='ADDRESS', type=pci.from_lspci,
             help='only hand-overs of this device, or of this handle')
         parser.add_argument(
-            '--server', metavar='UUID',
+            '--server', metavar='UUID', type=store.server,
             help='only hand-overs after this server')
         parser.add_argument(
             '--since', metavar='TIME', type=time,

@@ -11,6 +11,7 @@ from nova_accel.cmd import output
 from nova_accel.cmd import store
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel import model
 from nova_accel.store import values
 
@@ -38,7 +39,7 @@ class History(output.Lister):
         parser = super().get_parser(prog_name)
         store.add_arguments(parser)
         parser.add_argument(
-            'name', metavar='DEVICE|SERVER',
+            'name', metavar='DEVICE|SERVER', type=pci.from_lspci,
             help='address or serial number of a device, or address of what a '
                  'server gets of it; or uuid of a server')
         parser.add_argument(

@@ -1,7 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The claim store of this host, for commands that show or change it."""
 
+import argparse
 import os
+import uuid
+
+from oslo_utils import uuidutils
 
 from nova_accel.cmd import configuration
 from nova_accel import conf
@@ -26,6 +30,15 @@ def add_device_argument(parser) -> None:
     parser.add_argument(
         'device', metavar='DEVICE',
         help='address, serial number, or the name of its resource provider')
+
+
+def server(text: str) -> str:
+    """Return the UUID of a server, as an argument of a command."""
+    if not uuidutils.is_uuid_like(text):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a UUID: openstack server show {text} -c id '
+            f'shows that of a server')
+    return str(uuid.UUID(text))
 
 
 def read(parsed_args) -> claim_store.ClaimStore:

@@ -59,6 +59,16 @@ def address(text: str) -> str:
     return lower
 
 
+def from_lspci(text: str) -> str:
+    """Return an address in sysfs form, any other text as it is.
+
+    lspci leaves out the domain if all devices of the machine are in 0000.
+    """
+    lower = as_in_sysfs(text)
+    return next((found for found in (lower, f'0000:{lower}')
+                 if ADDRESS.fullmatch(found)), text)
+
+
 def addresses(option: str, texts: Iterable[str]) -> frozenset[str]:
     """Return the PCI addresses that an option names.
 

@@ -37,6 +37,7 @@ from collections.abc import Collection, Iterable, Mapping
 import enum
 
 from nova_accel import exception
+from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import values
@@ -215,7 +216,7 @@ def named(name: str, devices: Mapping[str, model.Device]) -> str:
     :raises DeviceUnavailable: none, several, or only a part of one.
     """
     # of a provider what comes after the name of its node
-    part = name.rpartition('_accel_')[2]
+    part = pci.from_lspci(name.rpartition('_accel_')[2])
     if part in devices:
         return part
     with_serial = [a for a, d in devices.items() if d.serial == name and name]

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel claims, as an operator starts it."""
 
+import argparse
 import dataclasses
 import datetime
 import json
@@ -8,6 +9,7 @@ import os
 import sqlite3
 import uuid
 
+from nova_accel.cmd import store as store_arguments
 from nova_accel import model
 from tests.unit import commands
 from tests.unit.claims import (
@@ -16,6 +18,14 @@ from tests.unit.claims import (
 ADDRESS = DEVICE.address
 IMAGE = str(uuid.uuid4())
 FUNCTION = uuid.uuid4()
+
+
+def server(number: int) -> str:
+    """UUID of a server."""
+    return f'00000000-0000-4000-8000-{number:012}'
+
+
+S1, S2, S3 = map(server, range(1, 4))
 
 
 def loaded(function=FUNCTION.hex, image=IMAGE, name=None,
@@ -36,7 +46,7 @@ class ClaimsTest(commands.StoreCommandTestCase):
 
     def test_json(self):
         store = self.open_store()
-        store.add([claim('s1', project_id='p', state=model.ClaimState.BOUND)])
+        store.add([claim(S1, project_id='p', state=model.ClaimState.BOUND)])
         store.set_loaded(ADDRESS, 0, loaded(name='nlb'))
         result = self.start('-f', 'json')
         self.assertEqual((0, ''), (result.returncode, result.stderr))
@@ -47,7 +57,7 @@ class ClaimsTest(commands.StoreCommandTestCase):
             datetime.timedelta(hours=1))
         self.assertEqual({
             'Device': ADDRESS, 'Region': 0, 'Handle': ADDRESS,
-            'Server': 's1', 'Group': '1', 'State': 'Bound',
+            'Server': S1, 'Group': '1', 'State': 'Bound',
             'Function': 'nlb', 'Image': IMAGE, 'Origin': 'operator',
             'Error': None}, row)
 
@@ -55,8 +65,8 @@ class ClaimsTest(commands.StoreCommandTestCase):
         """Of all that was programmed, also where nobody has the region."""
         store = self.open_store()
         store.add([
-            claim('s1', handle(1), region_index=1),
-            claim('s2', handle(2), region_index=2,
+            claim(S1, handle(1), region_index=1),
+            claim(S2, handle(2), region_index=2,
                   state=model.ClaimState.BOUND)])
         for index, content in ((2, loaded(origin='a project')),
                                (3, loaded(None, None, origin=None)),
@@ -69,27 +79,27 @@ class ClaimsTest(commands.StoreCommandTestCase):
             ('', 5, 'free', str(FUNCTION), IMAGE, 'operator'),
             ('', 6, 'free', 'unknown', '', 'a project'),
             # as its driver reads it
-            ('s1', 1, 'Initial', '', '', 'operator'),
-            ('s2', 2, 'Bound', str(FUNCTION), IMAGE, 'a project'),
+            (S1, 1, 'Initial', '', '', 'operator'),
+            (S2, 2, 'Bound', str(FUNCTION), IMAGE, 'a project'),
         ], sorted(self.shown()))
 
     def test_devices_without_regions(self):
         self.open_store().add([
-            claim('s1', handle(1), region_index=None, consumer_uuid='migration',
+            claim(S1, handle(1), region_index=None, consumer_uuid='migration',
                   state=model.ClaimState.BOUND),
             claim(None, handle(2), instance_uuid='', region_index=None,
                   error='It is dirty.', state=model.ClaimState.DELETING)])
         self.assertEqual([
             ('', '', 'Deleting', '', '', ''),
-            ('s1', '', 'Bound, old', '', '', '')], sorted(self.shown()))
+            (S1, '', 'Bound, old', '', '', '')], sorted(self.shown()))
         self.assertIn('It is dirty.', self.call().stdout)
 
     def test_waiting(self):
         """A handle that waits has a row of no server, and its region has no
         other one."""
         store = self.open_store()
-        ended = claim('s1', state=model.ClaimState.DELETING)
-        store.add([ended, claim('s2', handle(1), region_index=1)])
+        ended = claim(S1, state=model.ClaimState.DELETING)
+        store.add([ended, claim(S2, handle(1), region_index=1)])
         store.set_loaded(ADDRESS, 0, loaded())
         store.await_operator(ended)
         row, = (row for row in self.rows('--device', ADDRESS)
@@ -99,27 +109,36 @@ class ClaimsTest(commands.StoreCommandTestCase):
         self.assertIn('nova-accel release', row['Error'])
         self.assertTrue(row['Since'])
         self.assertNotIn('unknown', self.call().stdout)
-        self.assertEqual(['s2'], [
-            row['Server'] for row in self.rows('--server', 's2')])
-        self.assertEqual([], self.rows('--server', 's1'))
+        self.assertEqual([S2], [
+            row['Server'] for row in self.rows('--server', S2)])
+        self.assertEqual([], self.rows('--server', S1))
 
     def test_selection(self):
         store = self.open_store()
-        store.add([claim('s1', handle(1), device_address='0000:af:00.0'),
-                   claim('s2', handle(2))])
+        store.add([claim(S1, handle(1), device_address='0000:af:00.0'),
+                   claim(S2, handle(2))])
         store.set_loaded(ADDRESS, 7, loaded())
         for arguments, servers in (
-                ((), ['', 's1', 's2']),
-                (('--device', ADDRESS), ['', 's2']),
-                (('--device', '0000:af:00.1'), ['s1']),
-                (('--server', 's2'), ['s2'])):
+                ((), ['', S1, S2]),
+                (('--device', ADDRESS), ['', S2]),
+                (('--device', ADDRESS.removeprefix('0000:')),
+                 ['', S2]),
+                (('--device', '0000:af:00.1'), [S1]),
+                (('--server', S2), [S2])):
             self.assertEqual(servers, sorted(
                 row[0] for row in self.shown(*arguments)))
+
+    def test_name_of_a_server(self):
+        error = self.assertRaises(
+            argparse.ArgumentTypeError, store_arguments.server, 'web1')
+        self.assertIn("'web1' is not a UUID: openstack server show web1 -c id",
+                      str(error))
+        self.assertRaises(SystemExit, self.call, '--server', 'web1')
 
     def test_nothing(self):
         self.open_store()
         for arguments, said in (
-                (('--server', 's9'), 'No claim matches.\n'),
+                (('--server', server(9)), 'No claim matches.\n'),
                 (('--device', ADDRESS), 'No claim matches.\n'),
                 ((), 'No server holds a device, and nothing waits for you, is '
                      'programmed or disabled.\n')):
@@ -129,7 +148,7 @@ class ClaimsTest(commands.StoreCommandTestCase):
     def test_disabled(self):
         """Where the device is now, or was when it is not on this host."""
         store = self.open_store()
-        store.add([claim('s1')])
+        store.add([claim(S1)])
         for serial, there, shown in (
                 ('', {ADDRESS: ''}, ADDRESS),
                 ('S1', {'0000:01:00.0': 'S1'}, '0000:01:00.0'),
@@ -144,9 +163,9 @@ class ClaimsTest(commands.StoreCommandTestCase):
             self.assertEqual(
                 (shown, None, DISABLED.since, 'it is hot'),
                 tuple(row[n] for n in ('Device', 'Server', 'Since', 'Error')))
-        self.assertEqual([('s1', 'Initial')], [
+        self.assertEqual([(S1, 'Initial')], [
             (row['Server'], row['State'])
-            for row in self.rows('--server', 's1')])
+            for row in self.rows('--server', S1)])
         self.assertEqual([], self.rows('--device', '0000:01:00.0'))
 
     def test_stores_that_cannot_be_read(self):

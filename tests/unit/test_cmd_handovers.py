@@ -10,10 +10,18 @@ from tests.unit import commands
 A, B = '0000:5e:00.0', '0000:81:00.0'
 
 
+def server(number: int) -> str:
+    """UUID of a server."""
+    return f'00000000-0000-4000-8000-{number:012}'
+
+
+S1, S2, S3 = map(server, range(1, 4))
+
+
 def handover(number, **more):
     return values.Handover(**{
         'time': f'2026-11-22T02:17:{number:02}+00:00', 'device': A,
-        'serial': '02:00:00:00:00:01', 'handle': A, 'server': f's{number}',
+        'serial': '02:00:00:00:00:01', 'handle': A, 'server': server(number),
         'method': 'reset flr', 'result': 'clean', **more})
 
 
@@ -33,18 +41,18 @@ class HandoversTest(commands.StoreCommandTestCase):
         result = self.start('-f', 'json')
         self.assertEqual((0, ''), (result.returncode, result.stderr))
         found = json.loads(result.stdout)
-        self.assertEqual(['s1', 's2', 's3'], [h['Server'] for h in found])
+        self.assertEqual([S1, S2, S3], [h['Server'] for h in found])
         self.assertEqual({
             'Time': '2026-11-22T02:17:01+00:00', 'Device': A, 'Handle': A,
-            'Serial': '02:00:00:00:00:01', 'Server': 's1', 'Origin': None,
+            'Serial': '02:00:00:00:00:01', 'Server': S1, 'Origin': None,
             'Method': 'reset flr', 'Before': None, 'After': None,
             'Result': 'clean', 'Since': None, 'Ports': None}, found[0])
 
     def test_since(self):
         self.fill()
-        for since, expected in (('2026-11-22T02:17:02', ['s2', 's3']),
-                                ('2026-11-22T03:17:03+01:00', ['s3']),
-                                ('2026-11-21', ['s1', 's2', 's3'])):
+        for since, expected in (('2026-11-22T02:17:02', [S2, S3]),
+                                ('2026-11-22T03:17:03+01:00', [S3]),
+                                ('2026-11-21', [S1, S2, S3])):
             result = self.call('-f', 'json', '--since', since)
             self.assertEqual(expected, [
                 h['Server'] for h in json.loads(result.stdout)])
@@ -73,9 +81,9 @@ class HandoversTest(commands.StoreCommandTestCase):
     def test_selection(self):
         self.fill()
         for arguments, servers in (
-                (('--device', A), ['s1', 's3']),
-                (('--device', '0000:81:00.2'), ['s2']),
-                (('--server', 's3'), ['s3'])):
+                (('--device', A), [S1, S3]),
+                (('--device', '0000:81:00.2'), [S2]),
+                (('--server', S3), [S3])):
             self.assertEqual(
                 servers, [h['Server'] for h in self.rows(*arguments)])
 
@@ -84,7 +92,7 @@ class HandoversTest(commands.StoreCommandTestCase):
         for arguments, said in (
                 ((), 'No hand-over is recorded.\n'),
                 (('--device', '0000:99:00.0'), 'No hand-over matches.\n'),
-                (('--server', 's9'), 'No hand-over matches.\n')):
+                (('--server', server(9)), 'No hand-over matches.\n')):
             self.assertEqual(said, self.call(*arguments).stdout)
 
     def test_store_that_nobody_has_open(self):

@@ -48,6 +48,14 @@ class AddressTest(testtools.TestCase):
                     self.assertRaises(exception.ConfigurationError,
                                       pci.address, text)
 
+    def test_without_a_domain(self):
+        for text, found in (('5e:00.0', '0000:5e:00.0'),
+                            ('5E:00.0', '0000:5e:00.0'),
+                            ('10000:01:00.0', '10000:01:00.0'),
+                            ('0000:5e:00.0', '0000:5e:00.0'),
+                            ('5e:00', '5e:00'), ('S123', 'S123')):
+            self.assertEqual(found, pci.from_lspci(text))
+
     def test_domain_that_libvirt_refuses(self):
         self.assertIn('no function of a PCI domain above ffff', pci.obstacle(
             Kernel('nvme'), '10000:01:00.0'))
