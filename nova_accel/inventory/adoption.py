@@ -266,8 +266,15 @@ class Adoption:
         found = [address for address, key in keys.items()
                  if address != card.address and key.identifies(card)]
         # of several with its serial number, it is the one at its ports
-        return [address for address in found if card.ports
-                and keys[address].ports == card.ports] or found
+        at_ports = [address for address in found
+                    if card.ports and keys[address].ports == card.ports]
+        if not card.serial and (len(at_ports) > 1 or any(
+                self._reports.was_scanned(address)
+                and self._reports.is_present(address)
+                for address in at_ports)):
+            # the kernel shows both: their ports do not tell one from another
+            return []
+        return at_ports or found
 
     def _known(self, card: model.CardKey, addresses: Iterable[str],
                ) -> values.Card | None:
