@@ -133,8 +133,9 @@ class Preparation:
             raise exception.DeviceUnavailable(
                 f'{found}, because {kept}: end that process, and start the '
                 f'server again.', found=found)
-        # first: after a crash in between it would stay without a driver
-        self._holdings.mark_prepared(claim, True)
+        if not claim.prepared:
+            # first: after a crash in between it would stay without a driver
+            self._holdings.mark_prepared(claim, True)
         processes.take(kernel, claim.handle)
 
     @contextlib.contextmanager
