@@ -46,7 +46,7 @@ from nova_accel.api import expansion
 from nova_accel.attach import accelerators
 from nova_accel.attach import guests
 from nova_accel.attach import plugs
-from nova_accel import inventory
+from nova_accel.inventory import shown
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import weights
 from nova_accel.store import claim_store
@@ -69,8 +69,7 @@ OURS = [
     ('nova-scheduler', 'filter', filters.AcceleratorFilter, 'filter_all'),
     ('nova-scheduler', 'weigher', weights.AcceleratorWeigher,
      'weigh_objects'),
-    ('nova-compute, claim', 'provider tree', inventory.Inventory,
-     'update_tree'),
+    ('nova-compute, claim', 'provider tree', shown.Shown, 'update_tree'),
     ('nova-compute, spawn', 'start plug', plugs.Plugs, 'start'),
     ('nova-compute, plug', 'Placement', cloud.NovaCloud, 'allocations'),
     ('nova-compute, plug', 'plug', accelerators.Accelerators, 'plug'),
