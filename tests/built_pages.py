@@ -15,8 +15,6 @@ import re
 import sys
 from urllib import parse
 
-import snowballstemmer
-
 #: what the text of a page does not have, outside of code
 MARKUP = {
     'a row of punctuation': re.compile(r'([=~^"*+#-])\1{3,}'),
@@ -125,6 +123,8 @@ def not_found(directory: pathlib.Path) -> list[str]:
     As Sphinx' searchtools.js: a page is found if an index entry has the words,
     or if it has the stem of each word in its text or its titles.
     """
+    # of sphinx, which not every environment of the tests has
+    import snowballstemmer
     script = (directory / 'searchindex.js').read_text()
     index = json.loads(script[script.index('(') + 1:script.rindex(')')])
     stemmer = snowballstemmer.stemmer('english')
