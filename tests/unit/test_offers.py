@@ -151,6 +151,20 @@ class StateTest(testtools.TestCase):
             address for address, (_, *kinds) in sorted(shown(found).items())
             if Kind.IOMMU_GROUP in kinds])
 
+    @ddt.data((('i', 'i'), []), (('i', 'j'), [A, B]))
+    @ddt.unpack
+    def test_rivals(self, servers, rivals):
+        """One server may have all of a group, without a word about it."""
+        devices = {address: dataclasses.replace(
+            card(address, [address]), groups=((A, B),))
+            for address in (A, B)}
+        found = offered(*devices.values(), claims=[
+            claim(address, device=address, instance=server)
+            for address, server in zip((A, B), servers, strict=True)])
+        self.assertEqual(rivals, [
+            offer.handle.address
+            for offer, _ in offers.rivals(found, devices, ())])
+
     def test_iommu_group_of_vfs(self):
         """Handles of one device, too."""
         device = dataclasses.replace(card(), groups=((A, *VFS),))
