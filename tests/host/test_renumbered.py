@@ -433,14 +433,18 @@ class VgpuTest(RenumberedTestCase):
 
 class SetTest(RenumberedTestCase):
 
-    def test_set(self):
-        """The operator has corrected the addresses of the set."""
+    def boot_with_set(self):
+        """A server with the two devices of a set."""
         self.config.config(group='accel',
                            device_sets=[f'{FIRST} {SECOND}'])
         self.start_host(gpus=[at(FIRST, '03.0'), at(SECOND, '05.0')],
                         drivers=('gpu',))
-        server = self.host.boot({f'resources:{GPU}': '2'},
-                                self.host.allocation(FIRST, GPU, 2))
+        return self.host.boot({f'resources:{GPU}': '2'},
+                              self.host.allocation(FIRST, GPU, 2))
+
+    def test_set(self):
+        """The operator has corrected the addresses of the set."""
+        server = self.boot_with_set()
         self.config.config(group='accel',
                            device_sets=[f'{SECOND} {THIRD}'])
         self.renumber((FIRST, SECOND), (SECOND, THIRD), gpus=[
@@ -454,12 +458,7 @@ class SetTest(RenumberedTestCase):
 
     def test_rule_that_names_the_old_addresses(self):
         """It means other cards now; nothing of a server goes to another."""
-        self.config.config(group='accel',
-                           device_sets=[f'{FIRST} {SECOND}'])
-        self.start_host(gpus=[at(FIRST, '03.0'), at(SECOND, '05.0')],
-                        drivers=('gpu',))
-        server = self.host.boot({f'resources:{GPU}': '2'},
-                                self.host.allocation(FIRST, GPU, 2))
+        server = self.boot_with_set()
         self.renumber((FIRST, SECOND), (SECOND, THIRD), gpus=[
             at(FIRST, '01.0')])
         self.host.start_guest(server)
