@@ -5,8 +5,6 @@ import argparse
 import os
 import uuid
 
-from oslo_utils import uuidutils
-
 from nova_accel.cmd import configuration
 from nova_accel import conf
 from nova_accel.host import pci
@@ -34,11 +32,12 @@ def add_device_argument(parser) -> None:
 
 def server(text: str) -> str:
     """Return the UUID of a server, as an argument of a command."""
-    if not uuidutils.is_uuid_like(text):
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
         raise argparse.ArgumentTypeError(
             f'{text!r} is not a UUID: openstack server show {text} -c id '
-            f'shows that of a server')
-    return str(uuid.UUID(text))
+            f'shows that of a server') from None
 
 
 def read(parsed_args) -> claim_store.ClaimStore:
