@@ -286,7 +286,7 @@ class Handles:
                     self._cloud, driver.kernel, [handle],
                     f'{handle.address} cannot be released')
             done = driver.release(device, *args)
-            processes.give_back(driver.kernel, handle)
+            processes.restore_drivers(driver.kernel, handle)
         except Exception as error:
             text = str(error) or repr(error)
             # the journal has each error once, not at each attempt

@@ -44,8 +44,8 @@ class MigratableDevices:
             claim.handle, claim.created_type) for claim in claims)
 
     def by_iommu(self, server_uuid: str) -> set[str]:
-        """Return the addresses of those devices of a server of which the IOMMU
-        logs the writes. QEMU has to open them by iommufd."""
+        """Return the addresses of the devices of a server whose writes the
+        IOMMU logs. QEMU has to open them by iommufd."""
         devices = self._inventory.devices
         return {
             claim.handle.address for claim in self._holdings.of(server_uuid)

@@ -64,7 +64,7 @@ def is_complete(requests: Requests, held: Iterable[model.Claim],
     What no claim answers may be a vGPU of Nova's own, where standard resource
     classes are in force, or a device whose claim was lost: Placement knows.
 
-    :param except_for: resource classes of which it may have less.
+    :param except_for: resource classes that may have less.
     """
     held = list(held)
     has = collections.Counter(claim.resource_class for claim in held)

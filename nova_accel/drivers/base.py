@@ -687,7 +687,7 @@ class PciDriver(AcceleratorDriver):
             pci.DEVICES, f'bus/pci/drivers/{VFIO}', 'class/vfio-dev'))
 
     def configure(self):
-        """See the base class; sets up the devices of which nova.conf wants
+        """See the base class; sets up the devices for which nova.conf requests
         VFs.
 
         :raises AcceleratorError: of the first device that cannot be set up;

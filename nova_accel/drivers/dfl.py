@@ -161,9 +161,8 @@ class DflDriver(base.PciDriver):
             return
         present = {port.id for port in self._ports(address, [])}
         if not present.union(range(count)).issuperset(range(implemented)):
-            # nova-compute was killed between the release of a port and the
-            # VFs, of which it wanted more; ports that are assigned back come
-            # without driver
+            # nova-compute was killed after it had released a port and before
+            # it created VFs; ports that are assigned back have no driver
             self.kernel.rebind(address, KERNEL_DRIVER)
             self._wait(address, implemented)
         self._enable_vfs(address, range(count), implemented)

@@ -4,7 +4,8 @@
 A driver of the host may wait for the last close when a function is taken from
 it, without a limit: nvidia does (nv_pci_remove() in nv-pci.c of its open
 kernel modules), and sound (snd_card_free() of Linux). libvirt would wait as
-well. So it is asked who has a node before a function is taken.
+well. Therefore nova-compute asks which processes have a node open before it
+takes a function.
 """
 
 from collections.abc import Iterable
@@ -16,9 +17,9 @@ import typing
 from nova_accel.host import pci
 from nova_accel import model
 
-#: of several, as many are named
+#: processes that an error names
 _MOST = 3
-#: how often it is asked who has a node, and seconds between
+#: how often to ask which processes have a node open, and seconds in between
 _ATTEMPTS, _PAUSE = 3, 1
 
 
@@ -34,7 +35,8 @@ class Process(typing.NamedTuple):
 
 
 def named(found: Iterable[Process]) -> str:
-    """Return who has what open, as a clause; '' for none."""
+    """Return which processes have which nodes open, as a clause; '' without
+    processes."""
     said = list(dict.fromkeys(
         f'{one.command} (process {one.pid}) has {one.node} open'
         for one in found))
@@ -103,7 +105,7 @@ def _of_host(kernel, handle) -> list[str]:
             and not pci.is_for_vfio(kernel, function)]
 
 
-def give_back(kernel, handle: model.AttachHandle) -> None:
+def restore_drivers(kernel, handle: model.AttachHandle) -> None:
     """Have the kernel choose drivers for functions without one, as after
     take(), when libvirt has not done so.
 

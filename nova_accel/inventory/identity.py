@@ -15,9 +15,9 @@ another one, an unknown    at one address    MOVED
 one, or nothing
 another one                not found, or at  EXCHANGED
                            several
-one of which neither       the same          EXCHANGED if the product is
-serial number nor ports                      another one, otherwise HERE:
-can be compared                              nothing else can be compared
+a card without comparable  the same          EXCHANGED if the product is
+serial number or ports                       another one, otherwise HERE:
+                                             nothing else can be compared
 nothing                    the same          HERE
 ========================== ================= ===============================
 

@@ -97,7 +97,8 @@ class Users:
 
     def _user(self, device, handle, asks_nodes,
               ) -> Callable[[], str] | None:
-        """Return what tells who has a handle open; None where no process has.
+        """Return a function that names the process that has a handle open;
+        None if no process has.
 
         :param asks_nodes: whether to ask for nodes of the host's drivers,
             too.

@@ -42,7 +42,7 @@ class Zones:
     """
 
     SECONDS = 60
-    #: of which the hosts are kept
+    #: questions whose hosts are kept
     _MOST = 100
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ def card(db: sqlite3.Connection, address: str, serial: str,
 
     :param address: where it is or was last.
     :param serial: '' if it is unknown, or several cards have it.
-    :param ids: Device.ids; '' for a card of which only the address is known;
+    :param ids: Device.ids; '' if only the address of the card is known;
         None for any card at the address.
     :param ports: Device.ports; '' if they are unknown.
     """
@@ -63,8 +63,8 @@ def arriving(db: sqlite3.Connection, address: str, serial: str,
              ids: str, ports: str) -> int:
     """Return the card that is at an address from now on.
 
-    If no row has its serial number, or its product and place, that is the row
-    of which only the address is known.
+    If no row has its serial number, or its product and place, it is the row
+    that has the address only.
     """
     if db.execute('SELECT 1 FROM cards WHERE serial = ?', (serial,)).fetchone(
             ) if serial else _without_serial(db, address, ids, ports):

@@ -27,8 +27,8 @@ class AcmeDpuDriver(base.PciDriver):
             vendor_id=ids[0], product_id=ids[1], driver=self.NAME)
 
     def look(self, device, before):
-        # what the management function tells can be read while a guest has
-        # the other one
+        # the attributes of the management function can be read while a guest
+        # has the other function
         management = privileged.management_of(device.address)
         state = self.kernel.read(pci.path(management, 'acme_dpu/state'))
         if state != 'ready':
