@@ -26,6 +26,12 @@ class Claims(output.Lister):
 
     COLUMNS = ('Device', 'Region', 'Handle', 'Server', 'Group', 'State',
                'Since', 'Function', 'Image', 'Origin', 'Error')
+    STACKS = {
+        'Device': ('{Device}', '{Handle}', 'region {Region}'),
+        'Server, group and function': (
+            '{Server}', 'group {Group}', 'function {Function}', 'image {Image}',
+            'programmed by {Origin}'),
+        'State': ('{State}', 'since {Since}', '{Error}')}
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -38,8 +44,9 @@ class Claims(output.Lister):
         return parser
 
     def table(self, parsed_args):
+        self.is_search = bool(parsed_args.device or parsed_args.server)
         self.nothing = (
-            'No claim matches.' if parsed_args.device or parsed_args.server
+            f'No claim matches: {output.NAMES}.' if self.is_search
             else 'No server holds a device, and nothing waits for you, is '
                  'programmed or disabled.')
         known = store.read(parsed_args)

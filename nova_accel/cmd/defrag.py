@@ -113,7 +113,11 @@ class Defrag(clouds.Asks, output.Table):
                 if step:
                     now = State(cloud)
                 _check(now, wanted, plan, step)
-                _migrate(cloud, move, now.services[move.target])
+                with output.waiting(
+                        self.app.stderr, f'{step} of {len(results)} migrations '
+                        f'are done, and server {now.names[move.server]} '
+                        f'migrates to {move.target}', _LONGEST):
+                    _migrate(cloud, move, now.services[move.target])
             except exception.AcceleratorError as error:
                 self._is_well = False
                 results[step] = str(error)

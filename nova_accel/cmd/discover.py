@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import textwrap
 import traceback
 
 from nova_accel.cmd import configuration
@@ -36,8 +35,6 @@ _NOT_SEEN = frozenset((
     holds.Kind.IN_USE, holds.Kind.UNHEALTHY, holds.Kind.MISPLACED,
     holds.Kind.OWNER_UNKNOWN, holds.Kind.RETURNED, holds.Kind.UNALLOCATED,
     holds.Kind.SUSPECT))
-#: characters of a line of a reason
-_REASON_WIDTH = 44
 _LONG_COLUMNS = ('Provider', 'NUMA', 'Resource class', 'Total', 'Reserved',
                  'Handles', 'Traits', 'Health')
 
@@ -56,6 +53,9 @@ class Discover(output.Lister):
 
     COLUMNS = ('Device', 'What', 'Function', 'Total', 'Used', 'Held by',
                'Health')
+    STACKS = {'Device': ('{Device}',), 'What': ('{What}', '{Function}'),
+              'Used': ('{Used} of {Total}',), 'Held by': ('{Held by}',),
+              'Health': ('{Health}',)}
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -84,6 +84,7 @@ class Discover(output.Lister):
         self.nothing = (f'No device is found by the drivers '
                         f'{", ".join(CONF.accel.enabled_drivers)}.')
         if parsed_args.long:
+            self.STACKS = {}
             return _LONG_COLUMNS, self._providers(found)
         held = collections.defaultdict(list)
         for claim in known.claims() if known else ():
@@ -143,7 +144,7 @@ class Discover(output.Lister):
     def _row_of_gone(self, device, hold, held):
         return (device.address, _what(device), '',
                 *self._use(dataclasses.replace(device, handles=()), held),
-                self._colored(str(hold), output.RED))
+                self.colored(str(hold), output.RED))
 
     def _rows_of(self, device, held):
         """A row of the device, and one for each region."""
@@ -167,15 +168,15 @@ class Discover(output.Lister):
         """Return why handles of a device or a region are withheld."""
         unreported = self._unreported.get(part[0])
         if unreported and part[1] is None:
-            return self._colored(f'not reported: {unreported}', output.RED)
+            return self.colored(f'not reported: {unreported}', output.RED)
         found = self._why(part)
         # a region does not repeat the reasons of its card
         said = holds.described(
             hold for hold in found if part[1] is None
             or hold.scope is not holds.Scope.CARD) or ', '.join(
                 dict.fromkeys(hold.kind.value for hold in found))
-        return (self._colored(said, output.YELLOW) if said
-                else self._colored(shown.reason or _OK, None))
+        return (self.colored(said, output.YELLOW) if said
+                else shown.reason or _OK)
 
     def _holds_of(self, device):
         """Return the holds of a device, for JSON."""
@@ -219,18 +220,10 @@ class Discover(output.Lister):
         """(total, used, held by); a driver tells only which vGPUs could be
         made now; those of servers are added."""
         if held is None:
-            return len(part.handles), '', ''
+            return len(part.handles), '?' if self.for_people else '', ''
         total = len({h.key for h in part.handles}
                     | {c.handle.key for c in held})
         return total, len(held), self.several(sorted(map(_holder, held)))
-
-    def _colored(self, text, color):
-        if not self.for_people:
-            return text
-        lines = textwrap.wrap(text, _REASON_WIDTH, break_on_hyphens=False,
-                              break_long_words=False)
-        return '\n'.join(self.colored(line, color) if color else line
-                         for line in lines)
 
     def _providers(self, found):
         providers = collections.defaultdict(list)

@@ -4,16 +4,11 @@
 import argparse
 import dataclasses
 import datetime
-import textwrap
 
 from nova_accel.cmd import output
 from nova_accel.cmd import store
 from nova_accel.host import pci
 from nova_accel.store import values
-
-
-#: characters of a line of what was done, and of an error
-_WIDTH = 32
 
 
 def time(value: str) -> str:
@@ -41,6 +36,12 @@ class Handovers(output.Lister):
 
     COLUMNS = tuple(field.name.capitalize()
                     for field in dataclasses.fields(values.Handover))
+    STACKS = {
+        'Time and device': ('{Time}', '{Device}', '{Handle}', '{Serial}'),
+        'Server and functions': (
+            '{Server}', 'before {Before}', 'after  {After}',
+            'programmed by {Origin}'),
+        'Result': ('{Method}', '{Result}')}
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -58,22 +59,16 @@ class Handovers(output.Lister):
         return parser
 
     def table(self, parsed_args):
+        self.is_search = bool(parsed_args.device or parsed_args.server
+                              or parsed_args.since)
         self.nothing = (
-            'No hand-over matches.' if parsed_args.device or parsed_args.server
-            or parsed_args.since else 'No hand-over is recorded.')
-        found = [
-            h for h in store.read(parsed_args).handovers()
+            f'No hand-over matches: {output.NAMES}.' if self.is_search
+            else 'No hand-over is recorded.')
+        return self.COLUMNS, [
+            dataclasses.astuple(dataclasses.replace(
+                h, before=output.identifier(h.before),
+                after=output.identifier(h.after)))
+            for h in store.read(parsed_args).handovers()
             if parsed_args.device in (None, h.device, h.handle)
             and parsed_args.server in (None, h.server)
             and h.time >= (parsed_args.since or '')]
-        return (self.COLUMNS,
-                [dataclasses.astuple(dataclasses.replace(
-                    handover, method=self._lines(handover.method),
-                    before=self.identifier(handover.before),
-                    after=self.identifier(handover.after),
-                    result=self._lines(handover.result)))
-                 for handover in found])
-
-    def _lines(self, text):
-        return (textwrap.fill(text, _WIDTH, break_on_hyphens=False)
-                if self.for_people else text)

@@ -34,6 +34,11 @@ class History(output.Lister):
 
     COLUMNS = ('Host', 'From', 'Until', 'Device', 'Serial', 'Handle', 'Server',
                'Result')
+    STACKS = {
+        'From and until': ('{From}', 'until {Until}', 'on {Host}'),
+        'Device': ('{Device}', '{Handle}', '{Serial}'),
+        'Server and result': ('{Server}', '{Result}')}
+    is_search = True
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -55,7 +60,8 @@ class History(output.Lister):
 
     def table(self, parsed_args):
         name, at = parsed_args.name, parsed_args.at or ''
-        self.nothing = f'Nothing is recorded of {output.clean(name)}.'
+        self.nothing = (
+            f'Nothing is recorded of {output.clean(name)}: {output.NAMES}.')
         found = []
         for host, done, claims, card in self._hosts(parsed_args):
             before: dict[str, str] = {}

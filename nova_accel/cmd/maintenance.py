@@ -44,7 +44,8 @@ class _OfDevice(command.Command):
         part = identity.named_part(parsed_args.device, known.devices())
         self.app.stdout.write(orders.carry_out(
             known, self.VERB, ' '.join((part, *words)),
-            parsed_args.timeout) + '\n')
+            parsed_args.timeout,
+            self.app.stderr) + '\n')
 
 
 class Clean(_OfDevice):

@@ -6,7 +6,9 @@ claims and touches devices, and where it does not run the command is refused.
 """
 
 import time
+import typing
 
+from nova_accel.cmd import output
 from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel.store import claim_store
@@ -18,6 +20,7 @@ _State = values.OrderState
 _OF_DEVICES = 'clean', 'program', signals.DRILL
 #: seconds between two reads of the answer
 _PAUSE = 0.2
+_ENDED = _State.DONE, _State.REFUSED
 #: seconds to wait for an answer by default
 _PATIENCE = 600
 #: seconds after which nova-compute takes an order on no more
@@ -49,32 +52,16 @@ def check_idle(known: claim_store.ClaimStore, address: str) -> None:
 
 
 def carry_out(known: claim_store.ClaimStore, verb: str, argument: str,
-              seconds: int) -> str:
+              seconds: int, stderr: typing.TextIO) -> str:
     """Have nova-compute do something; returns its answer.
 
     :param seconds: to wait for its end.
+    :param stderr: a terminal shows meanwhile what is waited for.
     :raises DeviceUnavailable: nova-compute refuses, or does not answer.
     """
-    began = time.monotonic()
-    number = known.give_order(verb, argument)
-    ended = (_State.DONE, _State.REFUSED)
-    try:
-        while True:
-            known.refresh()
-            order = next((o for o in known.orders() if o.number == number),
-                         None)
-            if order is None or order.state in ended:
-                break
-            limit = (min(seconds, _TAKEN_ON) if order.state is _State.NEW
-                     else seconds)
-            if time.monotonic() - began > limit:
-                # as it is now: it may have been taken on meanwhile
-                order = known.withdraw_order(number, (_State.NEW, *ended))
-                break
-            time.sleep(_PAUSE)
-    finally:
-        # also where the operator interrupts the command
-        known.withdraw_order(number, (_State.NEW, *ended))
+    with output.waiting(
+            stderr, f'waiting for nova-compute: {verb} {argument}', seconds):
+        order = _answered(known, verb, argument, seconds)
     if order is None or order.state is _State.NEW:
         raise exception.DeviceUnavailable(
             f'nova-compute of this host has not taken the order on within '
@@ -82,8 +69,33 @@ def carry_out(known: claim_store.ClaimStore, verb: str, argument: str,
             f'nova-compute runs, and is of the release of this command.')
     if order.state is _State.REFUSED:
         raise exception.DeviceUnavailable(order.answer)
-    if order.state not in ended:
+    if order.state not in _ENDED:
         raise exception.DeviceUnavailable(
             f'nova-compute has not answered within {seconds} s, and goes on: '
             f'see nova-accel claims and its log.')
     return order.answer
+
+
+def _answered(known, verb, argument, seconds):
+    """Return the order as it is when it has ended, or the time is over; None
+    if the store does not have it any more."""
+    began = time.monotonic()
+    number = known.give_order(verb, argument)
+    try:
+        while True:
+            known.refresh()
+            order = next((o for o in known.orders() if o.number == number),
+                         None)
+            if order is None or order.state in _ENDED:
+                break
+            limit = (min(seconds, _TAKEN_ON) if order.state is _State.NEW
+                     else seconds)
+            if time.monotonic() - began > limit:
+                # as it is now: it may have been taken on meanwhile
+                order = known.withdraw_order(number, (_State.NEW, *_ENDED))
+                break
+            time.sleep(_PAUSE)
+    finally:
+        # also where the operator interrupts the command
+        known.withdraw_order(number, (_State.NEW, *_ENDED))
+    return order

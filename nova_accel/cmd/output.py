@@ -1,15 +1,33 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What differs between a table for people and the other formats."""
 
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import os
+import re
+import textwrap
+import threading
+import time
+import typing
 import uuid
 
 from cliff import lister
+from cliff import utils
+
+#: what to name where nothing was found
+NAMES = ('give the address of a device, as nova-accel discover shows it, or '
+         'the UUID of a server')
+#: exit status of a command that found nothing of what its arguments name
+NOTHING = 4
 
 RED, GREEN, YELLOW = 31, 32, 33
 
 #: formats for programs, in which what is not there is null
 _STRUCTURED = ('json', 'yaml')
+#: characters of a line of a table that does not go to a terminal
+_WIDTH = 100
+#: a text of colored()
+_COLORED = re.compile(r'(\033\[\d+m)(.*)\033\[0m', re.DOTALL)
 
 
 class NoEpilog:
@@ -27,12 +45,24 @@ class Table(NoEpilog, lister.Lister):
     #: names of the columns, as programs read them: a promise, of which
     #: tests/unit/data/columns.yaml has the words
     COLUMNS: tuple[str, ...]
+    #: whether an empty line follows each row of the table
+    _is_spaced = False
 
     def produce_output(self, parsed_args, column_names, data):
         self.check_columns(parsed_args, column_names)
         if parsed_args.formatter in _STRUCTURED:
             data = [[None if cell == '' else cell for cell in row]
                     for row in data]
+        elif parsed_args.formatter == 'table':
+            shown = [column in (parsed_args.columns or column_names)
+                     for column in column_names]
+            data = _fitted(column_names, list(data), shown, (
+                parsed_args.max_width or (
+                    utils.terminal_width() if self.app.stdout.isatty()
+                    else 0) or _WIDTH))
+            for row in data[:-1] if self._is_spaced else ():
+                lines = max(cell.count('\n') for cell in row)
+                row[0] += '\n' * (lines + 1 - row[0].count('\n'))
         return super().produce_output(parsed_args, column_names, data)
 
     def check_columns(self, parsed_args, column_names):
@@ -58,6 +88,16 @@ class Lister(Table):
 
     #: that sentence
     nothing = ''
+    #: whether the arguments name what is looked for
+    is_search = False
+    #: of a table for people, heading -> lines of a cell, each with the name of
+    #: one of COLUMNS; a line whose column is empty is left out
+    STACKS: Mapping[str, Sequence[str]] = {}
+    _is_empty = False
+
+    def run(self, parsed_args):
+        status = super().run(parsed_args)
+        return NOTHING if self._is_empty and self.is_search else status
 
     def take_action(self, parsed_args):
         self._format = parsed_args.formatter
@@ -69,10 +109,27 @@ class Lister(Table):
 
     def produce_output(self, parsed_args, column_names, data):
         data = list(data)
+        self._is_empty = not data
         if data or not self.for_people:
+            if self.STACKS and self.for_people and not (
+                    parsed_args.columns or parsed_args.sort_columns):
+                column_names, data = self._stacked(data)
             return super().produce_output(parsed_args, column_names, data)
         self.app.stdout.write(f'{self.nothing}\n')
         return 0
+
+    def _stacked(self, data):
+        """Return (headings, rows) of STACKS."""
+        rows = []
+        for row in data:
+            known = {name: str(cell).removesuffix('+00:00')
+                     for name, cell in zip(self.COLUMNS, row) if cell != ''}
+            rows.append(['\n'.join(dict.fromkeys(
+                line.format_map(known) for line in lines
+                if re.findall(r'{(.+?)}', line)[0] in known))
+                for lines in self.STACKS.values()])
+        self._is_spaced = any('\n' in cell for row in rows for cell in row)
+        return tuple(self.STACKS), rows
 
     @property
     def for_people(self) -> bool:
@@ -95,9 +152,7 @@ class Lister(Table):
 
         :param value: in any spelling; None becomes an empty text.
         """
-        if not value:
-            return ''
-        return str(uuid.UUID(value))[:8 if self.for_people else None]
+        return identifier(value)[:8 if self.for_people else None]
 
     def colored(self, text: str, color: int) -> str:
         """Return a text in a color (ECMA-48) where a terminal shows it.
@@ -108,6 +163,55 @@ class Lister(Table):
                 and not os.environ.get('NO_COLOR')):
             return f'\033[{color}m{text}\033[0m'
         return text
+
+
+def _fitted(names, rows, shown, width):
+    """Return rows whose longest cells are broken between words, until the
+    table has at most this width or nothing is left to break."""
+    texts = [[str(cell) for cell in column] for column in zip(*rows)]
+    widths = [[max(map(len, (name, *map(_plain, split(column)))))
+               for name, column in zip(names, texts)]
+              for split in (_words, _lines)]
+    width -= 3 * sum(shown) + 1
+    for most in range(width, 0, -1):
+        fitting = [max(least, min(most, all_of_it))
+                   for least, all_of_it in zip(*widths)]
+        if sum(one for one, is_shown in zip(fitting, shown)
+               if is_shown) <= width:
+            break
+    return [[_wrapped(cell, most) if isinstance(cell, str) else cell
+             for cell, most in zip(row, fitting)] for row in rows]
+
+
+def _lines(column):
+    return '\n'.join(column).split('\n')
+
+
+def _words(column):
+    """Return what is not broken: words, and lines of two."""
+    return [word for line in _lines(column)
+            # of a tree a cell begins with spaces
+            for word in re.findall(r'^ *[^ ]+(?: [^ ]+)?$|^ *[^ ]+|[^ ]+',
+                                   line)]
+
+
+def _plain(text):
+    return re.sub(r'\033\[\d+m', '', text)
+
+
+def _wrapped(text, width):
+    colored = _COLORED.fullmatch(text)
+    color, text = colored.groups() if colored else ('', text)
+    return '\n'.join(
+        f'{color}{part}\033[0m' if color else part
+        for line in text.split('\n')
+        for part in textwrap.wrap(line, width, break_long_words=False,
+                                  break_on_hyphens=False) or [''])
+
+
+def identifier(value: str | None) -> str:
+    """Return a UUID of any spelling with hyphens; '' for None."""
+    return str(uuid.UUID(value)) if value else ''
 
 
 def _normalized(column: str) -> str:
@@ -121,3 +225,34 @@ def clean(text: object) -> str:
     They could move the cursor of an operator's terminal.
     """
     return ''.join(c if c.isprintable() else '?' for c in str(text))
+
+
+@contextlib.contextmanager
+def waiting(stream: typing.TextIO, what: str, limit: int | None = None,
+            ) -> Iterator[None]:
+    """Show on a terminal what a command waits for, and for how long.
+
+    :param limit: seconds after which it does not wait any more.
+    """
+    if not stream.isatty():
+        yield
+        return
+    began, ended = time.monotonic(), threading.Event()
+
+    def show():
+        most = f' of at most {limit} s' if limit else ''
+        while True:
+            text = f'{time.monotonic() - began:.0f} s{most}: {what}'
+            width = utils.terminal_width() or _WIDTH
+            stream.write(f'\r{text[:width - 1]}\033[K')
+            stream.flush()
+            if ended.wait(1):
+                return
+    shows = threading.Thread(target=show, daemon=True)
+    shows.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        shows.join()
+        stream.write('\r\033[K')

@@ -83,7 +83,8 @@ class Prove(output.Table):
                         'nova-accel prove'):
             self._rows = list(_rows(
                 _steps(kernel, driver, device, parsed_args),
-                lambda: _free(store.read(parsed_args), device.address)))
+                lambda: _free(store.read(parsed_args), device.address),
+                self.app.stderr))
         if parsed_args.report:
             _write(parsed_args.report, kernel, device, self._rows)
         return self.COLUMNS, self._rows
@@ -171,11 +172,12 @@ def _steps(kernel, driver, known, wanted,
     yield 'find and read again', find
 
 
-def _rows(steps, check) -> Iterator[tuple[str, str, str, str]]:
+def _rows(steps, check, stderr) -> Iterator[tuple[str, str, str, str]]:
     """Try one step after another.
 
     :param check: raises InvalidRequest where the device is not free any more:
         then no other step is tried.
+    :param stderr: a terminal shows which step is tried.
     """
     for name, step in steps:
         try:
@@ -183,7 +185,9 @@ def _rows(steps, check) -> Iterator[tuple[str, str, str, str]]:
         except exception.InvalidRequest as error:
             yield name, FAILED, '0.0', str(error)
             return
-        yield _tried(name, step)
+        with output.waiting(stderr, name):
+            row = _tried(name, step)
+        yield row
 
 
 class _Skipped(Exception):

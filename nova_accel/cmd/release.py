@@ -6,6 +6,7 @@ from cliff import command
 from nova_accel.cmd import orders
 from nova_accel.cmd import store
 from nova_accel import exception
+from nova_accel.host import pci
 
 
 class Release(command.Command):
@@ -23,7 +24,7 @@ class Release(command.Command):
         store.add_arguments(parser)
         orders.add_arguments(parser)
         parser.add_argument(
-            'claim', metavar='CLAIM',
+            'claim', metavar='CLAIM', type=pci.from_lspci,
             help='the handle, as nova-accel claims shows it')
         return parser
 
@@ -35,4 +36,5 @@ class Release(command.Command):
                 f'No claim on this host is called {parsed_args.claim!r}: name '
                 f'a handle that nova-accel claims shows.')
         self.app.stdout.write(orders.carry_out(
-            known, 'release', parsed_args.claim, parsed_args.timeout) + '\n')
+            known, 'release', parsed_args.claim, parsed_args.timeout,
+            self.app.stderr) + '\n')

@@ -16,8 +16,7 @@ from nova_accel import naming
 from nova_accel.planning import reasons
 
 #: of the table for people
-_COLUMNS = ('Provider', 'What', 'Function', 'Total', 'Used', 'Reserved',
-            'Held by', 'Health')
+_COLUMNS = 'Provider', 'What', 'Used', 'Held by', 'Health'
 
 
 @dataclasses.dataclass
@@ -83,8 +82,10 @@ class Tree(cloud.Asks, output.Lister):
         return parser
 
     def table(self, parsed_args):
+        self._names_columns = bool(parsed_args.columns)
         known = self.cloud(parsed_args)
         hosts = dict.fromkeys(parsed_args.hosts)
+        self.is_search = bool(hosts)
         found = providers(known, hosts)
         shown = [p for providers in found.values() for p in providers]
         in_use = {host for host, providers in found.items()
@@ -116,7 +117,7 @@ class Tree(cloud.Asks, output.Lister):
         :param servers: UUID -> name.
         :param functions: UUID of a provider -> name of its function.
         """
-        if not self.for_people:
+        if not self.for_people or self._names_columns:
             return self.COLUMNS, [
                 self._all_of(p, providers, servers, functions)
                 for providers in found.values() for p in providers]
@@ -135,11 +136,13 @@ class Tree(cloud.Asks, output.Lister):
         what = '' if provider.resource_class and provider.depth > 1 else (
             what_is(provider, providers))
         if not provider.resource_class:
-            return (name, what, '', '', '', '', '', self._health(provider))
-        return (name, what,
-                functions.get(provider.uuid)
-                or self.identifier(provider.function),
-                provider.total, sum(provider.held.values()), provider.reserved,
+            return name, what, '', '', self._health(provider)
+        function = (functions.get(provider.uuid)
+                    or self.identifier(provider.function))
+        return (name, ', '.join(filter(None, (what, function))),
+                f'{sum(provider.held.values())} of {provider.total}'
+                + (f', {provider.reserved} reserved' if provider.reserved
+                   else ''),
                 self.several([
                     servers.get(consumer, consumer)
                     + (f' ({amount})' if amount > 1 else '')

@@ -60,12 +60,14 @@ def address(text: str) -> str:
 
 
 def from_lspci(text: str) -> str:
-    """Return an address in sysfs form, any other text as it is.
+    """Return an address in sysfs form, also that of a region (with _region0),
+    and any other text as it is.
 
     lspci leaves out the domain if all devices of the machine are in 0000.
     """
-    lower = as_in_sysfs(text)
-    return next((found for found in (lower, f'0000:{lower}')
+    address, mark, region = text.partition('_')
+    lower = as_in_sysfs(address)
+    return next((found + mark + region for found in (lower, f'0000:{lower}')
                  if ADDRESS.fullmatch(found)), text)
 
 

@@ -248,7 +248,7 @@ def named_part(name: str, devices: Mapping[str, model.Device]) -> str:
     :param name: as of named(), or the name of the provider of a region.
     :raises DeviceUnavailable: as named().
     """
-    short = name.rpartition('_accel_')[2]
+    short = pci.from_lspci(name.rpartition('_accel_')[2])
     return (short if any(short in _regions(d) for d in devices.values())
             else named(name, devices))
 

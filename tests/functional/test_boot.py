@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A function reaches a guest, in every way that a flavor can ask for it."""
 
+import sys
 import uuid
 
 import fixtures
@@ -194,7 +195,7 @@ class NamedTest(base.AcceleratorTestBase):
     def give_name(self, device, name):
         known = claim_store.existing(self.parts('compute1').store.path)
         known.disable(values.Disabled(device, '', 'to be named', 'now'))
-        orders.carry_out(known, 'program', f'{device} {name}', 120)
+        orders.carry_out(known, 'program', f'{device} {name}', 120, sys.stderr)
         known.enable(known.disabled())
         process.until(lambda: self.assertEqual(
             {}, self.parts('compute1').inventory.table.disabled()))

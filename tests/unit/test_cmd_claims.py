@@ -9,6 +9,7 @@ import os
 import sqlite3
 import uuid
 
+from nova_accel.cmd import output
 from nova_accel.cmd import store as store_arguments
 from nova_accel import model
 from tests.unit import commands
@@ -137,13 +138,35 @@ class ClaimsTest(commands.StoreCommandTestCase):
 
     def test_nothing(self):
         self.open_store()
+        nothing = f'No claim matches: {output.NAMES}.\n'
         for arguments, said in (
-                (('--server', server(9)), 'No claim matches.\n'),
-                (('--device', ADDRESS), 'No claim matches.\n'),
+                (('--server', server(9)), nothing),
+                (('--device', ADDRESS), nothing),
                 ((), 'No server holds a device, and nothing waits for you, is '
                      'programmed or disabled.\n')):
-            self.assertEqual(said, self.call(*arguments).stdout)
+            result = self.call(*arguments)
+            self.assertEqual((said, 4 if arguments else 0),
+                             (result.stdout, result.returncode))
             self.assertEqual([], self.rows(*arguments))
+
+    def test_table(self):
+        """It fits 100 columns, and no id or address is broken."""
+        store = self.open_store()
+        error = 'the card failed, and it has to be programmed again ' * 3
+        store.add([claim(S1, region_index=0, state=model.ClaimState.BOUND),
+                   claim(S2, handle(1), region_index=1, error=error)])
+        store.set_loaded(ADDRESS, 0, loaded())
+        shown = self.call().stdout
+        for text in (S1, S2, str(FUNCTION), IMAGE, ADDRESS,
+                     handle(1).address, 'region 1', 'group 1'):
+            self.assertIn(f' {text} ', shown)
+        lines = shown.splitlines()
+        self.assertEqual({100}, {*map(len, lines)})
+        # an empty line between the rows, and none at the end
+        self.assertEqual(1, sum(not line.strip('| ') for line in lines))
+        # the columns of programs are there by name
+        self.assertEqual(2, self.call(
+            '-c', 'server', '-c', 'Image').stdout.count('00000000-0000-'))
 
     def test_disabled(self):
         """Where the device is now, or was when it is not on this host."""

@@ -8,9 +8,11 @@ import time
 import fixtures
 
 from nova_accel.cmd import maintenance
+from nova_accel.cmd import output
 from nova_accel.store import values
 from tests.unit import commands
 from tests.unit.claims import DEVICE, handle
+from tests.unit.test_cmd_tree import Terminal
 
 State = values.OrderState
 A, VF = DEVICE.address, f'{DEVICE.address[:-1]}1'
@@ -62,12 +64,25 @@ class MaintenanceTest(commands.StoreCommandTestCase):
     def test_clean(self):
         for name, argument in (
                 (A, A), (f'compute1_accel_{A}', A),
+                (f'{A[5:]}_region0', f'{A}_region0'),
                 (f'{A}_region0', f'{A}_region0'),
                 (f'compute1_accel_{A}_region0', f'{A}_region0')):
             taken, result = self.answered('clean', name)
             self.assertEqual([('clean', argument)], taken)
             self.assertEqual((0, 'It is done.\n', ''), (
                 result.returncode, result.stdout, result.stderr))
+
+    def test_waiting(self):
+        """A terminal shows what is waited for, and for how long."""
+        terminal = Terminal()
+        with output.waiting(terminal, 'waiting for nova-compute', 600):
+            for _ in range(1000):
+                if terminal.getvalue():
+                    break
+                time.sleep(0.01)
+        self.assertRegex(
+            terminal.getvalue(), r'\A\r0 s of at most 600 s: waiting for '
+            r'nova-compute\033\[K(\r[1-9]\d* s .*)?\r\033\[K\Z')
 
     def test_program(self):
         for wanted in ('crypto', 'two words'):

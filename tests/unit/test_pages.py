@@ -27,6 +27,7 @@ import yaml
 from nova_accel.api import extra_specs
 from nova_accel.bitstream import glance
 from nova_accel.cmd import main
+from nova_accel.cmd import output
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel.drivers import options
@@ -64,7 +65,8 @@ SVG = '{http://www.w3.org/2000/svg}'
 #: drivers that only a page has
 NOT_INSTALLED = {'acme'}
 #: exit statuses other than 0 of commands that did what they were told
-STATUS = {'drain': (0, 3)}
+STATUS = {'drain': (0, 3), **dict.fromkeys(
+    ('claims', 'handovers', 'history'), (0, output.NOTHING))}
 
 #: what a user or nova_accel writes beside extra specs of flavors
 IMAGE_KEYS = {glance.FUNCTION_ID, glance.FUNCTION_NAME, glance.REGION_TYPE_ID,
