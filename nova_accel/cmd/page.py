@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 import datetime
 import re
+import typing
 
 from cliff import command
 
@@ -15,8 +16,10 @@ from nova_accel.cmd import page_html
 from nova_accel.cmd import tree
 from nova_accel import exception
 from nova_accel import files
+from nova_accel.inventory import holds
 from nova_accel import text
 
+_FIRST_DAY = datetime.date(2000, 1, 1)
 #: notify.metrics writes them so
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 #: character after a backslash -> what it means, if not itself
@@ -26,9 +29,10 @@ _ESCAPED = {'n': '\n'}
 class Page(cloud.Asks, command.Command):
     """Write the accelerators of the cloud as one HTML file.
 
-    Hosts with a cell for each server that holds accelerators, and for those
-    that are free, not well, or given to no server; which function an FPGA
-    region carries; and how many there are of each product. The file needs
+    Devices that need attention come first: unavailable ones, which no server
+    gets, and degraded ones, which servers get last. Then how many there are of
+    each product, and hosts with a cell for each server that holds
+    accelerators, and which function an FPGA region carries. The file needs
     nothing else to be shown, and is replaced in one step. Uses the credentials
     of the openstack command. Changes nothing.
     """
@@ -52,8 +56,13 @@ class Page(cloud.Asks, command.Command):
                  'failed; may be given many times')
         parser.add_argument(
             '--metrics', metavar='FILE', action='append', default=[],
-            help='a file of [accel] metrics_file of a host: also its findings '
-                 'about devices; may be given many times')
+            help='a file of [accel] metrics_file of a host: also why its '
+                 'devices are withheld, and findings about them; may be given '
+                 'many times')
+        parser.add_argument(
+            '--every', metavar='SECONDS', type=int, default=300,
+            help='how often the file is written, and browsers load it again; '
+                 'after twice that time the page is stale (default: 300)')
         return parser
 
     def take_action(self, parsed_args):
@@ -61,7 +70,7 @@ class Page(cloud.Asks, command.Command):
         findings = [finding for path in parsed_args.metrics
                     for finding in _findings(path)]
         handovers = [handover for path in parsed_args.journal
-                     for handover in _handovers(path)]
+                     for handover in _handovers(path, self.app.stderr)]
         if parsed_args.fits:
             configuration.read(parsed_args.config_file, configuration.API)
         known = self.cloud(parsed_args)
@@ -75,7 +84,8 @@ class Page(cloud.Asks, command.Command):
             tree.function_names(known, shown),
             [(name, number, limit) for name, _, number, limit
              in fits.rows(known, names=parsed_args.hosts)]
-            if parsed_args.fits else (), handovers, findings))
+            if parsed_args.fits else (), handovers, findings,
+            max(1, parsed_args.every)))
         try:
             files.replace(parsed_args.file, page)
         except OSError as error:
@@ -87,24 +97,31 @@ class Page(cloud.Asks, command.Command):
             f'host{"" if len(found) == 1 else "s"}.\n')
 
 
-def _handovers(path: str) -> Iterator[tuple[str, bool]]:
+def _handovers(path: str, stderr: typing.TextIO) -> Iterator[tuple[str, bool]]:
     """Yield the day of each hand-over in a journal, and whether it failed.
 
+    :param stderr: a line there says which hand-overs have no time.
     :raises InvalidRequest: it cannot be read.
     """
+    odd = []
     for one in history.read(path):
         try:
             day = datetime.date.fromisoformat(one.time[:10])
         except ValueError:
-            raise exception.InvalidRequest(
-                f'--journal names {path}, where the time of a hand-over is '
-                f'{text.printable(one.time)}: name a file that nova-accel '
-                f'handovers -f json wrote.') from None
-        yield day.isoformat(), one.failed
+            day = datetime.date.min
+        if day < _FIRST_DAY:
+            odd.append(text.printable(one.time))
+        else:
+            yield day.isoformat(), one.failed
+    if odd:
+        stderr.write(
+            f'WARNING: --journal names {path}, where {text.some(odd)} is not '
+            f'the time of a hand-over: {len(odd)} of them are left out.\n')
 
 
 def _findings(path: str) -> Iterator[tuple[str, str]]:
-    """Yield the provider and a text for each finding in a file of metrics.
+    """Yield the provider and a text for each finding and each hold in a file
+    of metrics.
 
     :raises InvalidRequest: it cannot be read.
     """
@@ -112,7 +129,8 @@ def _findings(path: str) -> Iterator[tuple[str, str]]:
         # labels may have carriage returns
         with open(path, encoding='utf-8', newline='\n') as file:
             lines = [line for line in file
-                     if line.startswith('nova_accel_device_finding{')]
+                     if line.startswith(('nova_accel_device_finding{',
+                                         'nova_accel_holds{'))]
     except (OSError, ValueError) as error:
         raise exception.InvalidRequest(
             f'--metrics names {path}, which cannot be read ({error}): name a '
@@ -121,8 +139,19 @@ def _findings(path: str) -> Iterator[tuple[str, str]]:
         labels = {name: re.sub(r'\\(.)', lambda found: _ESCAPED.get(
             found[1], found[1]), value)
                   for name, value in _LABEL.findall(line)}
+        provider = labels.get('provider', '')
+        if 'kind' in labels:
+            yield provider, _hold(labels['kind'])
+            continue
         about = f', {labels["about"]}' if labels.get('about') else ''
         observed = (' (observed only)' if labels.get('mode') == 'observe'
                     else '')
-        yield (labels.get('provider', ''), f'{labels.get("state", "")}: '
+        yield (provider, f'{labels.get("state", "")}: '
                f'{labels.get("signal", "")}{about}{observed}')
+
+
+def _hold(name: str) -> str:
+    """Return the name of a kind of holds, and who lifts one."""
+    # a host of another release may have others
+    return next((f'{name}; lifted by {kind.lifted_by}' for kind in holds.Kind
+                 if kind.value == name), name)

@@ -16,14 +16,15 @@ from nova_accel import naming
 
 #: class of a cell -> its meaning
 _STATES = {'used': 'in use', 'free': 'free',
-           'suspect': 'free, and not well: servers get it last',
-           'fenced': 'no server gets it'}
+           'suspect': 'degraded: free, and servers get it last',
+           'fenced': 'unavailable: no server gets it'}
 #: more hosts than fit a screen are shown as tiles first
 _FEW = 8
 _DAYS = 30
 _HEAD = '''<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="refresh" content="{every}">
 <title>Accelerators of {hosts} hosts</title>
 <style>
 :root {{ color-scheme: light dark; --line: #8886; --soft: #8881;
@@ -42,10 +43,11 @@ h2 {{ font-size: 1.05rem; margin: 1.4rem 0 .5rem }}
 td, th {{ border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0;
   text-align: left; vertical-align: top }}
 .list td {{ overflow-wrap: anywhere }}
+td a {{ display: inline-block; min-height: 24px; min-width: 24px }}
 td.n, th.n {{ text-align: right; width: 1% }} td.bar {{ min-width: 5rem }}
 .bar div {{ display: flex; height: 1rem; margin-top: .15rem }}
 .bar i, .t, .day i {{ background: var(--c) }}
-.map {{ gap: 3px }} .map a {{ border-radius: 2px; height: 14px; width: 14px;
+.map {{ gap: 3px }} .map a {{ border-radius: 2px; height: 24px; width: 24px;
   background: linear-gradient(to top, var(--fenced) calc(var(--x) * 1%),
     var(--suspect) 0 calc(var(--s) * 1%), var(--used) 0 calc(var(--u) * 1%),
     #2da44e50 0) }}
@@ -95,8 +97,7 @@ class Amounts:
 
     @property
     def said(self) -> str:
-        return ', '.join(f'{number} {_STATES[state].partition(",")[0]}'
-                         if state != 'suspect' else f'{number} not well'
+        return ', '.join(f'{number} {_word(state)}'
                          for state, number in dataclasses.asdict(self).items()
                          if number)
 
@@ -119,6 +120,8 @@ class Facts:
     handovers: Iterable[tuple[str, bool]] = ()
     #: provider of a device, and what is found
     findings: Iterable[tuple[str, str]] = ()
+    #: seconds after which the page is drawn again
+    every: int = 300
 
 
 def draw(facts: Facts) -> str:
@@ -126,14 +129,17 @@ def draw(facts: Facts) -> str:
     found = {host: [p for p in providers if p.resource_class]
              for host, providers in facts.hosts.items()}
     number = len(found)
-    parts = [_HEAD.format(hosts=number), '<h1>Accelerators</h1>',
-             f'<p>{facts.when:%Y-%m-%d %H:%M} UTC, as Placement has them. '
-             f'{number} host{"" if number == 1 else "s"}.</p>',
-             '<div class="key">', *(
-                 f'<span class="c {name}">{meaning}</span>'
-                 for name, meaning in _STATES.items()), '</div>']
+    stale = facts.when + datetime.timedelta(seconds=2 * facts.every)
+    parts = [_HEAD.format(hosts=number, every=facts.every),
+             '<h1>Accelerators</h1>',
+             f'<p>{facts.when:%Y-%m-%d %H:%M} UTC, as Placement has them; '
+             f'stale after {stale:%Y-%m-%d %H:%M} UTC. '
+             f'{number} host{"" if number == 1 else "s"}.</p>']
+    parts += _attention(found, facts)
+    parts += ['<h2>Legend</h2><div class="key">', *(
+        f'<span class="c {name}">{meaning}</span>'
+        for name, meaning in _STATES.items()), '</div>']
     parts += _sums(found, facts.hosts)
-    parts += _table('What is not well', ('Device', 'Finding'), facts.findings)
     parts += _table('What fits', ('Flavor', 'Servers', 'Limit'), facts.fits)
     parts += _days(collections.Counter(facts.handovers))
     if number > _FEW:
@@ -149,6 +155,39 @@ def draw(facts: Facts) -> str:
     return '\n'.join([*parts, '</body></html>', ''])
 
 
+def _word(state: str) -> str:
+    return _STATES[state].partition(':')[0]
+
+
+def _attention(found, facts) -> Iterator[str]:
+    """Providers of which something is unavailable or degraded, and findings."""
+    findings = collections.defaultdict(list)
+    for name, finding in facts.findings:
+        findings[name].append(finding)
+    rows: list[tuple] = []
+    for position, providers in enumerate(found.values()):
+        for provider in providers:
+            amounts = _amounts(provider)
+            said = dataclasses.replace(amounts, used=0, free=0).said
+            if said or provider.name in findings:
+                rows.append((position, provider.name, said,
+                             findings.pop(provider.name, ())))
+    rows += [(None, name, '', said) for name, said in findings.items()]
+    yield '<h2>Needs attention</h2>'
+    if not rows:
+        yield '<p>Nothing.</p>'
+        return
+    yield ('<div class="sum list"><table><tr><th>Device<th>State<th>Why'
+           '</tr>')
+    for position, name, said, why in rows:
+        shown = _text(name)
+        if position is not None:
+            shown = f'<a href="#h{position}">{shown}</a>'
+        yield (f'<tr><td>{shown}<td>{said}'
+               f'<td>{"<br>".join(map(_text, why))}</tr>')
+    yield '</table></div>'
+
+
 def _text(text: str) -> str:
     return html.escape(text)
 
@@ -156,7 +195,8 @@ def _text(text: str) -> str:
 def _amounts(provider: tree.Provider) -> Amounts:
     """What is in use may be fenced, too: then no other server gets it."""
     used = sum(provider.held.values())
-    left = provider.total - used
+    # an inventory may have become smaller than what is allocated of it
+    left = max(0, provider.total - used)
     fenced = (left if naming.FENCED in provider.traits
               else min(provider.reserved, left))
     if naming.SUSPECT in provider.traits:
@@ -175,8 +215,8 @@ def _sums(found, hosts) -> Iterator[str]:
         for provider in providers:
             sums[tree.what_is(provider, hosts[host])] += _amounts(provider)
     yield ('<div class="sum"><table><tr><th>Product<th class="n">In use'
-           '<th class="n">Free<th class="n">Not well<th class="n">No server '
-           'gets<th></tr>')
+           '<th class="n">Free<th class="n">Degraded<th class="n">Unavailable'
+           '<th></tr>')
     for product, amounts in sorted(sums.items()):
         numbers = dataclasses.asdict(amounts)
         yield (f'<tr><td>{_text(product)}'
@@ -231,7 +271,8 @@ def _map(found) -> Iterator[str]:
         used = suspect + (100 - suspect) * amounts.used / max(
             1, amounts.used + amounts.free)
         yield (f'<a href="#h{position}" title="{_text(host)}: '
-               f'{amounts.said}" style="--x:{fenced:.0f};--s:{suspect:.0f};'
+               f'{amounts.said}" aria-label="{_text(host)}" '
+               f'style="--x:{fenced:.0f};--s:{suspect:.0f};'
                f'--u:{used:.0f}"></a>')
     yield '</div>'
 
@@ -267,9 +308,7 @@ def _cells(host, provider: tree.Provider, is_one_of_several, facts,
 
 def _cell(state: str, number: int, name: str, told: str, title: str) -> str:
     if not name:
-        shown = {'free': 'free', 'suspect': 'not well',
-                 'fenced': 'not given'}[state]
-        name = f'{number} {shown}' if number > 1 else shown
+        name = (f'{number} ' if number > 1 else '') + _word(state)
     elif number > 1:
         name = f'{name} × {number}'
     size = f' style="--n:{number}"' if number > 1 else ''

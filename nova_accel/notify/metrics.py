@@ -35,6 +35,7 @@ METRICS = {
         _GAUGE, 'Whether nova-accel disable has named a device.'),
     'device_finding': (
         _GAUGE, 'A finding about a device; 1 while there is one.'),
+    'holds': (_GAUGE, 'Holds by which a device or region is withheld.'),
     'handles': (_GAUGE, 'What servers can get of a device or region.'),
     'claims': (_GAUGE, 'What servers have of a device or region.'),
     'unreleased_claims': (
@@ -142,6 +143,10 @@ def _use(facts: Facts) -> Iterable[_Sample]:
             left = [offer for offer in held
                     if offer.state is offers.State.RELEASING
                     and offer.claim and offer.claim.error]
+            for kind, number in sorted(collections.Counter(
+                    hold.kind.value for hold in facts.offered.why(
+                        (address, index))).items()):
+                yield 'holds', {**of, 'kind': kind}, number
             yield 'handles', of, len(part.handles)
             yield 'claims', of, len(held) - len(left)
             yield 'unreleased_claims', of, len(left)

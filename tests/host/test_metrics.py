@@ -160,7 +160,10 @@ class FileTest(MetricsTestCase):
         self.host.disable(ONE)
         self.assertEqual([1, 0], [self.value('device_disabled', device=d)
                                   for d in (ONE, TWO)])
+        self.assertEqual(1, self.value('holds', device=ONE, kind='disabled'))
+        self.assertNotIn('kind="gone"', self.written())
         self.host.enable()
+        self.assertNotIn('kind="disabled"', self.written())
         # nova-compute's own word is not the operator's
         self.turn(**health.OF_LINK)
         self.assertEqual(0, self.value('device_disabled', device=ONE))
