@@ -53,8 +53,9 @@ mailbox stay as they are; of other cards nova-compute closes those that change
 the card. What a server leaves in such a card counts as its project's, and is
 replaced before another server gets it. Example: ``0000:5e:00.0``."""),
     cfg.MultiStrOpt('include_devices', default=[], help="""
-If set, only devices that match one of these rules are reported. The drivers
-gpu and nvme offer only devices that match one. A rule is a list of
+A driver of which one of these rules matches a device reports only devices that
+match one; other drivers report all. The drivers gpu and nvme offer only devices
+that match one. A rule is a list of
 ``key=value`` pairs with the keys address (PCI), vendor and product (four hex
 digits), and subsystem (``10de:1533``), by which boards of one product differ.
 All pairs have to match; ``*`` and ``?`` are wildcards. May be given several

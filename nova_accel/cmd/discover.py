@@ -47,8 +47,10 @@ class Discover(output.Lister):
     claim store of nova-compute. With --long, one row per resource provider:
     what it would offer in Placement, its handles and traits; with --long -f
     json, the devices themselves by PCI address. The exit status is 1 when a
-    driver failed; what the others found is shown. Nothing is written, not
-    even the state of a simulated host.
+    driver failed; what the others found is shown. If no driver is enabled, all
+    that are installed are asked, and stderr has the lines of nova.conf that
+    offer what they find. Nothing is written, not even the state of a simulated
+    host.
     """
 
     COLUMNS = ('Device', 'What', 'Function', 'Total', 'Used', 'Held by',
@@ -72,17 +74,27 @@ class Discover(output.Lister):
         return parser
 
     def run(self, parsed_args):
-        super().run(parsed_args)
-        return 1 if self._failed else 0
+        status = super().run(parsed_args)
+        return 1 if self._failed else status
 
     def table(self, parsed_args):
         # reads the configuration, too, and so comes before the overrides
         known = self._known(parsed_args)
-        found = self._discover(known, _configure(parsed_args))
+        kernel = _configure(parsed_args)
+        self._is_offer = not CONF.accel.enabled_drivers
+        if self._is_offer:
+            CONF.set_override('enabled_drivers', drivers.installed(),
+                              group='accel')
+        found = self._discover(known, kernel)
         self._offered = self._offers(found, known)
         self._devices = found.devices
-        self.nothing = (f'No device is found by the drivers '
-                        f'{", ".join(CONF.accel.enabled_drivers)}.')
+        self.is_search = bool(parsed_args.drivers)
+        self.nothing = (
+            f'No device is found by the drivers '
+            f'{", ".join(CONF.accel.enabled_drivers)}: enable the driver of '
+            f'your card, or pci with a rule of [accel] pci_devices.')
+        if self._is_offer and self._devices:
+            self.app.stderr.write(self._offer())
         if parsed_args.long:
             self.STACKS = {}
             return _LONG_COLUMNS, self._providers(found)
@@ -110,6 +122,17 @@ class Discover(output.Lister):
             self.app.stdout.write('\n')
         else:
             super().produce_output(parsed_args, column_names, data)
+
+    def _offer(self):
+        """Return the lines of nova.conf that offer what was found."""
+        found = self._devices.values()
+        return '\n'.join((
+            'No driver is enabled. To offer these devices, write into '
+            'nova.conf:', '[accel]', 'enabled_drivers = '
+            + ','.join(sorted({device.driver for device in found})), *sorted({
+                f'include_devices = vendor={device.vendor_id} '
+                f'product={device.product_id}' for device in found
+                if self._loaded[device.driver].NEEDS_RULE}), ''))
 
     def _known(self, parsed_args):
         """A copy of the claim store; None where it cannot be read, or is of
@@ -349,8 +372,7 @@ def _configure(parsed_args):
     """Have CONF say what the arguments want, and return the kernel of the
     host that is read.
 
-    :raises ConfigurationError: the configuration cannot be read, or has no
-        driver.
+    :raises ConfigurationError: the configuration cannot be read.
     :raises InvalidSimulation: the simulated host cannot be used.
     """
     configuration.read(parsed_args.config_file)
@@ -360,8 +382,9 @@ def _configure(parsed_args):
     kernel = machine.open_kernel(CONF.host, writes=False)
     if parsed_args.simulated_host:
         _take_options(kernel, parsed_args.simulated_host)
-    CONF.set_override('enabled_drivers', configuration.drivers(parsed_args),
-                      group='accel')
+    if parsed_args.drivers:
+        CONF.set_override('enabled_drivers', parsed_args.drivers,
+                          group='accel')
     return kernel
 
 

@@ -470,8 +470,9 @@ class Translation:
         """Add rules of include_devices, where they are needed.
 
         Without rules the drivers gpu and nvme offer nothing, and others all
-        that they find. With one, only devices that match are offered: those
-        that nova_accel offers now need a rule as well.
+        that they find. With one, a driver of which it names a device offers
+        only those that are named: those that it offers now need a rule as
+        well.
         """
         enabled = CONF.accel.enabled_drivers
         loaded = drivers.load({self._driver_of(card) for card in self._cards},
@@ -483,14 +484,14 @@ class Translation:
                 or any(driver.NEEDS_RULE for driver in loaded.values())):
             return
         if not CONF.accel.include_devices:
-            for name, driver in drivers.load(enabled, self._kernel).items():
-                for address, device in self._seen.items():
-                    if (device.driver == name and not driver.NEEDS_RULE
-                            and address not in self._cards):
-                        self._add('include_devices', (
-                            f'vendor={device.vendor_id} '
-                            f'product={device.product_id}')
-                            if device.vendor_id else f'address={address}')
+            for address, device in self._seen.items():
+                if (device.driver in loaded.keys() & enabled
+                        and not loaded[device.driver].NEEDS_RULE
+                        and address not in self._cards):
+                    self._add('include_devices', (
+                        f'vendor={device.vendor_id} '
+                        f'product={device.product_id}')
+                        if device.vendor_id else f'address={address}')
         self._add('include_devices', *self._rules)
 
     def _write(self):

@@ -75,6 +75,12 @@ def _check_contract(name, extension):
            f'later release of {package}, or an earlier one of nova_accel.'))
 
 
+def installed() -> list[str]:
+    """Return the names of the installed drivers."""
+    return sorted({point.name for point in
+                   importlib.metadata.entry_points(group=NAMESPACE)})
+
+
 def check_installed(option: str, names) -> None:
     """Check that an option names no driver that is not installed.
 
@@ -83,13 +89,12 @@ def check_installed(option: str, names) -> None:
     if not names:
         # looking through what is installed takes tens of milliseconds
         return
-    installed = sorted({point.name for point in
-                        importlib.metadata.entry_points(group=NAMESPACE)})
-    missing = [name for name in names if name not in installed]
+    there = installed()
+    missing = [name for name in names if name not in there]
     if missing:
         raise exception.ConfigurationError(
             f'{option} names {", ".join(map(repr, missing))}, and installed '
-            f'are {", ".join(installed) or "none"}: {_instead(missing)}.')
+            f'are {", ".join(there) or "none"}: {_instead(missing)}.')
 
 
 def _instead(missing) -> str:

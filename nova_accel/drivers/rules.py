@@ -108,12 +108,20 @@ def functions(kernel) -> list[Function]:
         with contextlib.suppress(OSError, ValueError):
             if pci.class_code(kernel, address) >> 16 == pci.BRIDGE:
                 continue
-            vendor, product = pci.ids(kernel, address)
             found.append(Function(
-                {'address': address, 'vendor': vendor, 'product': product,
-                 'subsystem': pci.subsystem(kernel, address)},
+                _values_at(kernel, address),
                 pci.physical_function(kernel, address) or ''))
     return found
+
+
+def _values_at(kernel, address) -> dict[str, str]:
+    """What a rule compares of a PCI function.
+
+    :raises OSError, ValueError: it cannot be read.
+    """
+    vendor, product = pci.ids(kernel, address)
+    return {'address': address, 'vendor': vendor, 'product': product,
+            'subsystem': pci.subsystem(kernel, address)}
 
 
 def values_of(device: model.Device) -> dict[str, str]:
@@ -244,20 +252,45 @@ class DeviceRules:
                 TRAITS, CONF.accel.device_traits, (*KEYS, 'traits'))]
         self._matched = set()
         self._both = set()
+        #: names of drivers with a device that a rule of include_devices
+        #: names: of their devices it leaves out the others
+        self._limited: set[str] = set()
         #: addresses of devices that drivers find, and no server gets
         self.left_out: set[str] = set()
+
+    def found(self, driver: str, addresses: Iterable[str], kernel) -> None:
+        """Note whether a rule of include_devices names a device of a driver,
+        before applied() is called for them."""
+        for address in addresses if self.include else ():
+            values = {'address': address}
+            if pci.ADDRESS.fullmatch(address):
+                # what cannot be read may be the one that a rule names
+                with contextlib.suppress(OSError, ValueError):
+                    values = _values_at(kernel, address)
+            else:
+                values.update(vendor='', product='', subsystem='')
+            if any(rule.matches(values) for rule in self.include):
+                self._limited.add(driver)
+
+    def known(self, devices: Iterable[model.Device]) -> None:
+        """Note the same for devices of an earlier start, also of those that
+        are not here any more: the others stay left out."""
+        self._limited.update(
+            device.driver for device in devices
+            if any(rule.matches_device(device) for rule in self.include))
 
     def applied(self, device: model.Device) -> model.Device | None:
         """The device without the handles that are excluded, with the traits
         that the operator gives it.
 
-        None where the device itself is, or is not among those included.
+        None where the device itself is, or where others of its driver are
+        included and it is not.
         """
         included = self._matching(self.include, device, device.address)
         excluded = self._matching(self._exclude, device, device.address)
         if included and excluded:
             self._both.add((device.address, included[0], excluded[0]))
-        if excluded or self.include and not included:
+        if excluded or device.driver in self._limited and not included:
             self.left_out.add(device.address)
             return None
 

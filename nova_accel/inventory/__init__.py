@@ -96,6 +96,7 @@ class Inventory:
             self.table, drivers, is_privileged=reads_serials)
         state = scan_state.ScanState()
         device_rules = rules.DeviceRules()
+        device_rules.known(self.table.snapshot().values())
         self.scanner = scanner.Scanner(
             drivers, self.table, self.cards, state, device_rules,
             examination.Examiner(

@@ -192,6 +192,7 @@ class Scanner:
         ticket = self._reports.ticket()
         fingerprint = driver.fingerprint()
         found = contract.addresses(name, driver.find())
+        self._rules.found(name, found, driver.kernel)
         not_found = {}
         for address in self._reports.not_found(name, found):
             device = self._reports.reported(address)

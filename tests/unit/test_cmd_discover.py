@@ -151,11 +151,36 @@ class Discover(commands.StoreCommandTestCase):
         self.assertLess(len(lines), 16)
         self.assertIn('| 0 of 48 |', '\n'.join(lines))
 
+    def test_no_driver(self):
+        """What each would find, and the lines that offer it; a rule for the
+        GPU does not hide the FPGA."""
+        gpu = '0000:3b:00.0'
+        host = self.useFixture(SimulatedHost(
+            {'address': B, 'vfs': 1}, gpus=[{
+                'address': gpu, 'device': '26b9'}]))
+        self.configure(simulated_host=host.path)
+        result = self.call('-f', 'json')
+        self.assertEqual(0, result.returncode)
+        self.assertEqual(
+            'No driver is enabled. To offer these devices, write into '
+            'nova.conf:\n[accel]\nenabled_drivers = dfl,gpu\n'
+            'include_devices = vendor=10de product=26b9\n', result.stderr)
+        before = {row['Device']: row['Health'] for row in json.loads(
+            result.stdout)}
+        self.assertIn('add address=', before[gpu])
+        with open(self.config, 'a') as file:
+            file.writelines(result.stderr.splitlines(True)[2:])
+        after = {row['Device']: row['Health'] for row in self.rows()}
+        self.assertEqual({**before, gpu: 'ok'}, after)
+
     def test_no_device(self):
         host = self.useFixture(SimulatedHost())
         self.configure(simulated_host=host.path, enabled_drivers='dfl')
-        self.assertEqual('No device is found by the drivers dfl.\n',
-                         self.call().stdout)
+        self.assertEqual(
+            'No device is found by the drivers dfl: enable the driver of your '
+            'card, or pci with a rule of [accel] pci_devices.\n',
+            self.call().stdout)
+        self.assertEqual(4, self.call('--driver', 'dfl').returncode)
         self.assertEqual([], self.rows())
 
     def test_json(self):
@@ -275,14 +300,10 @@ class Discover(commands.StoreCommandTestCase):
             self.assertIn(place, line)
 
     def test_configurations_that_cannot_be(self):
-        for accel, said in (
-                ({}, 'No driver is enabled'),
-                ({'enabled_drivers': 'dfl', 'simulated_host': '/nope'},
-                 '/nope cannot be read')):
-            self.configure(**accel)
-            result = self.call()
-            self.assertEqual(1, result.returncode)
-            self.assertIn(said, result.stderr)
+        self.configure(enabled_drivers='dfl', simulated_host='/nope')
+        result = self.call()
+        self.assertEqual(1, result.returncode)
+        self.assertIn('/nope cannot be read', result.stderr)
         os.unlink(self.config)
         for self.config in self.config, self.directory:
             result = self.call()

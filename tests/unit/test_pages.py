@@ -66,7 +66,7 @@ SVG = '{http://www.w3.org/2000/svg}'
 NOT_INSTALLED = {'acme'}
 #: exit statuses other than 0 of commands that did what they were told
 STATUS = {'drain': (0, 3), **dict.fromkeys(
-    ('claims', 'handovers', 'history'), (0, output.NOTHING))}
+    ('claims', 'discover', 'handovers', 'history'), (0, output.NOTHING))}
 
 #: what a user or nova_accel writes beside extra specs of flavors
 IMAGE_KEYS = {glance.FUNCTION_ID, glance.FUNCTION_NAME, glance.REGION_TYPE_ID,

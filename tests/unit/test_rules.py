@@ -1,6 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Which devices the operator lets the host report."""
 
+import dataclasses
+import types
+
 import ddt
 
 from nova_accel.drivers import rules
@@ -29,6 +32,7 @@ class TestCase(configured.TestCase):
         return rules.DeviceRules()
 
     def left(self, found, *devices):
+        found.known(devices)
         return [d.address for d in devices if found.applied(d)]
 
 
@@ -117,7 +121,7 @@ class Parsing(TestCase):
               'vendor=8086 product=09c5', f'product=09c4 address={B}',
               'address=0000:5e', 'product=09c[5-9]')
     def test_other_devices(self, text):
-        self.assertEqual([], self.left(self.rules([text]), device(A)))
+        self.assertFalse(self.rules([text]).includes(device(A)))
 
 
 class Devices(TestCase):
@@ -131,6 +135,30 @@ class Devices(TestCase):
         found = self.rules([f'address={A}', 'vendor=1002'])
         self.assertEqual([A, B], self.left(
             found, device(A), device(B, '1002'), device('0000:01:00.0')))
+
+    def test_devices_of_another_driver(self):
+        """A rule hides those of the driver of which it names a device, also
+        while that device is gone."""
+        found = self.rules([f'address={A}'])
+        gpu = dataclasses.replace(device('0000:3b:00.0'), driver='gpu')
+        self.assertEqual([A, gpu.address], self.left(
+            found, device(A), device(B), gpu))
+        found = self.rules([f'address={A}'])
+        found.known([device(A)])
+        self.assertEqual([gpu.address], self.left(found, device(B), gpu))
+
+    def test_found(self):
+        """Before a device is examined; what cannot be read may be named."""
+        def unreadable(path):
+            raise OSError(path)
+
+        for address, read, is_left in (
+                (A, lambda path: '0x8086', False),
+                (A, lambda path: '0x1002', True),
+                (A, unreadable, False), ('card0', unreadable, True)):
+            found = self.rules(['vendor=8086'])
+            found.found('dfl', [address], types.SimpleNamespace(read=read))
+            self.assertEqual(is_left, bool(found.applied(device(B, '1002'))))
 
     def test_exclude(self):
         found = self.rules(exclude=['vendor=1002', 'address=0000:01:*'])

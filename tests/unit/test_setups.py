@@ -106,7 +106,7 @@ CHECKED = {
         'placement', {'auth_type': None}, 'Placement', 'failure',
         '[placement] has no credentials'),
     'FPGA that a rule hides': (
-        'accel', {'include_devices': f'address={GPU}'}, 'drivers', 'warning',
+        'accel', {'exclude_devices': f'address={A}'}, 'drivers', 'warning',
         'the driver dfl finds no device', 'include_devices'),
     'policy that does not exist': (
         'accel', {'handover': 'clean'}, 'options', 'failure', "'clean'",
