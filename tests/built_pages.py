@@ -42,8 +42,23 @@ SEARCHES = {
     'NVSwitch': 'devices/gpu', 'alias': 'migration',
     'No valid host': 'troubleshooting', 'uninstall': 'upgrade',
     'isolate': 'questions', 'NUMA': 'operate/choice',
-    'prometheus': 'operate/health', 'live migration': 'operations',
-    'cyborg': 'migration', 'sudo': 'installation'}
+    'prometheus': 'operate/health', 'live migration': 'live-migration',
+    'cyborg': 'migration', 'sudo': 'installation',
+    'dashboard': 'questions', 'grafana': 'operate/health',
+    'alert': 'operate/health', 'ECC': 'operate/health',
+    'replace card': 'operate/watch', 'maintenance': 'operate/watch',
+    'evacuate': 'operations', 'shelve': 'operations',
+    'downgrade': 'upgrade', 'rollback': 'upgrade',
+    'Ansible': 'installation', 'Kolla': 'installation',
+    'DevStack': 'installation', 'DRA': 'comparison',
+    'KubeVirt': 'comparison', 'Blazar': 'quotas',
+    'fence': 'glossary', 'NVLink': 'devices/gpu',
+    'GPUDirect': 'questions', 'huge pages': 'devices/index',
+    'IOMMU group': 'devices/index', 'SR-IOV': 'devices/index',
+    'vfio-pci': 'gpu-hosts', 'one-time-use': 'operate/handover',
+    'format disk': 'devices/nvme', 'OVMF': 'devices/index',
+    'bash completion': 'operate/commands', 'colors': 'operate/commands',
+    'man page': 'reference', 'first server': 'quickstart'}
 #: elements whose text is as it stands
 _CODE = {'pre', 'code', 'tt', 'kbd', 'script', 'style', 'title'}
 _VOID = {'area', 'base', 'br', 'col', 'hr', 'img', 'input', 'link', 'meta',

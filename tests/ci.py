@@ -381,8 +381,9 @@ def everything_else(run: Run) -> None:
     run.step('demo', 'make', 'demo', limit=10)
     run.programs('.venv')
     run.pages()
-    run.step('picture of README', 'cmp', 'build/demo.svg',
-             'docs/source/demo.svg', limit=1)
+    for name in 'demo', 'demo-gpus':
+        run.step(f'picture {name}.svg', 'cmp', f'build/{name}.svg',
+                 f'docs/source/{name}.svg', limit=1)
     run.step('bench-part', 'make', 'bench-part', limit=10)
     run.other_nova()
     run.lab()

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The story in a screenful: python -m tests.demo, or make demo.
+"""The demo in two stories: python -m tests.demo, or make demo.
 
-Real nova-api, conductor, scheduler and two nova-computes in this process, real
-Placement in it as well, a real Glance as a child, two simulated hosts with two
-FPGA cards each, and Nova's imitation of libvirt. Each line that claims
-something has checked it; the exit status is 0 only when all of it is so.
+Real nova-api, conductor, scheduler, Placement and two nova-computes run in
+this process, and a real Glance in a child. Simulated are the hosts, with two
+FPGA cards each, then with eight GPUs each (gpus.py), and libvirt. A line is
+printed after it was checked; the exit status is 0 only if all checks passed.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import uuid
 
 from nova_accel.cmd import page as cmd_page
 from nova_accel import naming
+from tests.demo import gpus
 from tests.demo import page
 from tests.demo import picture
 from tests.demo import screen
@@ -48,7 +49,7 @@ REFUSED_BY_NOVA = ('What Nova refuses with Cyborg: suspend, resize, cold and '
                    'live migration')
 
 
-class Story(operations.OperationsTestBase):
+class Story(gpus.FirstHostIsLarger, operations.OperationsTestBase):
 
     FRESH_CLOUD = True
     HOSTS = {
@@ -62,17 +63,9 @@ class Story(operations.OperationsTestBase):
             for address in ('0000:5e:00.0', '0000:af:00.0')]},
     }
 
-    def _get_connection(self, host_info=None, *more):
-        """compute1 has more memory: of hosts with equal cards Nova takes the
-        same one in each run, which is the one of the picture."""
-        if more[-1] == 'compute1':
-            host_info = base.fakelibvirt.HostInfo(
-                cpu_nodes=2, cpu_cores=2, cpu_threads=2, kB_mem=32 << 20)
-        return super()._get_connection(host_info, *more)
-
     def setUp(self):
         SCREEN.say(SCREEN.paint('nova_accel', '1')
-                   + ': an FPGA function reaches a guest on real Nova')
+                   + ': FPGA functions and GPUs reach guests on real Nova')
         SCREEN.say('Each line was checked before it was printed.')
         self.names = {}
         super().setUp()
@@ -474,6 +467,9 @@ def main():
     noise = io.StringIO()
     with contextlib.redirect_stderr(noise):
         Story().run(result)
+        first = len(SCREEN.steps)
+        gpus.GpuStory.screen = SCREEN
+        gpus.GpuStory().run(result)
     good = result.wasSuccessful()
     if not good:
         SCREEN.say(noise.getvalue())
@@ -483,7 +479,8 @@ def main():
     SCREEN.say(f'{"Done" if good else "FAILED"} in '
                f'{time.monotonic() - began:.0f} s')
     if good:
-        picture.write(SCREEN.steps)
+        picture.write(SCREEN.steps[:first])
+        picture.write(SCREEN.steps[first:], 'demo-gpus')
         SCREEN.say(f'The same as a page: {page.write(SCREEN.steps)}')
     return 0 if good else 1
 

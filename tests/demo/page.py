@@ -33,7 +33,7 @@ figure { margin: 0 } figcaption { font-size: .85rem; opacity: .75 }
 pre { background: var(--soft); border-radius: .35rem; overflow-x: auto;
       padding: .5rem } p { margin: .5rem 0; overflow-wrap: anywhere }
 </style></head><body>
-<h1>nova_accel: an FPGA function reaches a guest on real Nova</h1>
+<h1>nova_accel: FPGA functions and GPUs reach guests on real Nova</h1>
 '''
 _INTRODUCTION = '''Written by <code>make demo</code> from what nova-api,
 Placement and the simulated cards answered. Real nova-api, conductor, scheduler,

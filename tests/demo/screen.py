@@ -13,7 +13,7 @@ WIDTH = 98
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """One FPGA card, as Placement shows it."""
+    """An FPGA card with its function, or a GPU with its state."""
 
     name: str
     host: str
@@ -92,6 +92,18 @@ class Screen:
             self.say(text.rstrip())
             host = card.host
         self._cards = self.steps[-1].after = tuple(cards)
+
+    def rows(self, cards) -> None:
+        """Print the cards of each host in a line."""
+        for host in dict.fromkeys(card.host for card in cards):
+            self.say(f'   {host:9} ' + ''.join(
+                f'{card.function or card.server or "free":8}'
+                for card in cards if card.host == host).rstrip())
+        self._cards = self.steps[-1].after = tuple(cards)
+
+    def forget(self) -> None:
+        """Begin another story, with cards of its own."""
+        self._cards = ()
 
     def timed(self, text: str) -> 'Timed':
         return Timed(self, text)

@@ -2,7 +2,7 @@
 """Servers that migrate while they run.
 
 As in test_operations, the docstring of a test is its row in
-docs/source/operations.rst.
+docs/source/live-migration.rst.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What becomes of an owner's wish at run time: status, function, guest.
 
-A docstring of a test is a row of docs/source/operations.rst. What Nova and
+A docstring of a test is a row of docs/source/programming.rst. What Nova and
 libvirt make of it is in tests/functional/test_runtime.py.
 """
 

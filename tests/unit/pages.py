@@ -171,8 +171,9 @@ def not_found(scheduler: dict[str, list[str]]) -> set[str]:
     found = {c.__name__ for c in filters.HostFilterHandler(
         ).get_matching_classes(scheduler['available_filters'])}
     weights.HostWeightHandler().get_matching_classes(
-        scheduler['weight_classes'][0].split(','))
-    return {name for name in scheduler['enabled_filters'][0].split(',')
+        re.split(r',\s*', scheduler['weight_classes'][0]))
+    return {name for name in re.split(
+        r',\s*', scheduler['enabled_filters'][0])
             if name.isidentifier()} - found
 
 

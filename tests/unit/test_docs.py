@@ -2,8 +2,8 @@
 """The table of operations says what the tests of operations test.
 
 A docstring ``<operation>: <what happens>`` of such a test, or of a step_...()
-of one, is a row of the table in docs/source/operations.rst, word for word.
-``python -m tests.unit.test_docs`` prints the rows that the table lacks.
+of one, is a row of a table in one of TABLES, word for word.
+``python -m tests.unit.test_docs`` prints the rows that the tables lack.
 
 The glossary has the words of the code.
 
@@ -21,7 +21,8 @@ import testtools
 from tests.nova import suites
 
 ROOT = pathlib.Path(__file__).parents[2]
-TABLE = ROOT / 'docs' / 'source' / 'operations.rst'
+TABLES = [ROOT / 'docs/source' / f'{name}.rst'
+          for name in ('operations', 'live-migration', 'programming')]
 TESTS = [ROOT / 'tests' / tier / f'test_{name}.py' for tier, name in (
     ('functional', 'create'), ('functional', 'operations'),
     ('functional', 'guest'), ('functional', 'cells'),
@@ -40,9 +41,11 @@ def rows_of_tests():
 
 
 def rows_of_table():
-    return [(_words(operation), _words(result)) for operation, result
-            in re.findall(r'^   \* - (.*?)^     - (.*?)(?=^   \* -|^\S|\Z)',
-                          TABLE.read_text(), re.MULTILINE | re.DOTALL)][1:]
+    return [(_words(operation), _words(result)) for table in TABLES
+            for operation, result in re.findall(
+                r'^   \* - (.*?)^     - (.*?)(?=^   \* -|^\S|\Z)',
+                table.read_text(), re.MULTILINE | re.DOTALL)
+            if operation.strip() != 'Operation']
 
 
 def _words(text):
@@ -99,7 +102,7 @@ class ExcludedTest(testtools.TestCase):
 
 class GlossaryTest(testtools.TestCase):
 
-    PAGE = (ROOT / 'docs/source/contributor/glossary.rst').read_text()
+    PAGE = (ROOT / 'docs/source/glossary.rst').read_text()
 
     def test_each_word_is_of_several_rooms(self):
         """A word of one module is defined there."""

@@ -202,18 +202,20 @@ class MakeTest(testtools.TestCase):
                                          re.MULTILINE)}
         self.assertEqual(set(), named - known)
 
-    def test_demo(self):
-        """The picture of README has the titles that the demo prints;
-        tests/ci.py compares all of it."""
-        drawn = ElementTree.parse(pages.ROOT / 'docs/source/demo.svg')
-        demo = (pages.ROOT / 'tests/demo/__main__.py').read_text()
+    @ddt.data(('demo', '__main__'), ('demo-gpus', 'gpus'))
+    @ddt.unpack
+    def test_demo(self, picture, module):
+        """The pictures of README have the titles that the demo prints;
+        tests/ci.py compares all of them."""
+        drawn = ElementTree.parse(pages.ROOT / f'docs/source/{picture}.svg')
+        story = (pages.ROOT / f'tests/demo/{module}.py').read_text()
         # long texts of the program are in several literals
-        demo = re.sub(r"'\s+'", '', demo)
+        story = re.sub(r"'\s+'", '', story)
         titles = [text.text for text in drawn.iter(f'{SVG}text')
                   if text.get('class') in ('caption', 'more')]
         self.assertEqual(8, len(titles))
         for title in filter(None, titles):
-            self.assertIn(title, demo)
+            self.assertIn(title, story)
 
     def test_tables(self):
         """Text between two columns is an error of `make docs` alone."""
@@ -230,6 +232,25 @@ class MakeTest(testtools.TestCase):
                 for gap in re.finditer(' +', border):
                     self.assertEqual('', line[gap.start():gap.end()].strip(),
                                      f'{page.path}:{number + 1}')
+
+    def test_for_whom(self):
+        """The first paragraph says it; those of the start page, of README and
+        of CONTRIBUTING, which others also show, do not."""
+        for page in pages.pages():
+            name = page.path.relative_to(pages.ROOT)
+            if name.parts[:2] == ('docs', 'source') and not re.search(
+                    'include::|release-notes::', page.text) and (
+                        name.stem not in ('index', 'nova-tests')):
+                self.assertRegex(
+                    page.text.partition('\n\n.. list-table')[0],
+                    r'\n(These pages are|This page (is|leads)) ', str(name))
+
+    def test_no_block_is_cut(self):
+        """At 1,280 pixels a page shows 100 columns: _static/phone.css."""
+        self.assertEqual([], [
+            f'{page}: {line}' for page in pages.pages()
+            for block in page.blocks for line in block.splitlines()
+            if len(line) > 100])
 
     def test_paths(self):
         """A file of this repository that a page names is there."""
