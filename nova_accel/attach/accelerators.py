@@ -76,10 +76,10 @@ class Accelerators:
              allocations: plan.Allocations | None,
              claimed: list[model.Claim] | None = None,
              migration: str | None = None) -> list[model.Claim]:
-        """Claim and prepare what was allocated to a server.
+        """Claim and prepare the devices that are allocated to a server.
 
-        Idempotent: devices that the server holds and that are allocated to it
-        stay as they are. After an error it holds what it held before.
+        Idempotent: allocated devices that the server holds stay unchanged.
+        After an error the server holds what it held before.
 
         :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
         :param claimed: receives what this call claims.
@@ -124,7 +124,7 @@ class Accelerators:
 
     def _carry_out(self, context, server, steps, claimed=None,
                    migration=None):
-        """Claim, program, prepare, bind and publish what a plan has."""
+        """Carry out a plan: claim, program, prepare, bind and publish."""
         taken = [] if claimed is None else claimed
         try:
             todo = self._claiming.claim(
@@ -147,8 +147,8 @@ class Accelerators:
     def _still_open(self, claims):
         """Yield the providers of claims that have free inventory left.
 
-        They are reported at once, because the scheduler may choose them. Full
-        ones are reported periodically.
+        These are reported at once, because the scheduler may choose them. Full
+        providers are reported periodically.
         """
         offered = self._inventory.offered()
         for part, mine in server_holdings.by_region(claims).items():
@@ -158,7 +158,8 @@ class Accelerators:
 
     def can_have(self, server: request.Server,
                  allocations: plan.Allocations, moving: bool = False) -> bool:
-        """Return whether plug() would find what the flavor of a server demands.
+        """Return whether plug() would find the devices that the flavor
+        demands.
 
         Reads memory and the store, and claims nothing: Nova calls it under the
         lock that each build needs. Handles that are being cleaned count as
@@ -177,7 +178,7 @@ class Accelerators:
 
     def would_get(self, server: request.Server, allocations: plan.Allocations,
                   moving: bool) -> list[_Got]:
-        """Return what plug() would take; see can_have().
+        """Return the handles that plug() would take; see can_have().
 
         :raises AcceleratorError: it would not find all.
         """
@@ -231,7 +232,7 @@ class Accelerators:
         self._carry_out(context, server, steps, claimed)
 
     def _as_allocated(self, context, server, held):
-        """Return what must be done where a claim is missing or half done.
+        """Return the plan for a server with missing or unfinished claims.
 
         :raises AcceleratorError: the guest must not start.
         """

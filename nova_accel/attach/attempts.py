@@ -66,7 +66,7 @@ class Attempts:
             return number
 
     def _may_begin(self, project_id, image):
-        """Return whether an attempt would be one of MOST at most.
+        """Return whether one more attempt keeps within MOST.
 
         :raises DeviceUnavailable: those that failed are as many.
         """

@@ -32,7 +32,8 @@ class Refused(Exception):
 
 
 class Carried(NamedTuple):
-    """The claims of a server, and of which store they are."""
+    """The claims of a server as its guest carries them, with the store that
+    wrote them."""
 
     #: provider uuid of the compute node
     node: str
@@ -43,7 +44,7 @@ class Carried(NamedTuple):
 
     @property
     def content(self) -> tuple:
-        """Return what is equal as long as no claim changes."""
+        """Return a value that changes only if a claim changes."""
         return self.node, [_fields(claim) for claim in self.claims]
 
 
@@ -63,7 +64,7 @@ def _fields(claim: model.Claim) -> dict[str, Any]:
 
 
 def parse(text: str, server_uuid: str) -> Carried:
-    """Return what a text says.
+    """Parse the claims in the metadata of a guest.
 
     :param server_uuid: of the guest.
     :raises Refused: it is damaged, of a later release, or another server's.

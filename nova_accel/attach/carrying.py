@@ -39,8 +39,8 @@ class Carrying:
         self._store.set_node(node)
 
     def text_of(self, server_uuid: str) -> str:
-        """Return what the guest of a server has to carry; '' for a server
-        without claims."""
+        """Return the claims of a server as text for the metadata of its guest,
+        '' for none."""
         claims = self._claims(server_uuid)
         return carried.as_text(self._carried(claims)) if claims else ''
 
@@ -96,7 +96,7 @@ class Carrying:
 
     def read(self, node: str) -> tuple[dict[str, carried.Carried],
                                        dict[str, str]]:
-        """Return what guests carry that the store has not seen.
+        """Return claims in guests that are newer than the store.
 
         :param node: provider uuid of this compute node.
         :returns: by server: claims that are newer than the store's; and why

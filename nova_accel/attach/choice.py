@@ -108,8 +108,11 @@ class Choice:
                    for found in chosen.values() for offer in found)
 
     def _by_preference(self, free, amounts):
-        """Yield the free offers of all providers, the best first: what is
-        close matters less than what is suspect, or has failed."""
+        """Yield the free offers of all providers, the preferred ones first.
+
+        A healthy device comes before a suspect one or one that has failed,
+        even if the latter is closer to the others.
+        """
         well = {uuid: _well(found, amounts[uuid])
                 for uuid, found in free.items()}
         best = {uuid: self._without_failures(found, amounts[uuid])
@@ -147,7 +150,8 @@ class Choice:
 
 
 def _in_use(provider, offered) -> str:
-    """Return which processes of the host have the others, in brackets."""
+    """Return the processes of the host that use the other devices, in
+    brackets."""
     why = holds.reasons(
         hold for address in provider.addresses
         for offer in offered.of((address, provider.region_index))
@@ -170,15 +174,14 @@ def _not_refused(free, wanted):
 
 
 def _well(free, amount):
-    """Return the offers of a provider without those that are suspect, where
-    enough are left."""
+    """Return the offers without suspect devices, if enough remain."""
     well = [found for found in free if not _is_suspect(found)]
     return well if len(well) >= amount else free
 
 
 def _limits(server: request.Server) -> Iterator[closeness.Limit | None]:
-    """Yield what the devices of a server have to satisfy, the best limit
-    first."""
+    """Yield the limits for the devices of a server, the preferred one first.
+    """
     affinity, nodes = server.affinity, server.numa_nodes
     limit = None
     if affinity.one_root:

@@ -93,9 +93,9 @@ class Claiming:
                 return chosen
 
     def _await_clean(self, context, provider_uuids):
-        """Wait until regions are clean that other servers have lost.
+        """Wait until regions that other servers have released are clean.
 
-        After a crash this call cleans them.
+        After a crash, this call cleans them.
         """
         left = [claim for claim in self._holdings.being_released()
                 if claim.provider_uuid in provider_uuids

@@ -53,8 +53,9 @@ class Regions:
         self._images = operators_images
 
     def look_after(self, claims: Sequence[model.Claim]) -> None:
-        """Find out what a region carries after a guest that could load
-        something else: it counts as its project's.
+        """Find out which content a region has if its guest could change it.
+
+        Such content counts as loaded by the guest's project.
 
         :param claims: as for clean().
         :raises DeviceUnavailable: that cannot be found out now.
@@ -78,7 +79,7 @@ class Regions:
             self._inventory.scanner.scan(addresses=[device.address])
 
     def clean(self, claims: Sequence[model.Claim]) -> str | None:
-        """Clean the region of claims that no guest uses any more.
+        """Clean a region after its last guest.
 
         :param claims: all of them of one region, of servers that lost it.
         :returns: how, for the journal; None where nothing has to be done.
@@ -116,17 +117,16 @@ class Regions:
                 else self._images.clear(device, region))
 
     def _part(self, claims):
-        """Return the device and the region of claims; None where they are
-        gone."""
+        """Return the device and the region of claims, None if they are absent.
+        """
         device = self._inventory.present(claims[0].device_address)
         return device, device and device.find_region(claims[0].region_index)
 
     def _clear_memory(self, device, region):
-        """Clear the memory of the card where the operator can: how, or
-        nothing.
+        """Clear the memory of the card if the operator has an image for it.
 
-        An error of Glance is not taken for "no such image"; a nova-compute
-        without credentials of its own never has one.
+        An error of Glance does not mean "no such image". A nova-compute
+        without credentials has no image.
         """
         if not region.programmable:
             return []
@@ -136,11 +136,12 @@ class Regions:
             return []
 
     def _replace(self, device, region, claims):
-        """Replace a project's content.
+        """Replace the content that a project loaded.
 
-        The operator's image that the server was given leaves the memory of
-        the card as it is: it is taken only where the operator has no clearing
-        image, not while Glance does not answer or its file cannot be used.
+        The operator's image that the server was given does not clear the
+        memory of the card. It is used only if the operator has no clearing
+        image, not if Glance does not answer or the file of the clearing image
+        is unusable.
         """
         try:
             return self._images.clear(device, region)
@@ -151,10 +152,10 @@ class Regions:
             return self._images.reprogram(device, region, image)
 
     def clean_before(self, claims: Sequence[model.Claim]) -> None:
-        """Clean a region for a server that takes whatever it carries.
+        """Clean a region for a server that accepts any content.
 
-        Only where it still has a project's content, as when the card was gone
-        while its server was released.
+        Does so only if the content is still that of a project, for example
+        because the card was absent when its server was released.
 
         :param claims: those of the server in that region.
         :raises DeviceUnavailable: it is not clean.

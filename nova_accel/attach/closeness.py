@@ -35,7 +35,7 @@ class Want(typing.NamedTuple):
 
 
 class Limit(typing.NamedTuple):
-    """Below how many different things the devices may be."""
+    """The highest number of different places that the devices may have."""
 
     #: names at the beginning of a place that say which: 1 for NUMA nodes, 2
     #: for PCI root complexes
@@ -74,9 +74,9 @@ _Best = dict[tuple[int, ...], _Choice]
 
 def choose(wants: Sequence[Want], limit: Limit | None = None,
            together: bool = True) -> list[list[int]] | None:
-    """Choose as many places of each want, the closest ones.
+    """Choose places for each want such that they are close to each other.
 
-    Takes time in the order of the square of the number of places.
+    The time is proportional to the square of the number of places.
 
     :param limit: what the choice has to satisfy.
     :param together: False where the server does not care: what is left for
@@ -138,7 +138,7 @@ def _in_turn(wants, limit, together, allowed):
 
 
 def _is_free(want: Want) -> bool:
-    """Return whether there is something to choose."""
+    """Return whether a want leaves a choice."""
     return len(set(want.places)) > 1
 
 
@@ -193,8 +193,8 @@ class _Search:
         return self._wants[number].places[position]
 
     def _of_equals(self, items, at) -> _Best:
-        """Return all choices of items with the same place: of each want the
-        first ones."""
+        """Return the choices among items with the same place: the first ones
+        of each want."""
         mine: list[list] = [[] for _ in self._wants]
         for item in items:
             mine[item[0]].append(item)

@@ -32,8 +32,8 @@ class Cloud(typing.Protocol):
 
     def reallocate(self, server_uuid: str, consumer_uuid: str,
                    resources: Mapping[str, Mapping[str, int]]) -> None:
-        """Allocate to a server, or to its move, what it holds without an
-        allocation, in addition to what is allocated to it.
+        """Add to the allocations of a server, or of its move, what it holds
+        without an allocation.
 
         :param resources: ``{provider uuid: {class: amount}}``.
         :raises PlacementUnavailable: nothing has changed.
@@ -48,9 +48,10 @@ class Cloud(typing.Protocol):
 
     def consumers_of(self, provider_uuids: Collection[str],
                      ) -> dict[str, dict[str, Mapping[str, int]]]:
-        """Return the same of many providers, and what each consumer has of
-        which resource class. Those are asked that may not be as they were when
-        they were asked before.
+        """Return the consumers of several providers, with their amounts of
+        each resource class.
+
+        Queries only providers that may have changed since the last call.
 
         :raises PlacementUnavailable: of one of them it is not known.
         """
@@ -67,8 +68,7 @@ class Cloud(typing.Protocol):
         """
 
     def make_trait(self, trait: str) -> None:
-        """Have Placement know a custom trait, whether a provider has it or
-        not.
+        """Create a custom trait in Placement if it does not exist.
 
         :raises PlacementUnavailable: the answer was not 201 or 204, or none
             came.
@@ -79,7 +79,7 @@ class Cloud(typing.Protocol):
 
     def show(self, context, provider_uuid: str, change: tree.Change,
              refused: Callable[[], None]) -> None:
-        """Change a provider in Placement now; inside reporting().
+        """Change a provider in Placement now; used inside reporting().
 
         :param change: what the provider has -> what it has to have. Called
             again where another writer was faster.
@@ -114,29 +114,31 @@ class Cloud(typing.Protocol):
     # Servers
 
     def servers(self, uuids: Iterable[str]) -> list['Instance']:
-        """Return Nova's entries of those servers that are on this host now."""
+        """Return Nova's entries of the given servers that are on this host
+        now."""
 
     def moves(self, uuids: Iterable[str]) -> dict[str, str]:
-        """Return those of these consumers that are moves: uuid of a migration
-        -> uuid of its server."""
+        """Return the given consumers that are moves: uuid of a migration ->
+        uuid of its server."""
 
     def open_moves(self, uuids: Iterable[str]) -> dict[str, 'Instance']:
-        """Return those of these resizes and cold migrations that Nova may
-        still revert: uuid of a migration -> its server, with the flavor that
-        it had before."""
+        """Return the given resizes and cold migrations that Nova can still
+        revert: uuid of a migration -> its server, with its earlier flavor."""
 
     def is_reverted(self, migration_uuid: str) -> bool:
-        """Return whether a server is again what it was before a resize, as
-        Nova has it; False of a move of which Nova does not know."""
+        """Return whether Nova has reverted a move, False for an unknown move.
+        """
 
     def is_latest_move(self, migration_uuid: str) -> bool:
-        """Return whether no later move of its server has begun, as Nova has
-        it; False of a move of which Nova does not know."""
+        """Return whether Nova knows no later move of the server, False for an
+        unknown move."""
 
     def set_metadata(self, instance_uuid: str, key: str,
                      text: str | None) -> None:
-        """Set one key of a server's metadata and leave the others alone, but
-        for what its owner writes in the same moment.
+        """Set one key of a server's metadata.
+
+        Other keys stay, except for changes that the owner makes at the same
+        moment.
 
         :param text: None removes the key.
         """
@@ -157,40 +159,40 @@ class Cloud(typing.Protocol):
 
     def guest_devices(self) -> dict[str, frozenset[str]]:
         """Return the servers whose guests libvirt knows, running or not, each
-        with the addresses of its host devices, as running() has them.
+        with the addresses of its host devices, as running().
 
-        Raises whatever says that it is not known of all of them.
+        Raises any error that leaves the list incomplete.
         """
 
     def carried(self) -> dict[str, str]:
         """Return the servers whose guests libvirt knows, running or not, each
-        with what carry() wrote last, or its XML had; '' for nothing.
+        with the text that carry() wrote or its XML contains, '' for none.
 
-        Raises whatever says that it is not known of all of them.
+        Raises any error that leaves the list incomplete.
         """
 
     def carry(self, instance_uuid: str, text: str) -> None:
-        """Write a text into the metadata of a guest, if libvirt knows it:
-        where it runs, and where it starts from.
+        """Write a text into the metadata of a guest, both of the running guest
+        and of its definition, if libvirt knows the guest.
 
         :param text: '' removes it.
         """
 
     def paused(self, uuids: Collection[str]) -> set[str]:
-        """Return those of these servers whose guests libvirt shows paused, and
-        for no reason that it knows.
+        """Return the given servers whose guests libvirt shows as paused
+        without a known reason.
 
-        Raises whatever says that it is not known of all of them.
+        Raises any error that leaves the list incomplete.
         """
 
     def without_iommufd(self, instance_uuid: str, addresses: Iterable[str],
                         ) -> set[str]:
-        """Return those of some functions of a running guest that QEMU has not
-        opened by iommufd."""
+        """Return the given functions of a running guest that QEMU did not open
+        by iommufd."""
 
     def detach(self, instance_uuid: str,
                handles: Iterable[model.AttachHandle]) -> None:
-        """Take devices out of a running guest; ends when they are out.
+        """Take devices out of a running guest; return when they are out.
 
         :raises DeviceError: the guest did not let go of one.
         """
@@ -198,7 +200,7 @@ class Cloud(typing.Protocol):
     def attach(self, instance_uuid: str,
                handles: Iterable[model.AttachHandle],
                lasts: bool = False) -> None:
-        """Put devices into a guest, where it runs and has not got them.
+        """Put missing devices into a running guest.
 
         :param lasts: also into what it is started from, where it is new here.
         """

@@ -17,8 +17,8 @@ class Descriptions:
         self._holdings = holdings
 
     def mediated_devices(self) -> set[str]:
-        """Return the UUIDs of our mediated devices, also of those that are
-        not there now."""
+        """Return the UUIDs of nova_accel's mediated devices, present or not.
+        """
         found = [c.handle for c in self._holdings.all()]
         for device in self._inventory.devices.values():
             found += device.handles
@@ -26,9 +26,8 @@ class Descriptions:
 
     def metadata_changes(self, server: request.Server,
                          metadata: Mapping[str, str]) -> dict[str, str]:
-        """Return the changes to the metadata of a server by which its owner
-        reads what the server got: which of the functions that a group lists,
-        and which of the traits that a group prefers.
+        """Return changes to the metadata that show the owner which devices the
+        server got: which function of each group, and which preferred traits.
 
         Keys of an earlier flavor are corrected if the flavor has the group.
 
@@ -63,7 +62,7 @@ class Descriptions:
         return {key: got} if metadata.get(key) != got else {}
 
     def numa_nodes(self, server_uuid: str) -> dict[str, int]:
-        """Return where in the host the devices of a server are.
+        """Return the NUMA nodes of the devices of a server.
 
         :returns: address of a handle -> NUMA node of its device, where that
             is known.
@@ -76,7 +75,7 @@ class Descriptions:
             and (node := device.numa_node) is not None}
 
     def roles(self, server_uuid: str) -> dict[str, tuple[str, ...]]:
-        """Return what each device of a server is for its guest.
+        """Return the role of each device of a server, for its guest.
 
         :returns: address of each function -> its group as in the flavor, its
             type, and the function of a region: its name, else its id.

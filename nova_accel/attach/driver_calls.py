@@ -61,7 +61,8 @@ class DriverCalls:
                 found=f'{what} failed') from error
 
     def _use(self, claim):
-        """Return what the driver may know of the use of a handle."""
+        """Return the facts about the use of a handle that its driver may see.
+        """
         def remember(value):
             text = json.dumps(value)
             if len(text) > _MOST_REMEMBERED:
@@ -79,7 +80,8 @@ class DriverCalls:
 
 
 def for_driver(wanted: request.AcceleratorRequest) -> str:
-    """Return what a request has for the driver, as Claim.driver_request."""
+    """Return the part of a request that the driver needs, for
+    Claim.driver_request."""
     return json.dumps({
         'keys': dict(wanted.driver_keys), 'bitstream_id': wanted.bitstream_id,
         'functions': [choice.function_id or choice.function_name

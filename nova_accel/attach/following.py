@@ -97,7 +97,8 @@ class Following:
         return new
 
     def _guests(self):
-        """Return a function that says why a claim stays because of a guest."""
+        """Return a function that states the guest because of which a claim
+        stays."""
         try:
             running = self._cloud.running()
         except Exception as error:
@@ -124,7 +125,8 @@ class Following:
 
     @staticmethod
     def _stay(uuid, why, claims, new, stays):
-        """Leave a claim where it is, with all others of its card."""
+        """Leave a claim, and all others of its card, at its present address.
+        """
         card = claims[uuid].device_address, new[uuid].device_address
         for other in [u for u, claim in new.items()
                       if (claims[u].device_address, claim.device_address)
@@ -133,7 +135,7 @@ class Following:
             stays[other] = why
 
     def _check_free(self, claims, new, stays):
-        """Leave claims whose handles would be those of claims that stay."""
+        """Leave claims whose new handles belong to claims that stay."""
         while True:
             holders = collections.defaultdict(list)
             for uuid, claim in {**claims, **new}.items():

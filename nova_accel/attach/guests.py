@@ -80,7 +80,7 @@ class Guests:
     def unplug(self, context, server_uuid: str,
                role: model.Role = model.Role.CURRENT,
                wait: bool = True) -> int:
-        """Release what a server holds, when its guest is gone.
+        """Release the devices of a server after its guest has ended.
 
         :param wait: for the devices to be clean, at most [accel]
             device_timeout. Cleaning that takes longer continues.

@@ -137,10 +137,10 @@ class Handles:
             return False
 
     def _clean_when_back(self, claims, device):
-        """Have a card cleaned when it comes back.
+        """Have an absent card cleaned when it returns.
 
-        It is gone with what the server left in it, or its driver is not
-        enabled any more.
+        The content of the last server is still on it, or its driver is no
+        longer enabled.
 
         :raises AcceleratorsUnavailable: the store cannot be written.
         """

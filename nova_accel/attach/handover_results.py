@@ -28,9 +28,9 @@ class HandoverResults:
 
     def write(self, claim: model.Claim, device: model.Device,
               done: str | None) -> None:
-        """Write the result of a release, after the driver has done its part.
+        """Write the result of a release after the driver has finished.
 
-        With the policy operator the claim is WAITING then.
+        With the policy operator, the claim becomes WAITING.
 
         :param done: what the driver did; None if nothing.
         :raises AcceleratorsUnavailable: the store cannot be written.

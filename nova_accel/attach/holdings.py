@@ -91,7 +91,8 @@ class Holdings:
         return self._store.claims()
 
     def now(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
-        """Return the claims as they are now, without those that have ended."""
+        """Return the present version of claims, without those that have ended.
+        """
         return self._store.by_uuid([claim.uuid for claim in claims])
 
     def being_released(self) -> list[model.Claim]:
@@ -116,7 +117,7 @@ class Holdings:
 
     def bound(self, claims: Iterable[model.Claim],
               region: model.Region | None, by_owner: bool = False) -> None:
-        """Write down that the devices are ready for the guest.
+        """Store that devices are ready for the guest.
 
         :param region: the one of all of them, whose content is put back where
             the card forgets it, and which is cleaned after the server; None
@@ -137,13 +138,12 @@ class Holdings:
         self._go('bound', claims, error='', **changes)
 
     def bound_as_before(self, claims: Iterable[model.Claim]) -> None:
-        """Write down that the devices are ready, with what they must carry
-        unchanged."""
+        """Store that devices are ready, with unchanged content."""
         self._go('bound', claims, error='')
 
     def doubt(self, claims: Iterable[model.Claim], error: str) -> None:
-        """Write down that it is not known what is on the devices; the next
-        start finds out."""
+        """Store that the content of devices is unknown; the next start finds
+        out."""
         self._go('doubt', claims, error=error)
 
     def not_ready(self, claims: Iterable[model.Claim], error: str) -> None:
@@ -153,8 +153,11 @@ class Holdings:
 
     @contextlib.contextmanager
     def kept_on_error(self, claims: Iterable[model.Claim]):
-        """Keep the claims when an exception passes: not ready those that were
-        bound, in doubt those that never were."""
+        """Keep the claims if an exception passes.
+
+        Bound claims become not ready; claims that never were bound become in
+        doubt.
+        """
         bound = {c.uuid: c.state is _State.BOUND for c in claims}
         try:
             yield
@@ -166,7 +169,8 @@ class Holdings:
             raise
 
     def releasing(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
-        """Write down that the server has lost them; they are not free yet.
+        """Store that a server has lost its claims; their handles are not free
+        yet.
 
         :returns: those that have not ended already.
         """
@@ -182,13 +186,14 @@ class Holdings:
                      claim.holder)
 
     def ask(self, claims: Iterable[model.Claim], request: str) -> None:
-        """Write down what the request has for the driver."""
+        """Store the part of the request that the driver needs."""
         self._store.update([c for c in claims if c.driver_request != request],
                            driver_request=request)
 
     def remember(self, claim: model.Claim, memory: str) -> None:
-        """Write down what a driver has to know at the end of the claim, which
-        it will be told: from now on its release() is called.
+        """Store data that the driver needs at the end of the claim.
+
+        From now on its release() is called.
 
         :raises DeviceUnavailable: the claim is ending already, without that.
         """
@@ -279,7 +284,7 @@ class Holdings:
 
     def note_unclean(self, claim: model.Claim, device: model.Device,
                      policy: str | None) -> None:
-        """Write down whether the handle of a claim that ends is clean.
+        """Store whether the handle of an ending claim is clean.
 
         :param device: of the handle.
         :param policy: of [accel] handover, under which it was released; None
@@ -345,13 +350,14 @@ class Holdings:
     # Servers that move
 
     def set_aside(self, server_uuid: str, migration_uuid: str) -> None:
-        """Make what a server has here its migration's."""
+        """Transfer the claims of a server on this host to its migration."""
         self._store.update(self.of(server_uuid), consumer_uuid=migration_uuid)
 
     def revert(self, server_uuid: str, claims: Iterable[model.Claim],
                ) -> list[model.Claim]:
-        """Revert a move in one transaction: what the server has goes, and
-        what the migration had is the server's again.
+        """Revert a move in one transaction.
+
+        The server loses its present claims and gets those of the migration.
 
         :param claims: the latter.
         :returns: those that the server has lost; they are not free yet.
@@ -378,7 +384,7 @@ class Holdings:
         return after
 
     def _checked(self, name, claims, gone_is_fine):
-        """Return the claims as they are now, if the transition may begin
+        """Return the present version of claims, if the transition may begin
         there."""
         claims = list(claims)
         now = {claim.uuid: claim for claim in self.now(claims)}

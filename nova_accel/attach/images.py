@@ -48,10 +48,10 @@ class Images:
     def find_named(self, context, project_id: str,
                    wanted: request.AcceleratorRequest, region: model.Region,
                    ) -> list[glance.Image]:
-        """Return the images that have a name of the request, if the region
-        carries the operator's content, which may be one of them.
+        """Return the images with a name of the request, if the region carries
+        content of the operator, which may be one of them.
 
-        A name without an image is left out: another host may have a region with
+        A name without an image is ignored: another host may have a region with
         that name.
         """
         found = []

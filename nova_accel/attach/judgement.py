@@ -93,7 +93,7 @@ class Snapshot:
     open_moves: Collection[str] = ()
 
     def claims(self) -> Iterator[model.Claim]:
-        """Yield those that are the same before and after."""
+        """Yield the claims that are the same before and after."""
         owners = {c.uuid: c.consumer_uuid for c in self.before}
         for claim in self.after:
             if (owners.get(claim.uuid) == claim.consumer_uuid
@@ -118,8 +118,8 @@ class Snapshot:
                 self.shown_by.get(claim.uuid) or claim.provider_uuid}
 
     def is_allocated(self, claim: model.Claim) -> bool:
-        """Return whether Placement has it, for its owner or as a move begins
-        or ends, of which Placement hears first."""
+        """Return whether Placement has allocated the claim, to its owner or to
+        a move that begins or ends: Placement changes first."""
         if self.consumers is None:
             return True
         owners = self._owners(claim)
@@ -127,8 +127,9 @@ class Snapshot:
                    for uuid in self.providers_of(claim))
 
     def is_lost(self, claim: model.Claim) -> bool:
-        """Return whether Placement has it not, or has fewer of the provider
-        than its server has devices there, of which it is one too many."""
+        """Return whether Placement has no allocation for the claim, or if the
+        allocation is smaller than the number of claims and this claim is in
+        excess."""
         if not self.is_allocated(claim):
             return True
         if self.consumers is None or claim.role is model.Role.OLD:
@@ -160,8 +161,8 @@ class Snapshot:
         return owners
 
     def is_servers(self, claim: model.Claim) -> bool:
-        """Return whether Placement has what a move has here for its server,
-        which has nothing else here."""
+        """Return whether Placement has allocated the devices of a move to its
+        server, which has no others here."""
         consumers = {consumer for uuid in self.providers_of(claim)
                      for consumer in (self.consumers or {}).get(uuid, ())}
         return (claim.role is model.Role.OLD
@@ -189,7 +190,8 @@ class Snapshot:
         return not self.is_allocated(claim) and not self.has_guest(claim)
 
     def moves_to_ask(self) -> set[str]:
-        """Return what may be moves of servers without an allocation."""
+        """Return consumers that may be moves of servers without an allocation.
+        """
         owners = {uuid for c in (*self.before, *self.after)
                   for uuid in (c.instance_uuid, c.consumer_uuid)}
         return {consumer for claim in self.claims()
@@ -198,7 +200,7 @@ class Snapshot:
                 for consumer in (self.consumers or {}).get(uuid, ())} - owners
 
     def servers_to_ask(self) -> set[str]:
-        """Return servers of which Nova's entry decides."""
+        """Return servers for whose claims Nova's entry decides."""
         return {claim.instance_uuid for claim in self.claims()
                 if self.is_servers(claim)
                 or claim.role is model.Role.CURRENT

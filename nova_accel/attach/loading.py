@@ -108,7 +108,7 @@ class Step:
             return self.has_begun
 
     def ended(self, result: str) -> Ended:
-        """Return what notify.metrics counts.
+        """Return the result of a programming, for notify.metrics.
 
         :param result: 'programmed' or 'failed'.
         """
@@ -179,7 +179,7 @@ class Loader:
 
     def load_cached(self, loaded: model.Loaded, device: model.Device,
                     region: model.Region) -> bool:
-        """Program what was loaded before, and do not ask Glance.
+        """Program an image from the cache, without Glance.
 
         :returns: False if the cache does not have the image.
         :raises AcceleratorError: the region does not carry it.
@@ -262,8 +262,8 @@ def seconds_at_most() -> int:
 def check_not_in_use(cloud: novas.Cloud, kernel,
                      handles: Collection[model.AttachHandle],
                      refused: str) -> None:
-    """Check that no guest that runs and no process of the host has one of
-    these, whatever claims say.
+    """Check that no running guest and no process of the host uses a handle,
+    regardless of claims.
 
     :param refused: what cannot be done then, as a clause.
     :raises DeviceUnavailable: one has.

@@ -44,8 +44,8 @@ class MigratableDevices:
             claim.handle, claim.created_type) for claim in claims)
 
     def by_iommu(self, server_uuid: str) -> set[str]:
-        """Return the addresses of the devices of a server whose writes the
-        IOMMU logs. QEMU has to open them by iommufd."""
+        """Return the devices of a server whose writes the IOMMU logs. QEMU has
+        to open them by iommufd."""
         devices = self._inventory.devices
         return {
             claim.handle.address for claim in self._holdings.of(server_uuid)
@@ -53,8 +53,7 @@ class MigratableDevices:
             and vfio.is_by_iommu(device.migrates_by)}
 
     def memory(self, server_uuid: str) -> int:
-        """Return the memory of the devices of a server in MiB, as far as it is
-        known."""
+        """Return the known memory of the devices of a server, in MiB."""
         devices = self._inventory.devices
         return sum(
             type_.memory for claim in self._holdings.of(server_uuid)

@@ -32,16 +32,16 @@ class Moves:
 
     def set_aside(self, context, server_uuid: str,
                   migration_uuid: str) -> None:
-        """Keep what a server that moves away has for its return, and release
-        what an earlier move has left."""
+        """Keep the devices of a server that moves away, for a revert. Release
+        those of an earlier move."""
         self._releases.begin_postponed(server_uuid)
         self._releases.release_all(context, server_uuid, model.Role.OLD)
         self._holdings.set_aside(server_uuid, migration_uuid)
         self._carrying.update(server_uuid)
 
     def revert(self, context, server_uuid: str, migration_uuid: str) -> None:
-        """Release what the server has, and return what it had before the
-        move to it.
+        """Release the present devices of a server, and restore those from
+        before the move.
 
         :raises AcceleratorsUnavailable: that cannot be written; nothing has
             changed.
@@ -54,16 +54,18 @@ class Moves:
         self._releases.clean(context, lost, wait=False)
 
     def confirm(self, context, server_uuid: str, migration_uuid: str) -> None:
-        """Release what the server had before it moved."""
+        """Release the devices that a server had before it moved."""
         self._releases.clean(context, self._releases.begin_locked(
             server_uuid, lambda: self._holdings.of_migration(
                 server_uuid, migration_uuid)))
         self._carrying.update(server_uuid)
 
     def end_earlier(self, context, server: request.Server) -> None:
-        """Finish a move that failed or was reverted, or a live migration that
-        has come here, where that could not be written: Placement has allocated
-        to the server what the move has."""
+        """Finish a move that failed or was reverted, or a live migration to
+        this host, if the store could not be written then.
+
+        Placement has allocated the devices of the move to the server.
+        """
         old = self._holdings.of(server.uuid, model.Role.OLD)
         if not old:
             return

@@ -35,9 +35,8 @@ class OperatorsImages:
 
     def reprogram(self, device: model.Device, region: model.Region,
                   image_id: str) -> str:
-        """Program the operator's image again that a region carries.
-
-        Registers and block RAM begin as the image has them.
+        """Program the operator's image of a region again, which resets
+        registers and block RAM.
 
         :param image_id: of the image. If the origin of the region is unknown,
             Glance decides whether the image is the operator's.

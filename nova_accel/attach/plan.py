@@ -59,10 +59,10 @@ class Plan:
 
 def is_complete(requests: Requests, held: Iterable[model.Claim],
                 except_for: Collection[str] = ()) -> bool:
-    """Return whether a server has all that its flavor asks for, bound.
+    """Return whether a server holds, bound, all devices of its flavor.
 
-    What no claim answers may be a vGPU of Nova's own, where standard resource
-    classes are in force, or a device whose claim was lost: Placement knows.
+    A request without a claim may concern a vGPU of Nova, if standard resource
+    classes are used, or a device with a lost claim: Placement decides.
 
     :param except_for: resource classes that may have less.
     """
@@ -165,7 +165,7 @@ def _units(claims) -> collections.Counter:
 
 
 def _allocated(allocations, claims) -> list[model.Claim]:
-    """Return those of some claims that find a unit of theirs."""
+    """Return the claims that the allocation covers."""
     left = collections.Counter({
         (provider_uuid, name): amount
         for provider_uuid, allocation in allocations.items()
@@ -180,8 +180,8 @@ def _allocated(allocations, claims) -> list[model.Claim]:
 
 
 def _as_allocated(own, held):
-    """Requests for what is allocated: those that held devices answer, and one
-    for what is left of each class of a provider."""
+    """Return requests for an allocation: those that held devices answer, and
+    one for the rest of each class of a provider."""
     has = collections.Counter((claim.provider_uuid, claim.resource_class,
                                claim.group) for claim in held)
     for allocation in own:
@@ -196,7 +196,7 @@ def _as_allocated(own, held):
 
 
 def _for_us(requests, own):
-    """Leave out those for vGPUs of Nova's own, in classes that both have."""
+    """Leave out requests for Nova's vGPUs, in classes that both use."""
     offered = {name for allocation in own for name in allocation.resources}
     return [wanted for wanted in requests if wanted.resource_class in offered
             or naming.is_custom(wanted.resource_class)]
@@ -211,8 +211,8 @@ def _missing(requests, allocations) -> bool:
 
 
 def _kept(requests, own, held):
-    """Return the requests that held devices answer, what is allocated
-    beside, and the claims that answer none."""
+    """Return the requests that held devices answer, the rest of the
+    allocation, and the claims that answer none."""
     left = {a.provider_uuid: dict(a.resources) for a in own}
     by_request: dict = collections.defaultdict(list)
     for claim in held:

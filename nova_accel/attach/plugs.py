@@ -67,7 +67,7 @@ class Plugs:
 
     def start(self, context, server: request.Server,
               allocations: Allocations, rebuilt: bool = False) -> None:
-        """Begin plug() in the background; once, however often it is called.
+        """Begin plug() in the background, once for any number of calls.
 
         Costs nothing for a server without accelerators.
 
@@ -102,8 +102,8 @@ class Plugs:
                 ) -> Iterator[None]:
         """Plug the devices of a guest while Nova builds it.
 
-        When it fails, the server loses what it got for this guest, unless the
-        guest runs: then a device under it would be given to another one.
+        If the build fails, the server loses the devices that it got for this
+        guest, unless the guest runs: another server must not get its devices.
         """
         self.start(context, server, allocations, rebuilt)
         try:
@@ -124,7 +124,8 @@ class Plugs:
         self._choice.note_started(claim.handle for claim in claimed)
 
     def abandon(self, context, server_uuid: str) -> None:
-        """Release what a build got that failed before its guest existed."""
+        """Release the devices of a build that failed before its guest existed.
+        """
         try:
             self._release_failed(context, server_uuid, None)
         finally:
@@ -184,5 +185,5 @@ class Plugs:
         return plugging is not None
 
     def close(self) -> None:
-        """Leave those that run to their end."""
+        """Let running plugs finish."""
         self._plugging.clear()

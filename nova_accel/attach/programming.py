@@ -49,7 +49,7 @@ class Programming:
     def provision(self, context, project_id: str,
                   wanted: request.AcceleratorRequest, claims: Claims,
                   scheduled: bool = False) -> None:
-        """Make the region of a request carry what the request asks for.
+        """Ensure that the region of a request carries the requested function.
 
         :param project_id: of the server.
         :param claims: the handles of that region that its server holds.
@@ -133,10 +133,9 @@ class Programming:
     def restore(self, context, project_id: str, claims: Iterable[model.Claim],
                 requests: Mapping[str, request.AcceleratorRequest] = {},
                 ) -> None:
-        """Program again what the regions of a server carried before.
+        """Program the regions of a server again after its card lost its power.
 
-        A card that lost its power has lost its function. The image comes from
-        the cache, or from Glance.
+        The image comes from the cache, or from Glance.
 
         :param project_id: of the server.
         :param claims: those of the devices to restore, none of

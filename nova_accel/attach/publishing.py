@@ -47,16 +47,15 @@ class Publisher:
                             '%s', provider_uuid, error)
 
     def placement(self, context) -> provider_tree.Placement:
-        """Return what is asked of Placement, and changes a provider there;
-        inside reporting()."""
+        """Return the interface to Placement for reporting()."""
         return provider_tree.Placement(
             self._in_use, self._named, self._cloud.configured_classes,
             write=functools.partial(self._cloud.show, context))
 
     def placement_at_start(self, allocations: Mapping[str, Mapping],
                            ) -> provider_tree.Placement:
-        """Return the same where Nova writes the tree together with
-        allocations.
+        """Return the interface to Placement for a report in which Nova writes
+        the tree together with allocations.
 
         :param allocations: those that it is going to write.
         """
@@ -78,7 +77,7 @@ class Publisher:
                                          claims))))
 
     def _in_use(self, provider_uuid: str) -> bool:
-        """Return whether anything is allocated from a provider, or may be."""
+        """Return whether a provider has, or may have, allocations."""
         try:
             return bool(self._cloud.consumers(provider_uuid))
         except exception.PlacementUnavailable:

@@ -48,8 +48,8 @@ class Readiness:
 
     def prepare_held(self, context, server: request.Server,
                      keep: plan.Keep) -> None:
-        """Prepare devices that a server had before: as they were, unless
-        its image wants another bitstream.
+        """Prepare the devices that a server has had before, with their earlier
+        content unless the image names another bitstream.
 
         :raises AcceleratorError: one is not ready; the server keeps it.
         """
@@ -88,7 +88,7 @@ class Readiness:
              if c.state is not model.ClaimState.BOUND or c.error])
 
     def bind(self, claims: Iterable[model.Claim], by_owner: bool) -> None:
-        """Write down that devices are ready, and what their regions carry.
+        """Store that devices are ready, and the content of their regions.
 
         :param by_owner: see Holdings.bound().
         """
@@ -115,8 +115,8 @@ class Readiness:
         self.rescan_cards(claims)
 
     def _rescan_missing(self, claims):
-        """Scan cards of which a handle was not there when they were scanned,
-        as while a guest had it and the claim store was new."""
+        """Scan cards whose handle was absent at the last scan, for example
+        because a guest had it and the claim store was new."""
         devices = self._inventory.devices
         missing = {
             claim.device_address for claim in claims
@@ -134,7 +134,7 @@ class Readiness:
             self._inventory.scanner.scan(addresses=whole)
 
     def look_between_servers(self, claims: Iterable[model.Claim]) -> None:
-        """Read the health of devices of which no other server has a part."""
+        """Read the health of devices that no other server uses."""
         mine = {claim.uuid: claim.device_address for claim in claims}
         for address in {*mine.values()} - {
                 claim.device_address for claim in self._holdings.all()
@@ -150,7 +150,8 @@ class Readiness:
             claim.device_address, is_reset=claim.key == claim.device_address)
 
     def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:
-        """Scan where a vGPU came or went, which changes what others offer."""
+        """Scan devices where a vGPU came or went, which changes the other
+        offers."""
         created = {c.device_address for c in claims if c.created_type}
         if created:
             self._inventory.scanner.scan(addresses=created)

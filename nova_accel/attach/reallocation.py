@@ -61,8 +61,8 @@ class Reallocation:
 
     def reallocate(self, server_uuid: str, claims: Collection[model.Claim],
                    ) -> list[model.Claim]:
-        """Allocate again what a server holds on this host, and what it had
-        here before a move.
+        """Restore the allocations of a server for what it holds on this host,
+        and what it held here before a move.
 
         :returns: the claims that stay without an allocation.
         """
@@ -94,8 +94,8 @@ class Reallocation:
         return left
 
     def _owner_at_rest(self, claim):
-        """Return Nova's entry of the server of a claim; None if Nova may be
-        about to end the claim, or to move it to another consumer."""
+        """Return Nova's entry of the server of a claim, None if Nova may be
+        about to end the claim or to move it."""
         if claim.role is model.Role.OLD:
             server = self._cloud.open_moves([claim.consumer_uuid]).get(
                 claim.consumer_uuid)
@@ -110,10 +110,10 @@ class Reallocation:
 
     @contextlib.contextmanager
     def _offered(self, claims: Collection[model.Claim]) -> Iterator[None]:
-        """Offer the devices of claims while Placement allocates them again,
-        because it allocates nothing that is withheld.
+        """Offer the devices of claims while Placement allocates them again.
 
-        After an error they are withheld again.
+        Placement does not allocate withheld devices. After an error they are
+        withheld again.
         """
         inventory = self._inventory
         uuids = {c.uuid for c in claims} & inventory.offers.unallocated

@@ -43,8 +43,8 @@ class Reattachment:
 
     def forget_pauses(self, snapshot: judgement.Snapshot,
                       out: Collection[str]) -> None:
-        """Forget the pauses of guests that have all their devices, or do not
-        run: those get their devices when they start.
+        """Forget the pauses of guests that have all their devices or do not
+        run. A guest gets its devices when it starts.
 
         :param out: uuids of servers whose guests run without a device.
         """

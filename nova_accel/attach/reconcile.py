@@ -92,7 +92,7 @@ class Reconciler:
         self.background.start_if_due(CONF.accel.discovery_interval)
 
     def run(self) -> int:
-        """Compare now.
+        """Compare claims with Placement, Nova and libvirt now.
 
         :returns: how many accelerators were released.
         :raises PlacementUnavailable: only what needs no answer of Placement
@@ -213,7 +213,7 @@ class Reconciler:
             if claim.handle.address not in addresses]
 
     def _withhold_strangers(self, snapshot):
-        """Withhold devices that guests have without a claim."""
+        """Withhold devices that guests use without a claim."""
         strangers = snapshot.strangers()
         if any(not self._once.has(('stranger', address))
                for address in strangers):

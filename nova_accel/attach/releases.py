@@ -93,7 +93,7 @@ class Releases:
 
     def release_all(self, context, server_uuid: str, role: model.Role,
                     wait: bool = True) -> int:
-        """Release what a server holds.
+        """Release all devices of a server.
 
         :param wait: see clean().
         :returns: how many accelerators the server lost.
@@ -117,7 +117,7 @@ class Releases:
         return len(claims)
 
     def release_to_the_end(self, claims: Iterable[model.Claim]) -> None:
-        """Release just these claims, as release() does, and wait for that.
+        """Release the given claims, as release() does, and wait for the end.
 
         :raises DeviceUnavailable: a device is not clean by then; it is tried
             again.
@@ -159,7 +159,7 @@ class Releases:
 
     def retry(self, context, may_end: Callable[[model.Claim], bool]
               = lambda claim: True) -> int:
-        """Try again what could not be cleaned.
+        """Retry failed cleanings.
 
         :param may_end: says which claims may end now.
 

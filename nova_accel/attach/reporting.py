@@ -23,9 +23,8 @@ class Reporting:
 
     def report(self, tree, node: str, allocations: dict | None = None,
                starting: bool = False) -> bool:
-        """Show our devices in Nova's provider tree.
-
-        Under Nova's resource tracker's lock.
+        """Write nova_accel's providers into Nova's provider tree. Called under
+        the lock of Nova's resource tracker.
 
         :param tree: nova.compute.provider_tree.ProviderTree of the host.
         :param node: name of its root.

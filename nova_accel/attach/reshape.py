@@ -112,8 +112,8 @@ class Reshape:
         return bool(self._left)
 
     def end_start(self) -> None:
-        """Note that Nova has tried to move allocations; from now on what is
-        left waits for the next start."""
+        """Store that Nova has tried to move allocations. What is left waits
+        for the next start."""
         self._starting = False
         node = self._inventory.shown.root
         if self._left and node:
@@ -174,9 +174,9 @@ class Reshape:
 
     def _has_all(self, claim: model.Claim, provider: providers.Provider,
                  ) -> bool:
-        """Return whether the server of a claim has every device of a set, from
-        where it has this one, or from the set where its claims were changed
-        before nova-compute was killed."""
+        """Return whether the server of a claim has every device of a set, at
+        the same place as this claim, or in the set if nova-compute was killed
+        after the claims were changed."""
         whole = {_together(claim), _together(dataclasses.replace(
             claim, provider_uuid=provider.uuid))}
         return sum(_together(other) in whole
@@ -185,7 +185,7 @@ class Reshape:
                    for other in self._holdings.all()) == provider.step
 
     def _ask(self, moves: list[_Move]) -> None:
-        """Find out which allocations have moved, and write it down.
+        """Find out which allocations have moved, and store it.
 
         :raises PlacementUnavailable: it is not known; all is as it was.
         """
@@ -206,11 +206,10 @@ class Reshape:
 
     def _holder(self, claim: model.Claim, consumers: Iterable[str],
                 ) -> str | None:
-        """Return who of the consumers of its provider has the allocation of a
-        claim.
+        """Return the consumer that has the allocation of a claim.
 
-        The server, or one of its moves: Placement hears first of a move that
-        begins or is reverted.
+        It is the server or one of its moves: Placement changes first when a
+        move begins or is reverted.
         """
         consumers = set(consumers)
         for uuid in (claim.consumer_uuid, claim.instance_uuid):
@@ -224,7 +223,7 @@ class Reshape:
 
 
 def _together(claim: model.Claim) -> tuple:
-    """Return what claims have in common that are allocated together."""
+    """Return the key of claims that are allocated together."""
     return claim.instance_uuid, claim.role, claim.provider_uuid
 
 

@@ -127,7 +127,8 @@ class RuntimeProgramming:
                    for group, image in self._asked(server).items())
 
     def _asked(self, server):
-        """Return what is asked for and not answered yet: group -> image."""
+        """Return the images that the owner asks for and that have no answer
+        yet, by group."""
         return {group: image for group, image in _wishes(server).items()
                 if not self._is_answered(server, group, image)}
 
@@ -148,8 +149,8 @@ class RuntimeProgramming:
                 else f': {_TWICE}' not in said)
 
     def _corrections(self, server):
-        """Statuses that tell of a key that is not there any more, or that
-        nova_accel does not know: key -> text, None for one that goes."""
+        """Return status keys to update: key -> text. None removes the status
+        of a key that is gone or unknown."""
         changes: dict[str, str | None] = {}
         may_program = any(
             r.runtime_programming for r in server.accelerators.requests)
@@ -174,7 +175,8 @@ class RuntimeProgramming:
                 if server.metadata.get(key) != said}
 
     def _carries(self, server, wanted):
-        """Return whether the claims say that, however the devices are now."""
+        """Return whether the claims contain the wanted image, whatever the
+        devices carry now."""
         return all(c.restore_bitstream == wanted.bitstream_id
                    for c in self._claims_of(server, wanted.group))
 
@@ -183,8 +185,8 @@ class RuntimeProgramming:
                 if c.group == group]
 
     def _is_too_soon(self, server, wanted):
-        """Return whether the regions were programmed less than
-        runtime_programming_pause ago; a later look does it then."""
+        """Return whether the last programming was less than
+        runtime_programming_pause ago. A later pass repeats the check."""
         regions = {c.part for c in self._claims_of(server, wanted.group)}
         now = time.monotonic()
         if any(now - self._programmed_at[region]
@@ -233,8 +235,9 @@ class RuntimeProgramming:
                   wanted: request.AcceleratorRequest) -> None:
         """Program a region of a running server with another bitstream.
 
-        After a failure the server has its device back with the function that
-        it had; where that cannot be, the device stays out of the guest.
+        After a failure the server has its device back with the earlier
+        function. If that cannot be restored, the device stays out of the
+        guest.
 
         :raises AcceleratorError: the server has what it had.
         :raises DeviceDetached: the guest is without its device.
@@ -265,7 +268,7 @@ class RuntimeProgramming:
             raise failure
 
     def _programmed(self, context, server, wanted, claims):
-        """Program the region of claims that are out of their guest.
+        """Program the region of claims while they are out of their guest.
 
         :returns: the error, after which the region is as it was; or None.
         :raises DeviceDetached: it is not as it was.
@@ -308,7 +311,7 @@ class RuntimeProgramming:
 
 
 def _wishes(server):
-    """Return what the owner asks for, answered or not: group -> image."""
+    """Return the images that the owner asks for, answered or not, by group."""
     return {found[1]: image for key, image in server.metadata.items()
             if image and (found := _KEY.fullmatch(key))
             and found[2] == _ASKS}
@@ -321,7 +324,7 @@ def _shown(image):
 
 
 def _request(server, group, image):
-    """Return what is asked for, as if the flavor said so.
+    """Return the request as if the flavor contained it.
 
     :raises InvalidRequest: not in this flavor, not an image id, or another key
         is for the same group.

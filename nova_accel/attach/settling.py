@@ -88,7 +88,7 @@ class Settling:
         self._store_age.compare_with_guests()
 
     def settle_now(self) -> None:
-        """Settle what can be, when a server needs it: also what its guest
+        """Settle devices when a server needs one, including those that a guest
         has just returned."""
         addresses = {row.address for row in self._holdings.unsettled()
                      if row.address}
@@ -97,8 +97,8 @@ class Settling:
             self.run()
 
     def check_settled(self, server_uuid, allocations, held):
-        """Check that nothing is unsettled that a server may have had, to which
-        a claim is missing.
+        """Check that no unsettled device may belong to a server with a missing
+        claim.
 
         :raises DeviceUnavailable: what it had may be a device that is not
             settled yet (attach.settling).
@@ -129,7 +129,7 @@ class Settling:
                 if not row.but_for or any(map(row.means, devices))]
 
     def _may_be_unsettled(self, provider_uuid, resources, unsettled):
-        """Return whether an unsettled device may be behind this provider."""
+        """Return whether an unsettled device may belong to this provider."""
         provider = self._inventory.shown.providers().get(provider_uuid)
         if provider:
             devices = self._inventory.devices
@@ -141,13 +141,14 @@ class Settling:
                 trait=CONF.accel.owner_trait, uuid=provider_uuid))
 
     def is_settled(self, claim: model.Claim) -> bool:
-        """Return whether a claim may be judged: its device is not in doubt."""
+        """Return whether the device of a claim is not in doubt. Only such
+        claims are judged."""
         device = self._inventory.present(claim.device_address)
         return device is None or not any(
             row.means(device) for row in self._holdings.unsettled())
 
     def run(self) -> bool:
-        """Settle what can be; the others stay withheld.
+        """Settle the devices that can be settled; others stay withheld.
 
         :returns: whether something was.
         """
@@ -187,7 +188,7 @@ class Settling:
                        why)
 
     def _settle(self, device, rows, parts, guests, given):
-        """Have everything cleaned that no server has of a device.
+        """Clean the handles of a device that no server has.
 
         :raises _Unknown: it cannot be known now.
         :raises AcceleratorError: Placement does not answer.
@@ -232,7 +233,7 @@ class Settling:
                              {provider for _, provider in found})
 
     def _check_in_place(self, device, found):
-        """Check that no claim is about another card, or another view of it.
+        """Check that all claims belong to this card and to this view of it.
 
         :raises _Unknown: one is.
         """
@@ -299,8 +300,8 @@ class Settling:
     # Handles that are not clean
 
     def clean(self) -> None:
-        """Have cleaned what has to be; a handle that a server has is cleaned
-        after that server."""
+        """Clean settled handles; those that a server has are cleaned after
+        that server."""
         shown = self._inventory.shown.by_part()
         claims = [
             claim_of_none(self._inventory, offer.device, offer.part[1],

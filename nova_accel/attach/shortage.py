@@ -32,7 +32,7 @@ def ask(cloud: novas.Cloud, provider_uuids: Iterable[str],
         claims: Collection[model.Claim], created: Collection[str],
         ended: Collection[tuple[str, str]],
         only_known: bool = False) -> Allocated:
-    """Ask Placement what servers have of this host, and compare.
+    """Compare the allocations of this host in Placement with claims.
 
     :param provider_uuids: of this host, also of providers of earlier options.
     :param created: resource classes whose devices are created again where they

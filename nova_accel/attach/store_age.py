@@ -62,11 +62,11 @@ class StoreAge:
             return False
 
     def compare_with_guests(self) -> None:
-        """Restore what guests carry and the store has not seen, once after a
+        """Restore claims from guests that the store has not seen, once after a
         start and before any claim is used.
 
-        Does nothing while the compute node of the store is not known, as that
-        of a new one is not before Nova's first report.
+        Does nothing while the compute node of the store is unknown, as before
+        Nova's first report.
 
         :raises Exception: libvirt does not answer.
         """
@@ -77,9 +77,7 @@ class StoreAge:
 
     def before_report(self, tree, node: str) -> bool:
         """Find out, before Nova's first report, whether the store is as new as
-        the host.
-
-        Under Nova's resource tracker's lock.
+        the host. Called under the lock of Nova's resource tracker.
 
         :param tree: nova.compute.provider_tree.ProviderTree, with what
             Placement has.
@@ -163,8 +161,8 @@ class StoreAge:
                         claim.instance_uuid)
 
     def _devices_of_refused(self):
-        """Return the devices that guests have without a claim, and of which
-        their metadata cannot say whose they are."""
+        """Return the devices in guests without a claim whose metadata cannot
+        identify the owner."""
         if not self.refused:
             return
         guests = self._cloud.guest_devices()
@@ -195,8 +193,8 @@ class StoreAge:
 
     def allocated(self, providers: Iterable[str], only_known: bool = False,
                   ) -> shortage.Allocated:
-        """Ask Placement what servers have of these providers, and of those
-        that it had before the first report; see shortage.ask()."""
+        """Return the allocations of these providers, and of those from before
+        the first report; see shortage.ask()."""
         return shortage.ask(
             self._cloud, {*providers, *self._shown_before},
             self._holdings.all(), {
@@ -205,8 +203,7 @@ class StoreAge:
             self._holdings.ended(), only_known)
 
     def _withhold(self, addresses):
-        """Return rows for these devices, of which nothing is known any more
-        that a server could have changed."""
+        """Return hold rows for devices with unknown content."""
         rows = self._holdings.unsettled()
         found = [device for address in addresses
                  for device in [self._inventory.devices[address]]
