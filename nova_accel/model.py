@@ -36,11 +36,10 @@ def uuid_hex(value: str) -> str:
 
 
 def _known(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a stored value as this release has them.
+    """Return the fields of a stored value that this release knows.
 
-    Those that it does not know are left out, and those that it requires and
-    the writer did not know are empty: the other was an earlier or a later
-    release.
+    Unknown fields are left out, and missing required ones are empty: an
+    earlier or a later release wrote the value.
     """
     return {field.name: fields[field.name] if field.name in fields
             else field.type() if field.type in (str, int) else None
@@ -140,7 +139,8 @@ def _handles(items: Iterable[Mapping[str, Any]]) -> tuple[AttachHandle, ...]:
 
 
 def _health(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Health and reason; quarantined where this release does not know it."""
+    """Return health and reason; quarantined if this release does not know the
+    health."""
     value = fields.get('health', Health.OK.value)
     reason = fields.get('reason', '')
     try:
@@ -152,9 +152,10 @@ def _health(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """A part of an FPGA that is programmed alone (DFL: a port).
+    """A part of an FPGA that is programmed on its own (DFL: a port).
 
-    UUIDs are in the form of uuid_hex, None where the hardware does not tell.
+    UUIDs are in the form of uuid_hex, None if the hardware does not report
+    them.
     """
 
     #: number of the region in its device, stable across reboots (DFL: port id)
@@ -186,13 +187,13 @@ class Region:
 
     @property
     def has_projects_content(self) -> bool:
-        """Whether a project may have put there what it carries. Where the
-        origin is not known, only images of the operator were programmed."""
+        """Whether a project may have loaded the content. If the origin is
+        unknown, only images of the operator were programmed."""
         return self.origin not in (OPERATOR, None)
 
     def origin_with(self, image: str | None) -> str | None:
-        """The origin of what it carries after a programming whose end was not
-        seen: that of what it has now or of the image.
+        """The origin of the content after a programming with an unknown end:
+        that of the present content or of the image.
 
         :param image: origin of the image; None is not the operator's.
         """
@@ -202,7 +203,8 @@ class Region:
 
     @property
     def operators_bitstream(self) -> str | None:
-        """The image that it carries, where that is the operator's or may be."""
+        """The image of the content, if it belongs, or may belong, to the
+        operator."""
         return None if self.has_projects_content else self.bitstream_id
 
     @classmethod
@@ -296,7 +298,7 @@ class Device:
         return region
 
     def find_region(self, index: int | None) -> Region | None:
-        """None where the device has no such region, as for index None."""
+        """Return the region with an index, None without one."""
         return next((r for r in self.regions if r.index == index), None)
 
     def with_region(self, index: int, **changes) -> 'Device':
@@ -307,8 +309,8 @@ class Device:
 
     @property
     def ids(self) -> str:
-        """Which product it is: '10de:20b0 10de:1533', without the second part
-        where the subsystem is not known."""
+        """The product: '10de:20b0 10de:1533', without the second part if the
+        subsystem is unknown."""
         return f'{self.vendor_id}:{self.product_id} {self.subsystem}'.strip()
 
     @property
@@ -321,7 +323,7 @@ class Device:
 
     @property
     def all_handles(self) -> tuple[AttachHandle, ...]:
-        """Its own and those of its regions."""
+        """The handles of the device and of its regions."""
         return (*self.handles,
                 *(h for region in self.regions for h in region.handles))
 
@@ -331,8 +333,8 @@ class Device:
         return CardKey(self.address, self.serial, self.ids, self.ports)
 
     def is_of(self, row: 'CardKey') -> bool:
-        """Return whether a row of the store may be about it: also if a server
-        has changed its serial number since."""
+        """Return whether a row of the store may concern this device, even if a
+        server has changed its serial number."""
         return row.means(self.card) or self.serial_can_change and row.means(
             self.card._replace(serial=''))
 
@@ -435,9 +437,13 @@ class MigratableDevice(NamedTuple):
 
 
 class Role(enum.Enum):
-    """Whether a claim's owner is the server, or a move of it that has not
-    ended: what it had before a resize, until that is confirmed or reverted; or
-    what it gets by a live migration, until its guest is here."""
+    """Whether the owner of a claim is the server, or a move of it that has not
+    ended.
+
+    A move holds the earlier devices of a resize until it is confirmed or
+    reverted, or the future devices of a live migration until the guest has
+    arrived.
+    """
 
     CURRENT = 'current'
     OLD = 'old'
@@ -519,7 +525,8 @@ class Claim:
 
     @property
     def waits(self) -> bool:
-        """Whether its handle waits for the operator: no server has it."""
+        """Whether the handle waits for the operator and belongs to no server.
+        """
         return self.state is ClaimState.WAITING
 
     @property
@@ -529,14 +536,14 @@ class Claim:
 
     @property
     def key(self) -> str:
-        """What of inventory.cards hangs where a call about the handle does:
-        the device, or only a VF or a vGPU of it."""
+        """The key of calls about the handle in inventory.cards: the device, or
+        only the VF or vGPU."""
         return (self.device_address
                 if self.handle.address == self.device_address
                 else self.handle.key)
 
     def that_waits(self) -> 'Claim':
-        """Return the one that follows where the handle waits for the
+        """Return the claim that follows while the handle waits for the
         operator."""
         return Claim(
             str(uuid.uuid4()), '', self.provider_uuid, self.resource_class, '',
@@ -567,8 +574,8 @@ AS_READ = Loaded(None, None, None, '', OPERATOR)
 
 
 def are_other_products(one: str, other: str) -> bool:
-    """Compare two Device.ids, as far as both are known: of vendor and device,
-    and those of the subsystem."""
+    """Return whether two Device.ids differ in vendor and device, or in the
+    subsystem, if both are known."""
     return any(a != b for a, b in zip(one.split(), other.split(),
                                       strict=False))
 

@@ -166,8 +166,8 @@ def is_class(name: str) -> bool:
 
 
 def is_trait(name: str) -> bool:
-    """Whether Placement takes a name for a trait: of the standard ones those
-    of this host's os-traits."""
+    """Return whether Placement accepts a name as a trait: a custom one, or a
+    standard one of this host's os-traits."""
     return bool(_CUSTOM.fullmatch(name)) or name in _standard_names()[1]
 
 
@@ -177,7 +177,7 @@ def is_custom(name: str) -> bool:
 
 
 def is_accelerator_class(name: str) -> bool:
-    """Whether only our providers may have the class.
+    """Return whether only nova_accel's providers have the class.
 
     A standard class counts only if the standard spelling is configured:
     otherwise ``resources:VGPU`` is Nova's own vGPU.
@@ -196,7 +196,7 @@ def is_our_class(name: str) -> bool:
 
 
 def accelerators(resources: Mapping[str, int]) -> dict[str, int]:
-    """Return those of the classes that are accelerators."""
+    """Return the resource classes that are accelerators."""
     return {name: amount for name, amount in resources.items()
             if is_accelerator_class(name)}
 
@@ -204,10 +204,10 @@ def accelerators(resources: Mapping[str, int]) -> dict[str, int]:
 # Traits
 
 def function_trait(function: str) -> str:
-    """Return the trait of a loaded function, the same for all vendors.
+    """Return the trait of a loaded function.
 
-    The scheduler compares functions by this trait, since a request names a
-    function and no vendor.
+    It does not depend on the vendor, because a request names a function and no
+    vendor.
     """
     return f'CUSTOM_FPGA_FUNCTION_{_dashed(function)}'
 
@@ -218,8 +218,8 @@ def bitstream_trait(image: str) -> str:
 
 
 def health_key(group: str) -> str:
-    """Return the key of a server's metadata that says how the accelerators of
-    a group are."""
+    """Return the metadata key for the health of the accelerators of a group.
+    """
     return f'accel{group}{_HEALTH}'
 
 
@@ -247,7 +247,7 @@ def function_of(trait: str) -> str | None:
 
 
 def region_type_of(traits: Iterable[str]) -> str | None:
-    """Return the region type (32 hex) that the traits of a region say, or
+    """Return the region type (32 hex digits) among the traits of a region, or
     None."""
     for trait in traits:
         found = _REGION_TYPE.fullmatch(trait)
@@ -257,7 +257,7 @@ def region_type_of(traits: Iterable[str]) -> str | None:
 
 
 def is_content(trait: str) -> bool:
-    """Whether a trait says what a region carries, as requests ask for it."""
+    """Return whether a trait describes the content of a region."""
     return bool(_CONTENT.fullmatch(trait))
 
 
@@ -285,8 +285,8 @@ def type_of(resource_class: str) -> str:
 
 
 def type_in(traits: Iterable[str]) -> str:
-    """Return the first word of the type that device_traits() wrote of a
-    device, '' where the traits do not show it."""
+    """Return the first word of the type among the traits of a device, '' if
+    the traits do not show it."""
     known = {t for t in traits if re.match('CUSTOM_[^_]+_', t)
              and not is_volatile(t)}
     # that of the vendor, with which those of product and family begin
@@ -299,8 +299,8 @@ def type_in(traits: Iterable[str]) -> str:
 def is_of_device(trait: str, type_: str) -> bool:
     """Return whether only the provider of a device of a type has a trait.
 
-    A trait that begins with the type alone may be one of the operator's for
-    hosts; the others are named as drivers name them.
+    A trait that consists of the type alone may be one that the operator set on
+    hosts.
     """
     return trait != ONE_TIME_USE and is_volatile(trait) or trait.startswith(
         tuple(f'CUSTOM_{type_}_{vendor}' for vendor in _VENDORS))
@@ -399,7 +399,8 @@ def place_traits(device: model.Device) -> set[str]:
 
 
 def place_of(traits: Iterable[str]) -> tuple[str | None, str | None]:
-    """Return the traits of the NUMA node and of the PCI root complex.
+    """Return the traits of the NUMA node and of the PCI root complex of a
+    provider.
 
     :returns: None for one that the provider does not show: it is unknown, or
         its devices differ in it.
@@ -508,7 +509,8 @@ def region_provider_name(node: str, address: str, index: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def provider_uuid(root_uuid: str, node: str, name: str) -> str:
-    """Return a stable UUID: a provider created again gets the same one."""
+    """Return a stable UUID. A provider that is created again gets the same
+    one."""
     return str(uuid.uuid5(uuid.UUID(root_uuid), name.removeprefix(node)))
 
 
@@ -548,10 +550,8 @@ def _digest(driver, type_, vendor, product, family, subsystem, traits,
 
 
 def set_provider_name(node: str, addresses: Iterable[str]) -> str:
-    """Return the provider name of devices that are only given together.
-
-    It is that of a pool, and the same for the same devices.
-    """
+    """Return the provider name of a set. It has the form of a pool's name, and
+    is stable for the same devices."""
     digest = hashlib.sha256(json.dumps(sorted(addresses)).encode()).hexdigest()
     return device_provider_name(node, f'{_POOL}SET_{digest[:8]}')
 

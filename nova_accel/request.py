@@ -95,7 +95,7 @@ class AcceleratorRequest:
 
     @property
     def programs(self) -> bool:
-        """Whether a region may have to be programmed for it."""
+        """Whether the request may require programming."""
         return bool(self.function_id or self.function_name or self.bitstream_id)
 
     @property
@@ -107,8 +107,8 @@ class AcceleratorRequest:
                 *self.alternatives]
 
     def got(self, region: model.Region) -> str | None:
-        """The function of a region that does for the request: its id, or its
-        name where the flavor has names; None where it has none of them."""
+        """Return the function of a region that satisfies the request: its id,
+        or its name if the flavor has names; None without one."""
         for choice in self.choices:
             if choice.function_id and (
                     choice.function_id == region.function_uuid):
@@ -119,13 +119,15 @@ class AcceleratorRequest:
         return None
 
     def only(self, function: str) -> 'AcceleratorRequest':
-        """The request without its other choices, where it has one by id."""
+        """Return the request for one of its functions, without the
+        alternatives."""
         return next((choice for choice in self.choices
                      if choice.function_id == function), self)
 
     @property
     def wanted_traits(self) -> list[str]:
-        """The traits of which a region that carries what is wanted has one."""
+        """The traits of wanted functions; a region with one of them carries
+        what is wanted."""
         return [trait for choice in self.choices
                 for trait in choice._traits()]
 
@@ -138,13 +140,12 @@ class AcceleratorRequest:
             yield naming.bitstream_trait(self.bitstream_id)
 
     def carried_by(self, region: model.Region) -> bool:
-        """Whether a region has what is wanted, or an alternative, for a server
-        that comes to it.
+        """Return whether a region carries a wanted function for a new server.
 
-        Only what the operator put there counts. A bitstream of a project is
-        for the server that had it loaded, and its function UUID is its
-        owner's word; one of model.SHARED_FUNCTIONS does not say which
-        bitstream it is.
+        Only content of the operator counts. A bitstream of a project is for
+        the server that had it loaded, and only its owner vouches for its
+        function UUID. A function of model.SHARED_FUNCTIONS does not identify
+        its bitstream.
         """
         if not self.programs:
             return True
@@ -191,7 +192,7 @@ class Affinity:
 
     @property
     def is_strict(self) -> bool:
-        """Whether a server is not to be built where it cannot be had."""
+        """Whether the build must fail if the request cannot be satisfied."""
         return self.one_root or self.nodes is not None
 
     def __str__(self) -> str:
@@ -291,7 +292,8 @@ def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
-    """The accelerator requests of a flavor whose profile is expanded already.
+    """Return the accelerator requests of a flavor whose profile is expanded
+    already.
 
     Sorted by group: every process that reads the same flavor sees the same
     order. Empty for a flavor without accelerators.
@@ -313,8 +315,8 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
 
 
 def groups(extra_specs: Mapping[str, str]) -> dict[str, Group]:
-    """The request groups of a flavor whose profile is expanded already, as
-    Nova passes them on to Placement; those without accelerators too.
+    """Return the request groups of a flavor whose profile is expanded, as Nova
+    passes them to Placement, including those without accelerators.
 
     :returns: by suffix, '' being the unnumbered group.
     :raises InvalidRequest: in one sentence that names the extra spec.
@@ -419,20 +421,20 @@ class Server:
 
     @property
     def detaches(self) -> bool:
-        """Return whether its guest lets go of its devices for a live
-        migration, and gets others on the new host."""
+        """Return whether the guest releases its devices for a live migration,
+        and gets others on the new host."""
         return self.extra_specs.get(LIVE_MIGRATION_KEY) == 'detach'
 
     @property
     def takes_along(self) -> bool:
-        """Return whether its guest takes the state of its devices along at a
-        live migration, to like ones on the new host."""
+        """Return whether a live migration includes the state of the devices.
+        """
         return self.extra_specs.get(LIVE_MIGRATION_KEY) == 'transparent'
 
     @property
     def max_downtime(self) -> int | None:
-        """Return for how many seconds its guest may stand still then; None
-        where its flavor does not say."""
+        """Return the permitted pause of the guest in seconds, None if the
+        flavor does not set it."""
         seconds = self.extra_specs.get(DOWNTIME_KEY)
         return int(seconds) if seconds else None
 

@@ -228,7 +228,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
 def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
                taken_elsewhere: Callable[[model.Device], str],
                ) -> Host:
-    """Assemble a host, find its devices and read the claims; ends when both
+    """Assemble a host, find its devices and read the claims; return when both
     are known.
 
     :param host: name of this compute host.
@@ -276,7 +276,7 @@ def none(cloud: novas.Cloud) -> Host:
 
 
 def _start(host: Host) -> None:
-    """Find devices, and put right what a crash or a host boot left.
+    """Find devices, and repair what a crash or a host boot left unfinished.
 
     :raises ConfigurationError: [accel] names what is not there.
     """
@@ -298,8 +298,8 @@ def _start(host: Host) -> None:
 
 
 def _make_again(host):
-    """Create the vGPUs of servers again, which the kernel has forgotten if
-    the host booted, before their room goes to others."""
+    """Create the vGPUs of servers again before their room goes to others. The
+    kernel loses them at a boot of the host."""
     by_device = collections.defaultdict(list)
     for claim in host.holdings.all():
         if claim.created_type and claim.state is model.ClaimState.BOUND:

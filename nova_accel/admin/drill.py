@@ -44,7 +44,7 @@ class Drill:
                 f'check that your alert arrived.')
 
     def _check(self, device: model.Device) -> signals.Mode:
-        """Return what is done about the signal."""
+        """Return the action for the signal drill."""
         address = device.address
         if holds.Kind.DISABLED not in self._inventory.table.kinds(address):
             raise exception.DeviceUnavailable(

@@ -96,7 +96,7 @@ class Maintenance:
             if function not in offered]
 
     def _check_in_no_guest(self, name, device, region):
-        """Check that no guest has it without a claim, since the last
+        """Check that no guest uses a part without a claim, since the last
         comparison.
 
         :raises DeviceUnavailable: one has.
@@ -149,8 +149,7 @@ class Maintenance:
         return claims
 
     def _outcome(self, name, claims):
-        """Return what the journal says of the release of handles, in a
-        sentence.
+        """Return the result of a release in a sentence, from the journal.
 
         :raises DeviceUnavailable: it ended without cleaning one.
         """
@@ -209,7 +208,7 @@ class Maintenance:
                 f'{device.address}.')
 
     def _note_handover(self, device, region, method, result):
-        """Write into the journal what was done with a region for no server.
+        """Write into the journal how a region without a server was treated.
 
         :param region: as it was before.
         """
@@ -219,8 +218,7 @@ class Maintenance:
             method, result)
 
     def _region(self, name):
-        """Return a device and its region, which need not be named where it is
-        the only one.
+        """Return a device and its region. The name may omit the only region.
 
         :raises DeviceUnavailable: it is not there, or cannot be programmed.
         """
@@ -261,8 +259,8 @@ class Maintenance:
 
 
 def _content(part):
-    """Return what a region carries, as a server that got it now would find
-    it."""
+    """Return the claim fields that describe the present content of a region.
+    """
     if isinstance(part, model.Device):
         return {}
     return {'restore_function': part.function_uuid,

@@ -33,8 +33,8 @@ class Release:
         self._snapshots = snapshots
 
     def release(self, name: str) -> str:
-        """Release one claim that nothing stands behind, or offer a handle
-        again that waits for the operator.
+        """Release a claim without a guest, an allocation or a server, or a
+        handle that waits for the operator.
 
         :param name: address of its handle, or uuid of the claim.
         :returns: what was found, and what was done.

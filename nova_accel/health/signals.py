@@ -109,7 +109,7 @@ class Signal(typing.NamedTuple):
     recovers: bool = False
 
     def state(self, is_held: bool, is_whole: bool) -> State:
-        """Return what it means for a device.
+        """Return the state that the finding gives a device.
 
         :param is_held: whether a server has it or a part of it.
         :param is_whole: whether a server has all of a function of its slot.
@@ -214,7 +214,7 @@ def _modes(items: tuple[str, ...]) -> Mapping[str, Mode]:
 
 
 def modes() -> Mapping[str, Mode]:
-    """Return what is done about each signal.
+    """Return the action for each signal.
 
     :raises ConfigurationError: [accel] health cannot be read.
     """
@@ -227,13 +227,13 @@ def is_off() -> bool:
 
 
 def acts() -> bool:
-    """Whether others than the operator are told of anything."""
+    """Whether findings are shown to others than the operator."""
     return Mode.ACT in modes().values()
 
 
 def state_of(is_gone: bool, is_withheld: bool, suspect: bool, is_read: bool,
              is_given_whole: bool) -> State:
-    """Return the state of a device from all that is known of it.
+    """Return the state of a device from its holds and findings.
 
     :param is_gone: whether its driver does not find it.
     :param is_withheld: whether the whole device has a hold.

@@ -91,10 +91,7 @@ class _Known:
 
 
 class Watch:
-    """What is known of the health of the devices of a host.
-
-    Not thread-safe.
-    """
+    """The known health of the devices of a host. Not thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
@@ -152,14 +149,17 @@ class Watch:
                       key=lambda f: (-f.state.rank, f.signal, f.about))
 
     def is_read(self, address: str) -> bool:
-        """Whether a device could be read at the last look."""
+        """Whether the health of a device could be read at the last look."""
         return address in self._known and self._known[address].is_read
 
     def fencing(self, address: str,
                 readings: Iterable[signals.Reading]) -> list[str]:
-        """Return why the next server must not get a device, by what it tells
-        when no server has it any more: levels alone, as its resets cause
-        errors, and what is acted upon."""
+        """Return why the next server must not get a device, from a reading
+        between two servers.
+
+        Only levels count, because a reset causes errors, and only signals that
+        are acted upon.
+        """
         modes = signals.modes()
         known = self._known.get(address, _Known())
         return [
@@ -173,7 +173,7 @@ class Watch:
     def round(self, cards: Mapping[str, Card],
               readings: Mapping[str, Iterable[signals.Reading] | None],
               ) -> dict[tuple[str, str], list[str]]:
-        """Take over what was read of all devices at one time.
+        """Update findings from the readings of all devices.
 
         :param cards: all devices that are there, by address.
         :param readings: of those that were asked; None of one that could not

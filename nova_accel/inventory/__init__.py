@@ -132,7 +132,7 @@ class Inventory:
             self.table.withheld.lift(key, holds.Kind.HANGS)
 
     def _ended(self, key: str) -> None:
-        """Scan what a key names: a call for it has returned after it hung."""
+        """Scan what a key names after its hanging call has returned."""
         self.table.withheld.lift(key, holds.Kind.HANGS)
         self.table.reports.invalidate(key)
         kind, _, name = key.partition(':')
@@ -145,7 +145,7 @@ class Inventory:
 
     @property
     def devices(self) -> dict[str, model.Device]:
-        """A snapshot by address of what the drivers report. Do not change the
+        """A snapshot of the reported devices by address. Do not change the
         dict."""
         return self.table.snapshot()
 
@@ -156,7 +156,7 @@ class Inventory:
 
     def find(self, address: str, index: int | None,
              ) -> tuple[model.Device, model.Region | None]:
-        """Return a device for a NEW claim, and its region if index is not
+        """Return a device for a new claim, and its region if index is not
         None.
 
         :raises DeviceUnavailable: it is not there, or it or its region is
@@ -173,11 +173,10 @@ class Inventory:
 
     def find_free(self, name: str,
                   ) -> tuple[model.Device, model.Region | None]:
-        """Return a device, or a region of one, that the operator wants to work
-        on.
+        """Return a device, or a region of one, for work of the operator.
 
-        It may be disabled. It must not have another hold: it may be the host's,
-        or contain data of a server.
+        The device may be disabled. Any other hold forbids the work: the host
+        may use the device, or it may contain data of a server.
 
         :param name: see identity.part().
         :raises DeviceUnavailable: it is not there, it is not sound, or a
@@ -267,8 +266,8 @@ class Inventory:
         return device, region
 
     def _rivals_that_run(self, claim, device) -> list[offers.Offer]:
-        """Return what the running guests of other servers have of the IOMMU
-        groups of a claim, as they may where a group has grown since.
+        """Return the functions that running guests of other servers have in
+        the IOMMU groups of a claim. A group can have grown since the claim.
 
         :raises DeviceTimeout: the kernel does not answer.
         """
@@ -299,7 +298,7 @@ class Inventory:
                 seconds=CONF.accel.discovery_timeout, patient=True)
 
     def identity_for_claim(self, address: str) -> dict[str, Any]:
-        """Return the fields of a claim that say which card it is about."""
+        """Return the fields of a claim that identify its card."""
         device = self.devices[address]
         return {'serial': identity.serial_for_claim(
                     address, self.devices, self.table.reports.gone()),
@@ -333,20 +332,21 @@ class Inventory:
                 f'[accel] enabled_drivers does not name: enable it.') from None
 
     def prepares_every_handle(self, device: model.Device) -> bool:
-        """Return whether prepare() and release() are called for each handle of
-        it, also for those that are not made on demand."""
+        """Return whether the driver's prepare() and release() are called for
+        each handle of a device, not only for those created on demand."""
         return device.driver in self._every_handle and not device.creatable
 
     def guest_can_reprogram(self, address: str, index: int | None) -> bool:
-        """Return whether a guest can change what the region carries unseen."""
+        """Return whether a guest can change the content of a region unnoticed.
+        """
         device = self.devices.get(address)
         region = device.find_region(index) if device else None
         return bool(region and region.guest_can_reprogram)
 
     def withhold_in_guests(self, in_guests: Mapping[str, str],
                            ) -> dict[str, str]:
-        """Withhold offered devices that guests have without a claim, and lift
-        the hold of those that no guest has any more.
+        """Withhold offered devices that guests use without a claim. Lift the
+        holds of those that no guest uses any more.
 
         :param in_guests: address of a host device in a guest, without a
             claim -> uuid of the guest's server.
@@ -393,18 +393,15 @@ class Inventory:
     # Scans
 
     def recover(self) -> None:
-        """Bring back what has failed of unused cards, see recovery.
-
-        Once for each reason. Cards on which a server has a claim are left
-        alone.
-        """
+        """Recover failed parts of unused cards, once for each reason; see
+        recovery. Cards with a claim of a server are not touched."""
         recovered = self.recovery.run()
         if recovered:
             self.scanner.scan(addresses=recovered)
             self.recovery.forget_well()
 
     def close(self) -> None:
-        """Stop the looks; calls about cards are left alone."""
+        """Stop periodic looks; calls about cards continue."""
         self.looks.close()
         self.cards.close()
 

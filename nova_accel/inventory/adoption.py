@@ -54,7 +54,7 @@ class Adoption:
         self._store = store
 
     def adopt(self, device: model.Device, ticket: int) -> bool:
-        """Take over the report of a driver.
+        """Accept the report of a driver about a device.
 
         :param ticket: Reports.ticket() before the scan.
         :returns: False if the report is discarded: it is older than what is
@@ -116,7 +116,7 @@ class Adoption:
 
     def gone(self, address: str, driver: str, ticket: int,
              left_out: str = '') -> str:
-        """Note that a driver does not find a device any more.
+        """Note that a driver no longer finds a device.
 
         :param left_out: what of nova.conf is the reason, a clause; '' if the
             device is gone.
@@ -176,8 +176,8 @@ class Adoption:
             return known.record if known else None
 
     def _with_past(self, device, before):
-        """Keep that the server of a claim could reprogram a region: the region
-        may carry what it loaded then."""
+        """Remember that the server of a claim could reprogram a region, which
+        may therefore carry unknown content."""
         were_open = {r.index for r in before.regions if r.guest_can_reprogram}
         if not any(r.index in were_open and not r.guest_can_reprogram
                    for r in device.regions) or not any(
@@ -196,7 +196,7 @@ class Adoption:
                             for row in self._store.unsettled())
 
     def _place(self, device: model.Device) -> values.Card | None:
-        """Find out which card is at an address; write it down if it changed.
+        """Find out which card is at an address, and store a change.
 
         :returns: what is known of a card that comes from another address or
             returns.
@@ -236,8 +236,8 @@ class Adoption:
 
     def _stays(self, device: model.Device, before: model.Device | None,
                ) -> bool:
-        """Return whether a device is the one that was at its address, as far
-        as its serial number and its ports tell."""
+        """Return whether the device at an address is the same as before, by
+        its serial number and ports."""
         if before is None:
             return False
         known = self._store.keys().get(device.address)
@@ -245,8 +245,8 @@ class Adoption:
             before.serial or (known.serial if known else ''))
 
     def _leave(self, address: str, now: str) -> None:
-        """Note that the card that was at an address is at another one; the
-        scan of the address says what is there."""
+        """Note that a card has left its address. The scan of the address finds
+        its successor."""
         there = self._reports.reported(address)
         if there:
             self._reports.put(dataclasses.replace(
@@ -278,7 +278,7 @@ class Adoption:
 
     def _known(self, card: model.CardKey, addresses: Iterable[str],
                ) -> values.Card | None:
-        """Return what is known of a card.
+        """Return the stored facts about a card.
 
         :param addresses: of _at(); the caller holds the lock.
         """
@@ -313,7 +313,8 @@ class Adoption:
 
 def _carried_along(device: model.Device, known: values.Card | None,
                    may_be_moved: bool) -> dict[int, model.Loaded]:
-    """Return what the regions of a card carry that is new at its address.
+    """Return the known content of the regions of a card that is new at its
+    address.
 
     :param known: what is known of the card.
     :param may_be_moved: whether it may be one with content of a project.
@@ -347,5 +348,6 @@ def _is_a_projects(origin: str | None) -> bool:
 
 
 def _not_the_operators(origin: str | None) -> str | None:
-    """Return the origin of content of which nothing else is known any more."""
+    """Return an origin other than the operator for content whose source is
+    unknown."""
     return origin if origin != model.OPERATOR else None

@@ -91,7 +91,7 @@ class Cards:
     def call(self, key: str, what: str, function: Callable, *args,
              seconds: float, late: Callable[[], None] | None = None,
              patient: bool = False):
-        """Call function(*args) in a thread, one call at a time per key.
+        """Call function(*args) in a thread, one call at a time for each key.
 
         :param what: who does what, for errors: 'Programming 0000:3b:00.0'.
         :param seconds: for waiting and running together.
@@ -181,10 +181,10 @@ class Cards:
 
 
 class Batch:
-    """Calls for several keys; iterate to have each as it is done.
+    """Calls for several keys. Iterating yields each call as it ends.
 
-    Calls may be added while it is iterated. For one key they run one after
-    the other.
+    Calls may be added during the iteration. Calls for the same key run one
+    after the other.
     """
 
     def __init__(self, cards: Cards, seconds: float):
@@ -196,7 +196,7 @@ class Batch:
     def add(self, key: str, what: str, function: Callable, *args,
             about: Any = None, late: Callable[[], None] | None = None,
             patient: bool = False) -> None:
-        """Add a call as of Cards.call(), which see.
+        """Add a call, with the parameters of Cards.call().
 
         :param about: comes back as the field about of what iteration gives.
         """
@@ -216,7 +216,8 @@ class Batch:
                 yield call
 
     def _next(self) -> tuple[list[_Call], list[tuple[str, str]]]:
-        """Wait until something is done; what, and which keys now hang."""
+        """Wait until a call has ended; return it, and the keys that hang now.
+        """
         changed = self._cards._changed
         with changed:
             while True:
@@ -247,7 +248,8 @@ class Batch:
 
     @staticmethod
     def _seen(call: _Call) -> _Call:
-        """Return what its caller sees, which a late end does not change."""
+        """Return the result that a caller sees, which a late end does not
+        change."""
         if call.hangs:
             return dataclasses.replace(
                 call, error=exception.DeviceTimeout(f'{call.hangs}.'))

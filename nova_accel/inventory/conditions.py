@@ -158,7 +158,7 @@ class Conditions:
 
     def between_servers(self, address: str,
                         readings: Iterable[signals.Reading]) -> None:
-        """Withhold a device until the next look, if its readings demand it."""
+        """Withhold a device until the next look if its readings require it."""
         with self._lock:
             why = self._watch.fencing(address, readings)
             if why:
@@ -167,7 +167,7 @@ class Conditions:
 
     def round(self, readings: Mapping[str, tuple[signals.Reading, ...] | None],
               ) -> None:
-        """Draw the conclusions from a look.
+        """Update findings and holds from the readings of a look.
 
         :param readings: see watch.Watch.round().
         """
@@ -243,7 +243,7 @@ class Conditions:
             return address in self._drilled
 
     def mark(self, address: str, signal: str, is_so: bool = True) -> None:
-        """Note for the next rounds, durably, what was done with a device.
+        """Store a mark on a device for the next rounds.
 
         :param signal: one of signals.MARKS.
         """
@@ -339,10 +339,10 @@ def _slot(address: str) -> str:
 def _have_drivers(kernel, device: model.Device) -> bool:
     """Return whether all functions of a device have a driver.
 
-    The kernel recovers a function together with the others of its slot. Where
-    one of them has no driver it gives up, whatever the error was
-    (report_error_detected() in drivers/pci/pcie/err.c of Linux 6.12): with each
-    free VF. The counters tell the error then.
+    The kernel recovers a function together with the others of its slot. If one
+    of them has no driver, for example a free VF, it gives up, whatever the
+    error was (report_error_detected() in drivers/pci/pcie/err.c of Linux
+    6.12). Then only the counters show the error.
     """
     return all(pci.driver(kernel, function) for function in device.functions()
                if pci.ADDRESS.fullmatch(function))

@@ -36,7 +36,8 @@ class Configuration:
             LOG.warning('%s', sentence)
 
     def without_effect(self) -> list[str]:
-        """Return a sentence for each rule and address without effect.
+        """Return a sentence for each rule and address of nova.conf that has no
+        effect.
 
         :raises ConfigurationError: two drivers find the same device, one of
             Nova's options has it as well, or an option cannot be read.

@@ -111,12 +111,12 @@ class Contents:
             return any(a == address for a, _ in self._programming)
 
     def begin(self, address: str, index: int, origin: str | None) -> None:
-        """Note durably that the content of a region is unknown from now on.
+        """Mark the content of a region as unknown, durably, before the
+        hardware is touched.
 
-        Call it before the hardware is touched. The origin is a project's, if
-        the old or the new content is. Until programmed() or
-        Inventory.programming_failed() results of scans of the card are
-        discarded.
+        The origin is a project's, if the old or the new content is. Scans of
+        the card are discarded until programmed() or
+        Inventory.programming_failed().
 
         :param origin: of the image; None: Glance does not say whose it is.
         :raises IllegalTransition: the region is being programmed already.
@@ -163,7 +163,7 @@ class Contents:
             self.forget(address, index, origin)
 
     def _ends(self, key: Key) -> str | None:
-        """Return the origin of the content until more is known."""
+        """Return the origin of the content while nothing else is known."""
         with self._reports.lock:
             if key not in self._programming:
                 raise exception.IllegalTransition(
@@ -178,9 +178,9 @@ class Contents:
         """Show the last content of a region while it is cleaned.
 
         Content of the operator stays or is programmed again. Providers show
-        it meanwhile: Placement sends servers there, and they wait. Content of
-        another origin is not shown. After a crash the region is shown as its
-        driver reads it.
+        it, so Placement sends servers there, which wait. Content of another
+        origin is not shown. After a crash the region is shown as its driver
+        reads it.
         """
         key = (address, index)
         with self._reports.lock:
@@ -201,7 +201,8 @@ class Contents:
                 self._reports.changed()
 
     def all_returning(self) -> dict[Key, model.Region]:
-        """Return the regions that are being cleaned, as they were before."""
+        """Return the regions that are being cleaned, with their earlier
+        content."""
         with self._reports.lock:
             return dict(self._returning)
 

@@ -86,8 +86,8 @@ class DeviceTable:
         return self._now().devices
 
     def holds_of(self, address: str) -> tuple[holds.Hold, ...]:
-        """Return the holds of a device and of its regions, as far as they do
-        not depend on single claims."""
+        """Return the holds of a device and of its regions that do not depend
+        on a claim."""
         return self._now().holds_of.get(address, ())
 
     def all_holds(self) -> list[holds.Hold]:
@@ -100,7 +100,7 @@ class DeviceTable:
         return {hold.kind for hold in self.withheld_by(address)}
 
     def withheld_by(self, address: str) -> list[holds.Hold]:
-        """Return those of holds_of() that withhold the whole card."""
+        """Return the holds of a device that withhold the whole card."""
         return [hold for hold in self.holds_of(address)
                 if hold.scope is holds.Scope.CARD and hold.kind.withholds]
 
@@ -116,7 +116,8 @@ class DeviceTable:
 
     def place(self, claim: model.Claim,
               ) -> tuple[identity.Where, model.Device | None]:
-        """Return where the card of a claim is: see identity.whereabouts()."""
+        """Return the present address of the card of a claim; see
+        identity.whereabouts()."""
         now = self._now()
         where, device = now.places.get(claim.uuid, (identity.Where.HERE, None))
         address = device.address if device else claim.device_address

@@ -122,7 +122,7 @@ class Examiner:
                         awaits)
 
     def _set_up(self, name: str, address: str) -> str:
-        """Set a card up, unless a server or a process has it.
+        """Configure a card, unless a server or a process uses it.
 
         :returns: why it cannot be set up, a clause; '' if it is or is not
             tried.
@@ -138,8 +138,7 @@ class Examiner:
 
     def _read(self, name: str, address: str, serial: str | None, ports: str,
               ) -> tuple[model.Device | None, model.Device | None]:
-        """Return what this driver reported last of a card, and what it reads
-        now."""
+        """Return the last report of a driver about a card, and a new one."""
         before = self._reports.reported(address)
         if before and before.driver != name:
             before = None
@@ -173,7 +172,7 @@ class Examiner:
                          serial: str | None, ports: str,
                          ) -> model.Device | None:
         """Return the last report of an address with the record of the card
-        that is there now, which may have been at another address before."""
+        that is there now. That card may have come from another address."""
         if before is None or (before.serial == serial if serial
                               else before.ports == ports):
             return before

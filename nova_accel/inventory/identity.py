@@ -53,7 +53,7 @@ class Where(enum.Enum):
 
 def serial_for_claim(address: str, devices: Mapping[str, model.Device],
                      gone: Collection[str]) -> str:
-    """Return the serial number that tells a device from all others.
+    """Return the serial number of a device if no other device has it.
 
     :returns: '' when it is not known, or is not the only one on this host.
     """
@@ -94,7 +94,7 @@ def whereabouts(claim: model.Claim | values.Disabled,
 
 
 def is_other_card(before: model.Device, now: model.Device) -> bool:
-    """Return whether there is another card at an address than before."""
+    """Return whether a different card occupies an address than before."""
     return not before.card.means(now.card._replace(address=before.address))
 
 
@@ -129,8 +129,8 @@ def disabled(devices: Mapping[str, model.Device],
 
 def trouble(claim: model.Claim, where: Where, device: model.Device | None,
             stays: str = '') -> str:
-    """Return why the server of a claim cannot have what is at its address; ''
-    where it can. The last part of a sentence.
+    """Return why a server cannot use the device at the address of its claim,
+    as the last part of a sentence; '' if it can.
 
     :param where: and device: see whereabouts().
     :param stays: why the claim does not follow its card, see attach.following.
@@ -164,7 +164,7 @@ def _compared(claim: model.Claim, device: model.Device) -> str:
 def places(claims: Iterable[model.Claim],
            devices: Mapping[str, model.Device], gone: Collection[str] = (),
            ) -> dict[str, tuple[Where, model.Device]]:
-    """Find the cards of claims that are not at the addresses of these.
+    """Find the cards of claims that are at other addresses now.
 
     :returns: uuid of a claim -> where its card is, and the device there.
     """
@@ -255,7 +255,7 @@ def named_part(name: str, devices: Mapping[str, model.Device]) -> str:
 
 def part(name: str, devices: Mapping[str, model.Device],
          ) -> tuple[model.Device, model.Region | None]:
-    """Return a device, and its region where the name is of one.
+    """Return the device, and the region if any, that a name denotes.
 
     :param name: address of a device, or with the region: as 0000:5e:00.0 and
         0000:5e:00.0_region1.

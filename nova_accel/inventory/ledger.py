@@ -36,7 +36,7 @@ Key = tuple[str, str]
 
 
 class Found(typing.NamedTuple):
-    """An inventory as Placement has it."""
+    """An inventory in Placement."""
 
     reserved: int
     total: int
@@ -47,7 +47,7 @@ class Found(typing.NamedTuple):
 def balance(row: values.Reserved | None, found: Found | None, total: int,
             full: bool = False, room: int | None = None,
             ) -> tuple[int, values.Reserved | None]:
-    """Return ``reserved`` of an inventory, and its row in the ledger; pure.
+    """Return ``reserved`` of an inventory, and its row in the ledger. Pure.
 
     :param found: None if Placement has no such inventory.
     :param full: whether nothing of the inventory is fit.
@@ -68,7 +68,8 @@ def balance(row: values.Reserved | None, found: Found | None, total: int,
 
 
 def confirmed(row: values.Reserved, found: Found) -> values.Reserved | None:
-    """Return a row after Placement took its value, None if it is not needed.
+    """Return a row after Placement has accepted its value, None if it is not
+    needed any more.
 
     :param found: what Placement has then.
     """
@@ -128,7 +129,7 @@ class Ledger:
 
     def write(self, rows: Mapping[Key, values.Reserved | None],
               returned: Iterable[model.Claim] = ()) -> None:
-        """Write rows, all or none, where they have changed.
+        """Write changed rows of the ledger, all or none.
 
         :param rows: None: the inventory needs none.
         :param returned: handles that the operator has released.

@@ -112,8 +112,8 @@ class Looks:
                 yield device
 
     def _compare_driver(self, name: str, call, names: set[str]) -> None:
-        """Add a driver to those that are asked for their devices if its
-        fingerprint has changed."""
+        """Add a driver to those that list their devices if its fingerprint has
+        changed."""
         try:
             if not self._state.is_fingerprint(name, call.outcome()):
                 names.add(name)
@@ -139,10 +139,10 @@ class Looks:
             addresses.add(address)
 
     def between_servers(self, address: str) -> None:
-        """Read the health of a device after one server and before the next.
+        """Read the health of a device between two servers.
 
-        For some kinds of devices this is the only moment, because the host's
-        driver has the device. inventory.cards withholds one that hangs.
+        For some kinds of devices this is the only moment at which the host's
+        driver has the device. inventory.cards withholds a device that hangs.
         """
         device = self._table.snapshot().get(address)
         if (signals.is_off() or device is None
@@ -180,7 +180,7 @@ class Looks:
 
     def watch(self, kernel,
               after: Sequence[limited.Background] = ()) -> None:
-        """Begin to look, after the first scan.
+        """Start periodic looks, after the first scan.
 
         :param kernel: nova_accel.host.kernel.Kernel or a simulated one: each
             change of a device that it reports causes a look.

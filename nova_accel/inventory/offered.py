@@ -34,7 +34,8 @@ class Offered:
 
     def now(self, ends: Collection[str] = (),
             moved: Iterable[model.Claim] = ()) -> offers.Offers:
-        """Return which handles servers can get, and why not the others.
+        """Return the handles that servers can get, and why they cannot get the
+        others.
 
         :param ends: UUIDs of claims that end soon: without them.
         :param moved: claims as they will be, in place of those of the store.

@@ -65,8 +65,8 @@ class Offer(typing.NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether Placement counts it: a server can get it, has it allocated,
-        or gets it when its region is clean."""
+        """Whether Placement counts the handle: it is free, allocated, or
+        becomes free when its region is clean."""
         return self.state is not State.WITHHELD and not any(
             hold.handle and hold.kind.withholds for hold in self.all_holds)
 
@@ -78,7 +78,7 @@ class Offer(typing.NamedTuple):
 
     @property
     def is_used(self) -> bool:
-        """Whether a server has it, or it could not be cleaned after one."""
+        """Whether a server has the handle, or cleaning after one failed."""
         return self.state is State.HELD or self.has(Kind.NOT_CLEANED)
 
     def has(self, kind: holds.Kind) -> bool:
@@ -166,12 +166,12 @@ class Offers:
             None, part[1])]) if found else ()
 
     def withheld_by(self, part: Part) -> tuple[holds.Hold, ...]:
-        """Return those of holds_of() that withhold the part."""
+        """Return the holds of a part that withhold all of it."""
         return tuple([hold for hold in self.holds_of(part)
                       if hold.kind.withholds])
 
     def why(self, part: Part) -> tuple[holds.Hold, ...]:
-        """Return the holds of a part and of its handles, also those that
+        """Return all holds of a part and of its handles, also those that
         withhold nothing."""
         return tuple(dict.fromkeys((*self.holds_of(part), *(
             hold for offer in self.of(part) for hold in offer.all_holds))))
@@ -215,7 +215,8 @@ def offers(devices: Mapping[str, model.Device],
 
 def parts(device: model.Device,
           ) -> Iterator[tuple[Part, model.Device | model.Region]]:
-    """Yield what of a device has handles: the device, and its regions."""
+    """Yield the parts of a device that have handles: the device and its
+    regions."""
     yield (device.address, None), device
     for region in device.regions:
         yield (device.address, region.index), region
@@ -251,12 +252,13 @@ def of_claims(devices: Mapping[str, model.Device],
 
 def _overlaps(part: model.Device | model.Region, card: str,
               taken: Collection[model.AttachHandle]) -> bool:
-    """Return whether claims are for another view of a part: for the whole card,
-    which has VFs now, for VFs of a card that is given whole now, or for one of
-    VFs that are given together now, or were.
+    """Return whether a claim on another view of the card blocks all handles of
+    a part.
 
-    The VFs go at each boot of the host, and the physical function reaches what
-    the server of a VF has left in the card.
+    Other views are the whole card for its VFs, the VFs for a card that is
+    given whole, and another grouping of VFs. VFs disappear at each boot of the
+    host, and the guest of a physical function could read data that the server
+    of a VF left in the card.
 
     :param card: address of the device.
     :param taken: handles of the claims.
@@ -306,7 +308,7 @@ def of_unclean(devices: Iterable[model.Device],
 
 
 def handle_at(row: values.Unclean, address: str) -> str:
-    """Return the address of the handle of a row where its card is now."""
+    """Return the present address of the handle of a row."""
     if address == row.device_address:
         return row.handle_address
     return pci.moved(row.handle_address, row.device_address, address)
@@ -330,8 +332,8 @@ def of_groups(found: Offers, devices: Mapping[str, model.Device],
 def rivals(found: Offers, devices: Mapping[str, model.Device],
            sets: Iterable[Collection[str]],
            ) -> Iterator[tuple[Offer, list[Offer]]]:
-    """Yield handles, each with those of its IOMMU group that do not go to the
-    same server and are not withheld.
+    """Yield handles, each with the handles of its IOMMU group that belong to
+    another server and are not withheld.
 
     :param sets: addresses of devices that are only given together.
     """
@@ -351,7 +353,7 @@ def rivals(found: Offers, devices: Mapping[str, model.Device],
 
 
 def _is_one_servers(one: Offer, other: Offer, members: Collection[str]) -> bool:
-    """Return whether two handles are, or will be, with the same server.
+    """Return whether two handles belong, or will belong, to the same server.
 
     :param members: of the set of the first one's device.
     """

@@ -33,8 +33,7 @@ class Merged:
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """A provider as Placement, or Nova's copy of it, has it now; not to be
-    changed."""
+    """A provider in Placement, or in Nova's copy of it. Not to be changed."""
 
     uuid: str
     name: str
@@ -42,7 +41,7 @@ class Shown:
     traits: frozenset[str] | set[str]
 
     def found(self, name: str) -> ledger.Found | None:
-        """Return the inventory of a resource class, None where it has none."""
+        """Return the inventory of a resource class, None without one."""
         item = self.inventory.get(name)
         return None if item is None else ledger.Found(
             item.get('reserved', 0), item['total'],
@@ -51,7 +50,8 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class Provider:
-    """One resource provider of nova_accel and what stands behind it."""
+    """A resource provider of nova_accel, with the devices that it represents.
+    """
 
     uuid: str
     name: str
@@ -77,7 +77,8 @@ class Provider:
     step: int = 1
 
     def merged_traits(self, present: Iterable[str]) -> frozenset[str]:
-        """Return its own now, and of those present the ones that others set."""
+        """Return the present traits of the provider: its own, and those that
+        others have set."""
         return self.traits | {
             t for t in set(present) - self.traits - self.retired_traits
             if not naming.is_volatile(t)}
@@ -85,9 +86,9 @@ class Provider:
     def merged(self, there: Shown, rows: Mapping[str, values.Reserved],
                in_use: Callable[[str], bool], used: int = 0,
                configured: Collection[str] = ()) -> Merged:
-        """Return its inventory, with reserved and allocation_ratio of others.
+        """Return the inventory, with reserved and allocation_ratio of others.
 
-        Classes of others stay as they are.
+        Classes of others stay unchanged.
 
         :param rows: of the ledger, by resource class.
         :param in_use: whether anything is allocated from a provider uuid.
@@ -143,8 +144,11 @@ def _room(name, total, used):
 
 def fenced(there: Shown, rows: Mapping[str, values.Reserved], used: int = 0,
            configured: Collection[str] = ()) -> Merged:
-    """Return what is there, all of it reserved; for a provider without a
-    device. Parameters as those of Provider.merged()."""
+    """Return the present inventory with everything reserved, for a provider
+    without a device.
+
+    Parameters as those of Provider.merged().
+    """
     inventory = {name: dict(item) for name, item in there.inventory.items()}
     found: dict[str, values.Reserved | None] = {}
     _fence(there, [name for name in inventory if name not in configured],
@@ -211,8 +215,10 @@ def providers(devices: Iterable[model.Device], offered: offers.Offers,
 
 
 def _check(provider: Provider) -> None:
-    """Check what a driver reports, of another package as a rule: Placement
-    would refuse it, and with it Nova's report of the whole host.
+    """Check the names and numbers that a driver reports.
+
+    Placement would refuse a wrong one, and Nova's report of the whole host
+    with it.
 
     :raises ValueError: a name or a number is wrong.
     """
@@ -310,7 +316,7 @@ def _amount(use: _Use, counting: Collection[offers.Offer],
 
 
 def _member(name, device, node, use) -> Provider:
-    """Return what of a device its pool shows, to be checked alone."""
+    """Return a device as its pool shows it, to be checked alone."""
     return Provider(
         uuid='', name=name, parent=node, addresses=(device.address,),
         region_index=None, inventory={use.resource_class(device.type): max(
@@ -323,9 +329,9 @@ def _member(name, device, node, use) -> Provider:
 def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
     """Return the provider of devices that are alike.
 
-    ``total`` counts the handles that are free, and those that servers have
-    from here, also where the device is in another pool by now. What a server
-    has from another provider does not count (attach.reshape).
+    ``total`` counts the free handles, and those that servers have from this
+    provider, even if the device is in another pool by now. Handles that a
+    server has from another provider do not count (attach.reshape).
 
     :param of_set: number of its devices; None for what is not a set. It is
         allocated as a whole.

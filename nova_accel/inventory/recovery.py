@@ -63,11 +63,10 @@ class Recovery:
         self.steps: dict[str, str] = {}
 
     def run(self) -> list[str]:
-        """See Inventory.recover().
+        """Recover unused cards; see Inventory.recover().
 
-        A programming that failed just before nova-compute was killed leaves
-        such regions, and others that a guest of the same card prevented from
-        being brought back at once.
+        Failed regions remain after an interrupted programming, or if another
+        guest on the card delayed recovery.
 
         :returns: addresses of the cards that have to be scanned.
         """
@@ -145,8 +144,7 @@ class Recovery:
             self._climbed.pop(address, None)
 
     def _failed(self) -> dict[str, list[str]]:
-        """Devices that have failed, and of which nothing else is known that
-        keeps servers from them -> why."""
+        """Return failed devices without another hold -> the reason."""
         found: dict[str, list[str]] = {}
         if not signals.acts():
             return found
@@ -173,8 +171,8 @@ class Recovery:
         return found
 
     def forget_well(self) -> None:
-        """Forget of what is well that it was recovered: the same may happen to
-        it again, also before the next comparison."""
+        """Forget earlier recoveries of devices without problems. A new failure
+        is recovered again."""
         for address, device in self._table.snapshot().items():
             if not self._table.kinds(address) and not _failed_regions(device):
                 self._tried.pop(address, None)

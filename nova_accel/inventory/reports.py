@@ -64,7 +64,7 @@ class Reports:
 
     @property
     def devices(self) -> Mapping[str, model.Device]:
-        """The reports by address; only for those who hold the lock."""
+        """The reports by address, for callers that hold the lock."""
         return self._devices
 
     def reported(self, address: str) -> model.Device | None:
@@ -84,13 +84,13 @@ class Reports:
                     if notes.gone}
 
     def of_driver(self, name: str) -> list[str]:
-        """Return the addresses of a driver's devices that are not gone."""
+        """Return the addresses of a driver's devices that are present."""
         with self.lock:
             return [a for a, d in self._devices.items()
                     if d.driver == name and self.is_present(a)]
 
     def notes(self, address: str) -> values.Notes:
-        """Return what the host knows of a device beside its report."""
+        """Return what the host knows about a device besides its report."""
         with self.lock:
             return self._notes.get(address, values.Notes())
 
@@ -107,8 +107,8 @@ class Reports:
             self.changed()
 
     def not_found(self, name: str, found: Collection[str]) -> list[str]:
-        """Return the addresses of a driver's devices that it does not find
-        any more, and of those that nova.conf left out before.
+        """Return the addresses of devices that a driver no longer finds, and
+        of those that nova.conf excluded before.
 
         :param found: addresses that it finds.
         """
@@ -138,7 +138,7 @@ class Reports:
         self.save()
 
     def remove(self, address: str) -> None:
-        """Forget a device that is gone and has neither claims nor providers.
+        """Forget an absent device that has neither claims nor providers.
 
         :raises IllegalTransition: it is not gone.
         """

@@ -68,7 +68,7 @@ class ScanState:
             return is_new
 
     def find_again(self, driver: str) -> None:
-        """Have the next look ask a driver again, which was busy."""
+        """Let the next look query a driver again because it was busy."""
         with self._lock:
             self._fingerprints.pop(driver, None)
 
@@ -88,7 +88,7 @@ class ScanState:
 
     def examine_again(self, address: str, driver: str,
                       reason: str = '') -> bool:
-        """Have the next look scan a card.
+        """Let the next look scan a card.
 
         :param reason: why its scan failed; '' if the card was only busy.
         :returns: whether this is another reason than before.
@@ -99,7 +99,7 @@ class ScanState:
             return reason != before
 
     def forget_state(self, address: str) -> None:
-        """Have the next look scan a card, whatever its state is then."""
+        """Let the next look scan a card whatever its state is."""
         with self._lock:
             self._states.pop(address, None)
 
@@ -145,14 +145,15 @@ class ScanState:
             return set(self._failed), set(self._due)
 
     def due_reasons(self, addresses: set[str]) -> dict[str, str]:
-        """Return those of these cards that are due -> why; '' if busy."""
+        """Return the given cards whose scan is due -> the reason, '' if busy.
+        """
         with self._lock:
             return {address: self._due[address][1]
                     for address in sorted(addresses & self._due.keys())}
 
     def failures(self) -> dict[str, str]:
-        """Return what the last scans could not ask: 'driver <name>' or an
-        address -> why."""
+        """Return the failures of the last scans: 'driver <name>' or an address
+        -> the reason."""
         with self._lock:
             return {**{f'driver {name}': why
                        for name, why in self._failed.items()},

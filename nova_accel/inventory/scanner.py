@@ -68,11 +68,10 @@ class Scanner:
         self._once = logging.Once()
 
     def configure(self) -> None:
-        """Have all drivers configure their devices, at the same time.
+        """Let all drivers configure their devices in parallel.
 
-        Waits for half of [accel] discovery_timeout at most; the first scan()
-        has the rest of it. A driver that takes longer is scanned when its
-        call ends.
+        Waits for at most half of [accel] discovery_timeout; the first scan()
+        has the rest. A driver that takes longer is scanned when its call ends.
 
         :raises ConfigurationError: a driver cannot read its options.
         """
@@ -142,11 +141,11 @@ class Scanner:
         self._reports.save()
 
     def scan_confined(self, addresses: Iterable[str]) -> str:
-        """Scan those of these cards whose driver confines guests
+        """Scan the given cards whose drivers confine guests
         (AcceleratorDriver.confine).
 
         Only a scan finds that a guest could reprogram a region. From then on
-        the content of a region that a server has is of its project.
+        the content of the region counts as its project's.
 
         :returns: why a card could not be examined, a clause; '' if all were.
         """
@@ -163,7 +162,7 @@ class Scanner:
             type(self._drivers[name]))
 
     def _drop_drivers(self) -> None:
-        """Report devices as gone whose drivers are not enabled any more."""
+        """Report the devices of drivers that are no longer enabled as gone."""
         ticket = self._reports.ticket()
         for address, device in self._table.snapshot().items():
             if device.driver not in self._drivers:
@@ -177,8 +176,8 @@ class Scanner:
         return device.driver if device else self._state.driver_of(address)
 
     def _seconds(self) -> float:
-        """Return the limit of a scan; for the first one, what configure() has
-        left."""
+        """Return the time limit of a scan. The first scan has the rest of
+        configure()."""
         limit, ends = CONF.accel.discovery_timeout, self._start_ends
         self._start_ends = None
         left = ends - time.monotonic() if ends else 0
@@ -344,8 +343,8 @@ class Scanner:
 
 
 def _log_withheld(withheld: Mapping[str, list[str]]) -> None:
-    """Log what servers do not get: one line for those that differ in nothing
-    but their addresses, as the GPUs of a board do.
+    """Log the devices that are withheld, with one line for all reasons that
+    differ only in the address.
 
     :param withheld: reason, with _ITS_ADDRESS -> devices and regions.
     """

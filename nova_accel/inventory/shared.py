@@ -41,7 +41,7 @@ class Shared:
             return dict(self._found)
 
     def owner(self, address: str, one: str, other: str) -> str:
-        """Return which of two drivers that find a device has it."""
+        """Return which of two drivers that find the same device owns it."""
         owner, loser = sorted((one, other), key=self._rank)
         with self._reports.lock:
             if self._found.get(address) != (owner, loser):

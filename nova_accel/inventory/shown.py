@@ -29,8 +29,10 @@ Provider = providers.Provider
 
 
 class Shown:
-    """The providers of one compute host. All methods but update_tree() may be
-    called from any thread."""
+    """The providers of one compute host.
+
+    All methods except update_tree() may be called from any thread.
+    """
 
     def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
                  table: devices.DeviceTable, store: claim_store.ClaimStore,
@@ -55,14 +57,14 @@ class Shown:
 
     @property
     def root(self) -> tuple[str, str] | None:
-        """The name and the provider uuid of the compute node that Nova told
-        last."""
+        """The name and uuid of the compute node in Nova's last report."""
         with self._lock:
             return self._root
 
     def providers(self) -> dict[str, Provider]:
-        """Return our providers by uuid, parents before children, of the node
-        that Nova told last; {} before update_tree() was called."""
+        """Return nova_accel's providers by uuid, parents before children, for
+        the compute node of Nova's last report; {} before the first
+        update_tree()."""
         root = self.root
         return self.providers_of(*root) if root else {}
 
@@ -88,7 +90,7 @@ class Shown:
     def providers_of(self, node: str, root_uuid: str,
                      moved: Iterable[model.Claim] = (),
                      ) -> dict[str, Provider]:
-        """Return providers() of any node, as nova-accel discover prints them.
+        """Return providers() for any node, as nova-accel discover prints them.
 
         :param moved: claims as they will be, in place of those of the store.
         """
@@ -144,9 +146,10 @@ class Shown:
 
     def update_tree(self, tree, node: str, placement: provider_tree.Placement,
                     moved: Iterable[model.Claim] = ()) -> None:
-        """Make Nova's provider tree show our devices; touch nothing else.
+        """Write nova_accel's devices into Nova's provider tree; change nothing
+        else.
 
-        An error of the store is logged once and leaves the tree as it is.
+        An error of the store is logged once and leaves the tree unchanged.
 
         :param tree: nova.compute.provider_tree.ProviderTree of the host.
         :param moved: claims whose allocations go to other providers in the

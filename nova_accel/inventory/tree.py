@@ -105,7 +105,7 @@ class _Pass:
 
     def add(self, shown: _Shown, merged: providers.Merged,
             traits: frozenset[str]) -> None:
-        """Have Nova write what a provider has to have, beside other things."""
+        """Let Nova write what a provider must have, and leave the rest."""
         uuid = shown.uuid
         self.rows |= _keyed(uuid, merged.rows)
         self.returned += merged.returned
@@ -132,7 +132,7 @@ class Tree:
     def update(self, tree, node: str,
                wanted: Mapping[str, providers.Provider],
                gone: Iterable[str], placement: Placement) -> list[str]:
-        """Make the tree show what is wanted; touch nothing else.
+        """Write the wanted providers into the tree; change nothing else.
 
         :param tree: nova.compute.provider_tree.ProviderTree.
         :param node: name of the root provider.
@@ -165,9 +165,9 @@ class Tree:
 
     @staticmethod
     def _without_novas(tree, node, configured) -> dict[str, _Shown]:
-        """Take out of the tree what Nova adds to it after us: where it finds
-        that, it raises ValueError (ResourceTracker._merge_provider_configs,
-        Nova 31 to 34)."""
+        """Remove from the tree what Nova adds after this update. Nova raises
+        ValueError if it finds that in the tree
+        (ResourceTracker._merge_provider_configs, Nova 31 to 34)."""
         there = _walk(tree, node)
         for uuid, shown in there.items():
             novas = configured(uuid, shown.name) & shown.inventory.keys()
@@ -191,7 +191,8 @@ class Tree:
                 tree.remove(uuid)
 
     def _note(self, rows: _Rows, returned: Iterable[model.Claim]) -> None:
-        """Write rows of the ledger, and what the operator has released."""
+        """Write rows of the ledger, and the handles that the operator has
+        released."""
         uuids = {waiting.uuid for waiting in returned}
         back = [c for c in self._store.all_claims() if c.uuid in uuids]
         self._ledger.write(rows, back)
@@ -200,7 +201,7 @@ class Tree:
                      waiting.handle.address, waiting.device_address)
 
     def _rows(self, uuid: str, plan: _Pass) -> dict[str, values.Reserved]:
-        """Return the rows of a provider as they will be, by resource class."""
+        """Return the future rows of a provider by resource class."""
         rows = {**self._ledger.of(uuid)}
         for (of, name), row in plan.rows.items():
             if of == uuid and row:
@@ -312,8 +313,10 @@ class Tree:
 
     def _plan_stale(self, plan, node, there, foreign, wanted, gone,
                     ) -> tuple[list[_Shown], set[str]]:
-        """Reserve what has no device, and remove it in a later pass: removing a
-        provider with allocations fails, and Nova's whole report with it.
+        """Reserve providers without a device, and remove them in a later pass.
+
+        Removing a provider with allocations fails, and so does Nova's whole
+        report.
 
         :returns: those to be fenced; addresses of which something is left.
         """
@@ -360,8 +363,8 @@ class Tree:
             plan.add(shown, merged, traits)
 
     def _report_replaced(self, shown, node, everything, wanted) -> None:
-        """Log once what the operator has set on a provider whose devices
-        others show now, and that is not set there."""
+        """Log once which values of the operator were set on a provider that
+        another one replaces now."""
         part = naming.part_of_provider(node, shown.name)
         if part is None or shown.name != naming.device_provider_name(
                 node, part):
@@ -399,8 +402,8 @@ class Tree:
             'show --allocations %s"', shown.name, shown.uuid, shown.uuid)
 
     def _forget_unknown(self, plan, everything, wanted) -> None:
-        """Of providers that are gone the ledger keeps what the operator has
-        reserved: a card that comes back is reserved still."""
+        """Drop rows of the ledger for unknown providers. Values that the
+        operator reserved stay, for cards that come back."""
         plan.rows |= {
             key: None for key, row
             in {**self._ledger.all(), **plan.rows}.items()
@@ -419,8 +422,7 @@ class Tree:
             provider, _Pass(None, placement)))
 
     def _write_in_pass(self, plan, uuid, name, merge):
-        """Change a provider in Placement, and in the tree as it is then; as
-        _write()."""
+        """Change a provider in Placement and in the tree; see _write()."""
         try:
             result = self._write(uuid, plan.placement.write, merge)
         except exception.AcceleratorsUnavailable:
@@ -490,7 +492,7 @@ def _leaves(provider, gone) -> bool:
 
 
 def accelerators(tree, node: str) -> dict[str, str]:
-    """Return what a provider tree has of nova_accel, by the names.
+    """Return nova_accel's providers of a provider tree, recognized by name.
 
     :returns: provider uuid -> address of a device, or name of a pool
         (naming.is_pool()).
@@ -502,8 +504,8 @@ def accelerators(tree, node: str) -> dict[str, str]:
 def _walk(tree, node: str | None = None) -> dict[str, _Shown]:
     """Return the providers of the tree, or of the part below node, by uuid.
 
-    In one walk and without copies, where the tree is as Nova 31 to 34 has it:
-    asking it for one provider after the other is quadratic.
+    Walks once and without copies through the tree of Nova 31 to 34: its own
+    lookups are quadratic for many providers.
     """
     try:
         found: dict[str, _Shown] = {}

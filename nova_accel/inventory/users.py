@@ -51,8 +51,8 @@ class Users:
         self._is_privileged = is_privileged
 
     def are_none(self, address: str, kernel) -> bool:
-        """Return whether a card may be set up: no server has a part of it, no
-        process of the host has it open, and no hold keeps it as it is."""
+        """Return whether a card may be configured: no server has a part of it,
+        no process uses it, and no hold forbids it."""
         return not (
             self._table.is_claimed(address)
             or self._table.kinds(address) & _AS_IT_IS
@@ -61,10 +61,10 @@ class Users:
 
     def ask(self, device: model.Device,
             about: Collection[model.AttachHandle] | None = None) -> None:
-        """Withhold those handles that a process of the host has open.
+        """Withhold the handles that a process of the host has open.
 
-        May wait as long as such a process opens the device, which resets it,
-        and a moment for processes that have its nodes open.
+        Waits while such a process opens the device, which resets it, and
+        shortly for processes that have its nodes open.
 
         :param about: some handles of the device, which a build has chosen;
             None for all.
@@ -111,8 +111,8 @@ class Users:
         return (lambda: kept) if kept else None
 
     def _members(self, device, handle) -> list[str]:
-        """Return the other members of the IOMMU groups of a handle, as far as
-        no server has one: offers withholds it because of those."""
+        """Return the other members of the IOMMU groups of a handle that no
+        server has."""
         claimed = {function for one in (
             self._table.claimed if device.groups else ())
             for function in one.addresses}

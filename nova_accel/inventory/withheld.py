@@ -68,7 +68,8 @@ class Withheld:
     def set_in_use(self, address: str, found: Collection[holds.Hold],
                    about: Collection[model.AttachHandle] | None = None,
                    ) -> tuple[list[holds.Hold], list[holds.Hold]]:
-        """Withhold these handles of a device because of processes of the host.
+        """Withhold the given handles of a device because of processes of the
+        host.
 
         :param about: the handles to change; None for all of the device.
         :returns: the holds that begin, and those that end.

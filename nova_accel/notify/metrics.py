@@ -59,7 +59,7 @@ _Sample = tuple[str, Mapping[str, str], float]
 
 
 class Facts(typing.NamedTuple):
-    """What the file tells of a host."""
+    """The facts about a host that the metrics file contains."""
 
     devices: Mapping[str, model.Device]
     conditions: Mapping[str, device_conditions.Condition]
@@ -174,7 +174,7 @@ class MetricsFile:
             self.write(path)
 
     def write(self, path: str) -> None:
-        """Replace the file in one step, readable for every user.
+        """Replace the metrics file in one step, readable for every user.
 
         :raises OSError: it cannot be written; the one before is still there.
         :raises AcceleratorsUnavailable: the store cannot be read.

@@ -34,7 +34,7 @@ class Notices:
             self.run, 'Notifications about devices are not sent')
 
     def run(self) -> None:
-        """Send what has changed; what is not sent is sent the next time."""
+        """Send changes of states; failed ones are sent again next time."""
         if signals.is_off():
             return
         now, found = self._inventory.health.conditions(), (

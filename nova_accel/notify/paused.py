@@ -33,8 +33,8 @@ class Paused:
             self.run, 'It is not known which guests QEMU has paused')
 
     def run(self) -> None:
-        """Add the signal to the devices of paused guests, and look again at
-        once after a change."""
+        """Add the signal to the devices of paused guests, and start a look
+        after a change."""
         if self._inventory.health.pause(self._found()):
             self._inventory.looks.background.start()
 

@@ -93,7 +93,7 @@ class Limit(typing.NamedTuple):
 
 
 class Host:
-    """A host, of which only what is free changes.
+    """A host whose free inventory changes during the calculation.
 
     :param providers: all of it, its own first.
     """
@@ -156,7 +156,8 @@ class Host:
                    for name, _ in need.amounts)
 
     def often(self, need: Need, number: int, free: State) -> int:
-        """How often what is free of a provider is enough for a need."""
+        """Return how often the free inventory of a provider satisfies a need.
+        """
         has = dict(zip(self.classes[number], free[number]))
         return min(has.get(name, 0) // amount for name, amount in need.amounts)
 
@@ -167,8 +168,9 @@ class Host:
                    if naming.is_accelerator_class(name))
 
     def lacks(self, wanted: Wanted) -> frozenset[str]:
-        """Traits of the unnumbered group that no provider has which may serve
-        it: its own, and those with one of its classes (Placement API, 1.29)."""
+        """Return traits of the unnumbered group that no suitable provider has:
+        neither the host's own nor one with one of its classes (Placement API,
+        1.29)."""
         plain = wanted.groups.get('', request.Group({}))
         return plain.required.difference(*(
             p.traits for number, p in enumerate(self.providers)
@@ -181,7 +183,7 @@ class Host:
             shared and dict(need.amounts).keys() == {'DISK_GB'})]
 
     def places(self, wanted: Wanted) -> list[frozenset[str]]:
-        """The places at which the devices of one server may be."""
+        """Return the places at which the devices of one server can be."""
         bound = [p for p, place in zip(self.providers, self._places)
                  if any(map(naming.is_accelerator_class, p.inventories))]
         shown = {naming.place_of(p.traits) for p in bound}
@@ -197,8 +199,8 @@ class Host:
         return [some | {root} for some in several for root in roots]
 
     def is_at(self, number: int, place: frozenset[str]) -> bool:
-        """Whether the devices of a provider may be at a place; those that
-        show none may be anywhere."""
+        """Return whether the devices of a provider can be at a place. A
+        provider without a place fits any."""
         return place.issuperset(filter(None, self._places[number]))
 
 
@@ -224,11 +226,11 @@ def _at_most(wanted, host, free, needs):
 
 
 def limit(wanted: Wanted, host: Host, free: State) -> Limit:
-    """Return what limits the servers that fit.
+    """Return what limits the number of servers that fit.
 
-    It is a need of which no more is there; else what the flavor says of all of
-    them, if without that more would fit; else the need without which most more
-    would fit.
+    It is a resource of which no more is free; else a demand on all devices of
+    a server, if more would fit without it; else the need without which most
+    more would fit.
     """
     lacks = host.lacks(wanted)
     if lacks:
@@ -289,11 +291,11 @@ def _said(wanted, host, free, need, alone):
 
 
 def place(wanted: Wanted, host: Host, free: State) -> State | None:
-    """Return what is free once one server more is on a host, None where it
+    """Return the free inventory after one more server on a host, None if it
     does not fit.
 
-    Of providers that can serve it the fullest does, as where servers are
-    stacked.
+    Among suitable providers the fullest is taken, as the scheduler stacks
+    servers.
     """
     if host.lacks(wanted):
         return None
@@ -431,7 +433,8 @@ def _values(part, vectors):
 
 
 def _reached(host, free, part, serve, caps, isolated):
-    """The vectors of how often each kind is served, none less than another.
+    """Return the vectors of how often each kind can be served, without
+    dominated ones.
 
     :param caps: place -> servers there at most.
     :param isolated: place -> servers there, where that limits a provider.
@@ -475,7 +478,7 @@ def _of_provider(host, free, number, kinds, limits, isolated):
 
 
 def _largest(vectors: Iterable[_Vector]) -> set[_Vector]:
-    """Without those that are at most another one in all of their numbers."""
+    """Return the vectors that no other one dominates."""
     kept: set[_Vector] = set()
     # the other numbers of those kept: in this order the first one of each
     # vector is at most that of all before it, and needs no comparison

@@ -23,7 +23,7 @@ _LONGEST = 32
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """A server that may be migrated."""
+    """A server that can be migrated."""
 
     uuid: str
     #: what its own flavor asks for
@@ -51,18 +51,18 @@ class Plan:
 
     @property
     def id(self) -> str:
-        """The same for the same migrations in the same order."""
+        """An identifier of these migrations in this order."""
         return hashlib.sha256('\n'.join(
             f'{m.server} {m.source} {m.target}' for m in self.moves
         ).encode()).hexdigest()[:12]
 
 
 class Changed(Exception):
-    """A server is not where it was, or the room for it is taken."""
+    """A server has moved since the plan, or the room for it is taken."""
 
 
 class _Kind:
-    """Servers of a host that are alike, by what they ask for and hold."""
+    """Servers of a host with the same demand and the same devices."""
 
     def __init__(self, server, host):
         self.wanted = server.wanted
@@ -83,7 +83,7 @@ class _Kind:
 def plan(hosts: Mapping[str, capacity.Host],
          servers: Mapping[str, Iterable[Server]], wanted: capacity.Wanted,
          amount: int, states: int = _STATES) -> Plan | None:
-    """Return the fewest migrations after which so many servers fit.
+    """Return the fewest migrations after which a number of servers fits.
 
     :param hosts: by name.
     :param servers: name of a host -> those on it that may be migrated; equal
@@ -231,7 +231,8 @@ class _Search:
         return None
 
     def _ordered(self, cloud):
-        """The states after one migration, those with the most room first."""
+        """Return the states after one more migration, those with the most room
+        first."""
         result: list[tuple] = []
         for source, there in enumerate(cloud.servers):
             for index, (kind, uuid) in enumerate(there):

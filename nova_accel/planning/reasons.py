@@ -17,7 +17,7 @@ from nova_accel import text
 
 @dataclasses.dataclass(frozen=True)
 class Provider:
-    """A resource provider, as Placement has it."""
+    """A resource provider in Placement."""
 
     uuid: str
     name: str
@@ -38,8 +38,8 @@ class Provider:
         return sum(given.get(name, 0) for given in self.allocations.values())
 
     def free(self, name: str) -> int:
-        """As Placement counts it; less than 0 where more is allocated than
-        there is now."""
+        """The free amount as Placement counts it, below 0 if the inventory
+        shrank below the allocations."""
         item = self.inventories.get(name)
         if item is None:
             return 0
@@ -64,7 +64,7 @@ class Need:
 
 
 def needs(groups: Mapping[str, request.Group]) -> list[Need]:
-    """Return what each provider has to give, for all groups.
+    """Return what each provider must offer, for all groups.
 
     The classes of the unnumbered group may come from several providers, and
     its traits from any of the host (Placement API, 1.29).
@@ -85,10 +85,10 @@ def needs(groups: Mapping[str, request.Group]) -> list[Need]:
 
 def of_provider(need: Need, provider: Provider,
                 who: Callable[[str], str]) -> str | None:
-    """Return why a provider cannot give what is needed.
+    """Return why a provider does not satisfy a need.
 
-    What stays as it is comes before what passes: a card of another vendor
-    that is in use is one of another vendor.
+    Permanent reasons come before temporary ones: of a card that is in use and
+    of another vendor, the vendor is named.
 
     :param provider: has the classes of the need.
     :param who: names the consumer of an allocation.

@@ -52,8 +52,8 @@ class Cards(file.File):
                 if notes.gone}
 
     def keys(self) -> Mapping[str, model.CardKey]:
-        """Return what the cards at addresses are known by, also if they do not
-        report their serial number now; from memory."""
+        """Return the identities of the cards at addresses, from memory, even
+        if the cards report no serial number now."""
         return self._known.keys
 
     def set_devices(self, devices: Mapping[str, model.Device],
@@ -125,23 +125,23 @@ class Cards(file.File):
                 self._write(db, number, index, content)
 
     def away(self) -> tuple[values.Card, ...]:
-        """Return cards that are absent, or whose discovery was interrupted;
-        from memory."""
+        """Return cards that are absent, or whose discovery was interrupted.
+        From memory."""
         return self._known.away
 
     # What was programmed
 
     def loaded(self) -> Mapping[tuple[str, int], model.Loaded]:
-        """Return contents by device address and region index; from memory.
+        """Return contents by device address and region index, from memory.
 
-        A region that is not in it carries what its driver reads, which is the
-        operator's.
+        A region without an entry carries what its driver reads, which counts
+        as the operator's.
         """
         return self._known.loaded
 
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
-        """Write what a region of the card at an address carries."""
+        """Store the content of a region of the card at an address."""
         with self._transaction() as db, self._facts(db):
             if loaded != model.AS_READ:
                 self._write(db, rows.card_at(db, address), index, loaded)

@@ -34,11 +34,12 @@ def file_name(host: str) -> str:
 
 class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
                  journal.Journal):
-    """Each method is one transaction; all may be called from any thread.
+    """The claims, cards and holds of a host, in a SQLite file.
 
-    Each may raise AcceleratorsUnavailable, in one sentence with the name of
-    the file: disk full, file locked, damaged or of a newer release. The
-    transactions on tables of more than one kind are here.
+    Each method is one transaction; all may be called from any thread. Each may
+    raise AcceleratorsUnavailable, in one sentence with the name of the file:
+    disk full, file locked, damaged or of a newer release. The transactions on
+    tables of more than one kind are here.
     """
 
     def _read(self, db):
@@ -49,7 +50,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
                                  **self._facts_of_cards(db))
 
     def add(self, claims: Iterable[model.Claim]) -> None:
-        """Write all of them or none.
+        """Write all of these claims or none.
 
         :raises ClaimConflict: when a handle is held already.
         :raises DeviceUnavailable: the operator has disabled a device, maybe
@@ -93,7 +94,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
                 gone: Iterable[model.Claim],
                 todo: Iterable[values.Unsettled],
                 seen: Iterable[tuple[str, int]]) -> None:
-        """Write what guests carry into a store that is new, or older.
+        """Write the claims that guests carry into a new or older store.
 
         :param claims: that take the place of others.
         :param gone: these others, and those that have ended since.
@@ -131,9 +132,9 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
             self._exchange_claims(db, returned, ())
 
     def refresh(self) -> bool:
-        """Read what commands have written since the last call.
+        """Read rows that commands have written since the last call.
 
-        Where they have not, this reads memory that SQLite shares between
+        Without such rows this reads only memory that SQLite shares between
         processes (PRAGMA data_version), which takes some microseconds.
 
         :returns: whether something is new.
@@ -153,10 +154,10 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
 
 
 def copy_of(path: str) -> ClaimStore:
-    """Return a store in memory with what is in a file, which is not changed,
-    and which another process may have open.
+    """Return a copy in memory of a file, which stays unchanged and may be open
+    in another process.
 
-    The copy is of this release's version, whatever the file is of.
+    The copy has the version of this release, whatever version the file has.
 
     :raises NoClaimStore: the file does not exist.
     :raises AcceleratorsUnavailable: it cannot be read, or is of a later
@@ -172,10 +173,10 @@ def copy_of(path: str) -> ClaimStore:
 
 
 def existing(path: str) -> ClaimStore:
-    """Return the store of a host, for a command that writes into it while
-    nova-compute may run.
+    """Return the store of a host for a command that writes while nova-compute
+    may run.
 
-    The store is neither created nor changed in version: nova-compute does that.
+    The store is neither created nor upgraded: nova-compute does that.
 
     :raises NoClaimStore: the file does not exist.
     :raises AcceleratorsUnavailable: it cannot be written, or is of another

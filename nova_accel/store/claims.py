@@ -64,10 +64,10 @@ class Claims(lineage.History):
 
     def claims(self, instance_uuid: str | None = None,
                role: model.Role | None = None) -> list[model.Claim]:
-        """Return those of one server, or of all servers; in the order of groups
+        """Return the claims of one server, or of all, in the order of groups
         and handles.
 
-        From memory: this process alone writes them.
+        From memory, because only this process writes them.
         """
         return [claim for claim in self._known.claims
                 if instance_uuid in (None, claim.instance_uuid)
@@ -75,7 +75,7 @@ class Claims(lineage.History):
                 and not claim.waits]
 
     def all_claims(self) -> tuple[model.Claim, ...]:
-        """Return those of claims(), and those of handles that wait for the
+        """Return claims(), and the claims of handles that wait for the
         operator, the oldest of these first."""
         return self._known.claims
 
@@ -91,7 +91,7 @@ class Claims(lineage.History):
                 for c in self._known.claims) else ())
 
     def by_uuid(self, uuids: Collection[str]) -> list[model.Claim]:
-        """Return those of these claims that are there, in the order of
+        """Return the claims with these uuids that exist, in the order of
         claims()."""
         return [c for c in self.claims() if c.uuid in uuids]
 
@@ -154,10 +154,10 @@ class Claims(lineage.History):
             [(claim.instance_uuid, claim.resource_class) for claim in claims])
 
     def ended(self) -> set[tuple[str, str]]:
-        """Return whose claims of which class have ended since forget_ended()
-        and were not followed by others.
+        """Return the servers and classes of claims that have ended since
+        forget_ended() and were not followed by others.
 
-        Placement may have it allocated for a while, or for as long as a server
+        Placement may keep the allocation for a while, or as long as a server
         is in ERROR, although no claim is missing.
         """
         with self._transaction(write=False) as db:
@@ -165,7 +165,8 @@ class Claims(lineage.History):
                 'SELECT server, resource_class FROM ended').fetchall()))
 
     def forget_ended(self, left: Collection[tuple[str, str]]) -> None:
-        """Drop what ended() has but for these, which Placement has still."""
+        """Drop the entries of ended(), except for those that Placement still
+        has."""
         gone = self.ended() - set(left)
         if gone:
             with self._transaction() as db:
@@ -174,7 +175,8 @@ class Claims(lineage.History):
 
 
 def read(db: sqlite3.Connection) -> tuple[model.Claim, ...]:
-    """Return all of them; raises what file.File._reading() expects."""
+    """Return all claims; raises the errors that file.File._reading() expects.
+    """
     return _in_order(map(_claim, db.execute(_SELECT).fetchall()))
 
 

@@ -45,7 +45,7 @@ _BUSY_SECONDS, _BUSY_PAUSE = 0.02, 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What is read so often that the memory has it, as it is in the file."""
+    """The frequently read rows, in memory, equal to the file."""
 
     #: in the order of claims.Claims.claims(), also those that wait
     claims: tuple[model.Claim, ...] = ()
@@ -67,10 +67,9 @@ class Memory:
 
 
 class File:
-    """Transactions on the tables; what is read often is in memory too.
+    """Transactions on the tables, with frequently read rows in memory.
 
-    What the tables mean, and how they change, the classes say that extend
-    this one.
+    The subclasses define what the tables mean and how they change.
     """
 
     def __init__(self, path: str, source: sqlite3.Connection | None = None,
@@ -171,8 +170,9 @@ class File:
                 self._changed = None
 
     def _check_in_place(self) -> None:
-        """Check that the path still names the file that was opened. Rows
-        written into another file are lost with this process.
+        """Check that the path still names the open file.
+
+        Rows written into a file that was replaced are lost with this process.
 
         :raises AcceleratorsUnavailable: it does not.
         """
@@ -236,8 +236,8 @@ class File:
 
     @property
     def generation(self) -> int:
-        """Another number after each change of what is in memory; begins with
-        each object."""
+        """A number that changes with each change of the rows in memory; it
+        starts with each object."""
         return self._generation
 
 
@@ -265,10 +265,8 @@ def check_version(db: sqlite3.Connection, name: str) -> int:
 
 
 def _make_private(path):
-    """Let only its user read a store, which names projects and servers.
-
-    SQLite gives the files beside it the same mode (unixOpen() of SQLite).
-    """
+    """Restrict a store to its own user, because it names projects and servers.
+    SQLite gives the files beside it the same mode (unixOpen() of SQLite)."""
     # only a new one: to close a descriptor ends this process' locks of a file
     # (fcntl(2)), also those of SQLite, and others would remove its WAL
     with contextlib.suppress(FileExistsError):

@@ -59,7 +59,7 @@ def _quoted(kinds):
 
 
 def copy(db: sqlite3.Connection, number: int, other: int) -> None:
-    """Write all holds of a card for another one, too."""
+    """Copy all holds of a card to another row."""
     db.execute('INSERT INTO holds (card, kind, part, address, about, since) '
                'SELECT ?, kind, part, address, about, since FROM holds '
                'WHERE card = ?', (other, number))
@@ -68,9 +68,10 @@ def copy(db: sqlite3.Connection, number: int, other: int) -> None:
 
 
 def move(db: sqlite3.Connection, number: int, other: int) -> None:
-    """Give the holds of a row to another one, which is of the same card.
+    """Move the holds of a row to another row of the same card.
 
-    What that one has of disabled, and of owner-unknown and returned, stays.
+    Holds of the kinds disabled, owner-unknown and returned that the other row
+    has stay.
     """
     for kinds in _GROUPS:
         names = _quoted(kinds)

@@ -30,8 +30,8 @@ class Journal(file.File):
     # Orders
 
     def orders(self) -> tuple[values.Order, ...]:
-        """Return what commands ask of nova-compute, the oldest first; from
-        memory."""
+        """Return the pending orders of commands to nova-compute, the oldest
+        first. From memory."""
         return self._known.orders
 
     def give_order(self, verb: str, argument: str) -> int:
@@ -45,8 +45,8 @@ class Journal(file.File):
         return number
 
     def begin_order(self, number: int) -> bool:
-        """Take an order on; False where it has been withdrawn or is too old:
-        the command that gave it has ended."""
+        """Accept an order; False if it was withdrawn or is too old because its
+        command has ended."""
         with self._transaction() as db:
             began = any(order.number == number and _is_recent(order.since)
                         for order in read_orders(db))
@@ -68,7 +68,7 @@ class Journal(file.File):
 
     def withdraw_order(self, number: int, states: Collection[values.OrderState],
                        ) -> values.Order | None:
-        """Remove an order from the store where it is in one of these states.
+        """Remove an order from the store if it is in one of these states.
 
         :returns: the order as it is; None where it has been removed already.
         """
@@ -95,9 +95,9 @@ class Journal(file.File):
                     (project,)) if _age(row['since']) < seconds)
 
     def begin_attempt(self, project: str, seconds: float) -> int:
-        """Write that a bitstream of a project is programmed from now on.
+        """Store that the programming of a project's bitstream begins.
 
-        After a crash the attempt counts as if it had failed when it began.
+        After a crash the attempt counts as failed at its beginning.
 
         :param seconds: how long attempts are kept.
         :returns: the number of the attempt.
@@ -122,12 +122,11 @@ class Journal(file.File):
     # The journal of hand-overs
 
     def add_handover(self, handover: values.Handover) -> None:
-        """Write one; of its device those go that are older than
-        DAYS_OF_HANDOVERS and not among the newest MOST_HANDOVERS.
+        """Write a hand-over into the journal, and drop old ones of its device.
 
-        One that failed takes the place of the failed one before it of the
-        same server and handle: errors that alternate while a release is tried
-        again drive no other one out.
+        Dropped are those older than DAYS_OF_HANDOVERS and not among the newest
+        MOST_HANDOVERS. A failed hand-over replaces the failed one before it of
+        the same server and handle, so repeated errors do not push out others.
         """
         columns = ', '.join(_HANDOVER_COLUMNS)
         names = ', '.join(f':{name}' for name in _HANDOVER_COLUMNS)
@@ -179,15 +178,15 @@ class Journal(file.File):
 
 
 def _now() -> str:
-    """Return a moment that compares whatever the clock of the host is set to:
-    the boot of the host, and seconds of that (proc_sys_kernel(5),
-    clock_gettime(2): CLOCK_MONOTONIC is the same one for all processes)."""
+    """Return a timestamp that does not depend on the wall clock: the boot id
+    of the host, and CLOCK_MONOTONIC, which is the same for all processes
+    (proc_sys_kernel(5), clock_gettime(2))."""
     with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as file:
         return f'{file.read().strip()} {time.monotonic()}'
 
 
 def _is_recent(moment: str) -> bool:
-    """Return whether _now() was that moment in the last ORDER_SECONDS."""
+    """Return whether a timestamp of _now() is at most ORDER_SECONDS old."""
     return (moment.partition(' ')[0] == _now().partition(' ')[0]
             and _age(moment) < ORDER_SECONDS)
 
@@ -201,7 +200,7 @@ def _age(moment: str) -> float:
 
 
 def read_orders(db: sqlite3.Connection) -> tuple[values.Order, ...]:
-    """Return orders, without those in a state that is not known."""
+    """Return orders, except for those in an unknown state."""
     known = {state.value: state for state in values.OrderState}
     return tuple(
         values.Order(row['number'], row['verb'], row['argument'], row['since'],

@@ -16,7 +16,7 @@ from nova_accel.store import values
 
 
 def card_at(db: sqlite3.Connection, address: str) -> int:
-    """Return the card at an address; a new one if none is known there."""
+    """Return the row of the card at an address; create one if necessary."""
     found = db.execute('SELECT number FROM cards WHERE placed AND address = ?',
                        (address,)).fetchone()
     if found:
@@ -28,7 +28,7 @@ def card_at(db: sqlite3.Connection, address: str) -> int:
 
 def card(db: sqlite3.Connection, address: str, serial: str,
          ids: str | None = None, ports: str = '') -> int:
-    """Return a card; a new one that is away if it is not known.
+    """Return the row of a card; create an absent card if it is unknown.
 
     :param address: where it is or was last.
     :param serial: '' if it is unknown, or several cards have it.
@@ -85,7 +85,7 @@ def own_serials(devices: Mapping[str, model.Device],
                 notes: Mapping[str, values.Notes]) -> dict[str, str]:
     """Return the serial numbers that only one device has, by address.
 
-    Devices that are gone do not count, unless all with a number are gone.
+    Absent devices do not count, unless all devices with a number are absent.
     """
     found: dict[str, list[str]] = {}
     for address, device in devices.items():
@@ -133,7 +133,7 @@ def copy(db: sqlite3.Connection, number: int) -> int:
 
 
 def take(db: sqlite3.Connection, number: int, serial: str) -> int | None:
-    """Write the serial number that a card reports now.
+    """Store the serial number that a card reports now.
 
     :returns: a row that is removed: it had the number, of a card that is
         away, and is about this card.

@@ -40,7 +40,7 @@ def _add_withheld(db: sqlite3.Connection) -> None:
 
 
 def _add_ports(db: sqlite3.Connection) -> None:
-    """Add the paths of ports, which the next reports of drivers say."""
+    """Add the paths of ports; the next reports of drivers supply them."""
     for table in 'claims', 'cards', 'handovers':
         db.execute(f"ALTER TABLE {table} ADD COLUMN ports TEXT NOT NULL "
                    f"DEFAULT ''")

@@ -15,10 +15,10 @@ _LOCKS: dict[str, int] = {}
 
 
 def use(path: str) -> None:
-    """Keep other processes from using a claim store as nova-compute does.
+    """Keep other nova-computes from using a claim store.
 
-    Two of them would give the same devices to two servers, each by what it
-    remembers.
+    Two of them would give the same devices to two servers, each according to
+    its own memory.
 
     :param path: of the store.
     :raises AcceleratorsUnavailable: another process uses it.

@@ -54,10 +54,10 @@ ENDS = (CLEAN, MEMORY_KEPT, RESET_ONLY, 'not cleaned',
 
 @dataclasses.dataclass(frozen=True)
 class Handover:
-    """One hand-over: what was done with a device after a server, or for the
+    """A hand-over: how a device was treated after a server, or for the
     operator (admin.maintenance).
 
-    Every field is a text, '' if it is not known.
+    Every field is a text, '' if unknown.
     """
 
     #: when it was judged, UTC, as 2026-11-22T02:17:43+00:00
@@ -142,7 +142,7 @@ class Disabled:
 
 
 class OrderState(enum.Enum):
-    """NEW -> BEGUN -> DONE or REFUSED; each may be withdrawn."""
+    """NEW -> BEGUN -> DONE or REFUSED; each can be withdrawn."""
 
     NEW = 'new'
     BEGUN = 'begun'
@@ -177,7 +177,7 @@ class Lineage:
     runs: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def knows(self, run: str, count: int) -> bool:
-        """Return whether the store is at least that new."""
+        """Return whether the store has at least this version."""
         return count <= self.runs.get(run, -1)
 
 
@@ -185,8 +185,8 @@ class Lineage:
 class Unsettled:
     """A device that may contain data of a server without a claim.
 
-    It is known by its serial number, by its ports or its address, or by none of
-    them: then the row is about every device of the host.
+    It is identified by its serial number, its ports or its address. Without
+    any of them the row stands for every device of the host.
     """
 
     address: str = ''
@@ -231,8 +231,8 @@ class Unsettled:
 class Unclean:
     """A handle that was released without cleaning.
 
-    It is known by the serial number of its device, else by product and ports,
-    or the address.
+    It is identified by the serial number of its device, or by product and
+    ports, or by the address.
     """
 
     handle_address: str

@@ -143,7 +143,7 @@ class NovaCloud:
 
     @staticmethod
     def _send(send, url, *args, **kwargs):
-        """What Placement answers, None where it does not answer at all.
+        """Return the answer of Placement, None without one.
 
         :raises PlacementUnavailable: it cannot be reached.
         """
@@ -226,10 +226,10 @@ class NovaCloud:
 
     def _put(self, url, version, generation, name, value, remember,
              provider_uuid, refused=lambda: None):
-        """Write a part of a provider, into Nova's copy too.
+        """Write a part of a provider, also into Nova's copy.
 
-        Not by the report client's own methods: those log an ERROR where a
-        server was scheduled to the provider in this moment.
+        Not by the report client's own methods, which log an ERROR if a server
+        was scheduled to the provider at this moment.
 
         :returns: the generation then; None where another writer was faster.
         """
@@ -249,7 +249,7 @@ class NovaCloud:
 
     @staticmethod
     def _answer(response, read=dict):
-        """Return what is read of the JSON of an answer.
+        """Parse the JSON of an answer.
 
         :raises PlacementUnavailable: the status is not 200, or the body is not
             Placement's, such as the HTML of a proxy.
@@ -495,7 +495,7 @@ def server_of(instance) -> request.Server:
 
 
 def _loaded(instance, field, items):
-    """What a list of Nova's entry of a server has, where it is loaded."""
+    """Return a list in Nova's entry of a server, if it is loaded."""
     found = getattr(instance, field) if field in instance else None
     return getattr(found, items) if found else ()
 

@@ -17,7 +17,8 @@ LOG = logging.getLogger(__name__)
 
 
 def of_options(kernel) -> 'Conflicts':
-    """What Nova's options claim, where no LibvirtDriver has read them.
+    """Return the devices that Nova's options claim, if no LibvirtDriver has
+    read them.
 
     :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
     :raises PciConfigInvalidSpec: [pci] device_spec cannot be read.
@@ -52,7 +53,7 @@ class Conflicts:
                        if CONF.pci.device_spec else None)
 
     def taken_elsewhere(self, device: model.Device) -> str:
-        """Which of Nova's options has a device, or a part of it, as well.
+        """Return the option of Nova that also names a device or a part of it.
 
         :returns: a clause, '' where none has it or the device cannot be read.
         """
@@ -102,8 +103,8 @@ class Conflicts:
 
         Nova applies its first type without addresses to every PCI function
         that supports it and that no other type lists. A parent that is not a
-        PCI device goes by libvirt's name of its place in sysfs, and only
-        where a type lists it.
+        PCI device is known by libvirt's name of its place in sysfs, and counts
+        only if a type lists it.
 
         :param address: PCI address, or name of a parent that has none.
         :returns: None where it creates none.

@@ -30,7 +30,7 @@ Given = dict[str, Mapping[str, int]]
 
 
 class _Full(typing.NamedTuple):
-    """A provider of which nothing of a class is left."""
+    """A provider without free inventory of a class."""
 
     generation: int
     resource_class: str
@@ -55,7 +55,7 @@ class Consumers:
         self._full: dict[str, _Full] = {}
 
     def of(self, provider_uuids: Iterable[str]) -> dict[str, Given]:
-        """Return the consumers of each provider, and what they have of it.
+        """Return the consumers of each provider, with their amounts.
 
         :raises PlacementUnavailable: of one of them it is not known.
         """
@@ -86,7 +86,7 @@ class Consumers:
         return found
 
     def _providers(self, anchor: str, **query: str) -> dict[str, int]:
-        """The generations of those of a tree, by uuid."""
+        """Return the generations of the providers of a tree, by uuid."""
         return self._listed('/resource_providers?' + parse.urlencode(
             {'in_tree': anchor, **query}, safe=':'), _VERSION)
 

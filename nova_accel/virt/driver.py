@@ -72,10 +72,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     # The service
 
     def init_host(self, host):
-        """At start, before anything else: find devices, read claims.
+        """Find devices and read claims. Nova calls this first at its start.
 
-        Before Nova's own: Nova 31 makes the mediated devices of guests again
-        and has to know which are nova_accel's.
+        It precedes Nova's own: Nova 31 creates the mediated devices of guests
+        again and must know which belong to nova_accel.
         """
         self._host_name = host
         self._waker.start()
@@ -118,11 +118,13 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         manager.pre_start_hook = watched
 
     def _watch_failed_rebuilds(self, manager):
-        """Where a rebuild fails, Nova deletes what Placement has allocated to
-        the server on this host, as after an evacuation to it that failed
-        (ComputeManager.rebuild_instance, 31 to 34). A server of this host
-        stays, with its devices: they stay allocated, count for its project,
-        and no other server is sent to them."""
+        """Keep the allocations of a server whose rebuild fails.
+
+        Nova deletes the allocations of the server on this host, as after a
+        failed evacuation to it (ComputeManager.rebuild_instance, 31 to 34). A
+        server of this host stays, with its devices: they stay allocated, count
+        for its project, and no other server is sent to them.
+        """
         delete = getattr(manager.rt,
                          'delete_allocation_for_evacuated_instance', None)
         if delete is None:
@@ -147,7 +149,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         return program_at_run_time
 
     def cleanup_host(self, host):
-        """At stop (Nova 33 and later)."""
+        """Stop. Nova 33 and later call this when nova-compute ends."""
         self.parts.close()
         super().cleanup_host(host)
         self._waker.close()
@@ -165,9 +167,12 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self.parts.reconciler.run_if_due()
 
     def get_available_resource(self, nodename):
-        """At start and periodically: what the compute node's entry has, which
-        the scheduler reads. A host that returns to LibvirtDriver loses the
-        mark at its first report; our providers in Placement stay."""
+        """Mark the compute node's entry as one with nova_accel; called at the
+        start and periodically. The scheduler reads the mark.
+
+        A host that returns to LibvirtDriver loses the mark at its first
+        report; its providers in Placement stay.
+        """
         resources = super().get_available_resource(nodename)
         if self._host_name is not None:
             resources['stats'] = {**resources.get('stats', {}),
@@ -177,7 +182,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     # A guest is made
 
     def prepare_for_spawn(self, instance):
-        """At boot, before block devices and image: the first we hear of it."""
+        """Start to prepare accelerators. ComputeManager calls this before it
+        sets up block devices and the image."""
         super().prepare_for_spawn(instance)
         context = self.builds.context_of(instance)
         if context is not None:
@@ -188,20 +194,24 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                     lambda: self.cloud.allocations(context, instance.uuid))
 
     def failed_spawn_cleanup(self, instance):
-        """At boot, when it fails before spawn()."""
+        """Release accelerators of a build that failed before spawn()."""
         super().failed_spawn_cleanup(instance)
         self._abandon(instance.uuid)
 
     def _abandon(self, server_uuid):
-        """At the end of each build, too. Nova calls neither spawn() nor
-        destroy() where the database is away just before the one, and still
-        before the other."""
+        """Release the accelerators of a failed build; also called at the end
+        of each build.
+
+        If the database fails before spawn() and again before destroy(), Nova
+        calls neither.
+        """
         self.parts.plugs.abandon(
             self.cloud.admin_context(), server_uuid)
 
     def spawn(self, context, instance, image_meta, injected_files,
               admin_password, allocations, *args, **kwargs):
-        """At boot, rebuild, evacuate, unshelve and cross-cell resize."""
+        """Attach accelerators at boot, rebuild, evacuate, unshelve and
+        cross-cell resize."""
         with self._plugged(context, instance, allocations):
             super().spawn(context, instance, image_meta, injected_files,
                           admin_password, allocations, *args, **kwargs)
@@ -209,7 +219,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def finish_migration(self, context, migration, instance, disk_info,
                          network_info, image_meta, resize_instance,
                          allocations, *args, **kwargs):
-        """At resize and cold migration, on the destination."""
+        """Attach accelerators on the destination of a resize or cold
+        migration."""
         with self._plugged(
                 context, instance, allocations,
                 within=migration.source_compute == self._host_name):
@@ -233,7 +244,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 yield
 
     def _end_earlier_move(self, context, instance):
-        """Release what is left of a move that ended before this one began.
+        """Release the rest of a move that ended before this one began.
 
         :raises DeviceUnavailable: the guest has come by it, and Nova does not
             know.
@@ -254,7 +265,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _get_guest_config(self, instance, network_info, image_meta, disk_info,
                           rescue=None, block_device_info=None, context=None,
                           *args, **kwargs):
-        """Wherever Nova makes guest XML: add what the server holds."""
+        """Add the accelerators of the server wherever Nova creates guest XML.
+        """
         handles = self._handles_to_start(context, instance)
         if handles and (changes := self.parts.descriptions.metadata_changes(
                 cloud.server_of(instance), instance.metadata)):
@@ -296,8 +308,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     # Nova's own vGPUs
 
     def _vgpu_allocations(self, allocations):
-        """At each start of a guest: what Nova must make itself, among which
-        may be nova_accel's where standard resource classes are in force."""
+        """Return the allocations for which Nova itself must create vGPUs. With
+        standard resource classes, some of them may be nova_accel's."""
         own = self.parts.inventory.shown.providers()
         return super()._vgpu_allocations({
             uuid: allocation for uuid, allocation
@@ -305,9 +317,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             if own and allocations else allocations)
 
     def _get_all_assigned_mediated_devices(self, instance=None):
-        """At hard reboot, rescue, revert and, with Nova 31, at start: what
-        Nova makes again, or puts into guest XML as it was in the old one.
-        Of nova_accel's the claims say who has them."""
+        """Return Nova's own mediated devices, which it creates again or copies
+        into new XML at hard reboot, rescue, revert and, with Nova 31, at its
+        start. The claims identify those of nova_accel."""
         own = self.parts.descriptions.mediated_devices()
         return {
             uuid: guest for uuid, guest in
@@ -315,19 +327,22 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             if uuid not in own}
 
     def _get_existing_mdevs_not_assigned(self, *args, **kwargs):
-        """Where Nova looks for one to give to a guest."""
+        """Hide nova_accel's mediated devices when Nova looks for a free one.
+        """
         return (super()._get_existing_mdevs_not_assigned(*args, **kwargs)
                 - self.parts.descriptions.mediated_devices())
 
     # A guest runs
 
     def reboot(self, context, instance, *args, **kwargs):
-        """At soft reboot, which takes the XML as it is, and hard."""
+        """Prepare devices before a reboot. A soft reboot uses the present XML.
+        """
         self.parts.servers.wait_until_idle(instance.uuid)
         super().reboot(context, instance, *args, **kwargs)
 
     def _hard_reboot(self, context, instance, *args, **kwargs):
-        """At hard reboot, start, restore, and after a reboot of the host."""
+        """Prepare devices before a hard reboot, a start, a restore, and after
+        a reboot of the host."""
         self._hard_reboots().add(instance.uuid)
         try:
             super()._hard_reboot(context, instance, *args, **kwargs)
@@ -338,8 +353,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         return self._rebooting.__dict__.setdefault('uuids', set())
 
     def suspend(self, context, instance):
-        """At suspend and cold snapshot. libvirt saves no guest that has a
-        device; the server keeps it all the same."""
+        """Detach devices before a suspend and a cold snapshot, because libvirt
+        cannot save a guest with devices. The server keeps them."""
         handles = self.guests.handles(instance.uuid)
         if not handles:
             return super().suspend(context, instance)
@@ -354,7 +369,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                         instance.uuid, 'A guest was not saved')
 
     def resume(self, context, instance, *args, **kwargs):
-        """At resume."""
+        """Attach devices again at resume."""
         handles = self.guests.handles(instance.uuid)
         if handles:
             # its memory is saved still
@@ -368,8 +383,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _resume_guest_after_snapshot(
             self, context, live_snapshot, original_power_state, instance,
             guest):
-        """After each snapshot. Nova does not call resume() after a cold one,
-        and a live one leaves the guest as it is."""
+        """Attach devices again after a cold snapshot, for which Nova does not
+        call resume(). A live snapshot does not detach them."""
         super()._resume_guest_after_snapshot(
             context, live_snapshot, original_power_state, instance, guest)
         if not live_snapshot:
@@ -378,7 +393,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def _create_snapshot_metadata(self, image_meta, instance, *args,
                                   **kwargs):
-        """At snapshot and shelve: mark images of accelerated servers."""
+        """Mark images of servers with accelerators, at snapshot and shelve."""
         metadata = super()._create_snapshot_metadata(
             image_meta, instance, *args, **kwargs)
         if cloud.server_of(instance).requests:
@@ -386,9 +401,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         return metadata
 
     def unrescue(self, context, instance, *args, **kwargs):
-        """At unrescue, which starts the guest XML from before the rescue:
-        the host may have lost its power meanwhile, and what a guest does to
-        a whole card is not known."""
+        """Prepare devices for the guest XML from before the rescue.
+
+        Meanwhile the host may have lost its power, or the rescue guest may
+        have changed a whole card.
+        """
         if self.guests.handles(instance.uuid):
             # no region is programmed while a guest has its card
             self.power_off(instance)
@@ -396,8 +413,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super().unrescue(context, instance, *args, **kwargs)
 
     def _create_guest(self, context, xml, instance, *args, **kwargs):
-        """Wherever a guest starts. The XML from before a rescue lacks what
-        was out of the guest then, as after a programming that failed."""
+        """Attach missing devices wherever a guest starts. The XML from before
+        a rescue lacks devices that were detached then, for example after a
+        failed programming."""
         if instance.task_state == task_states.UNRESCUING and (
                 handles := self.guests.handles(instance.uuid)):
             xml = self.cloud.hostdevs.complete(xml, handles)
@@ -407,7 +425,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def check_can_live_migrate_destination(self, context, instance, *args,
                                            **kwargs):
-        """At live migration, on the destination: the first we hear of it."""
+        """Begin the checks of a live migration, on the destination."""
         data = super().check_can_live_migrate_destination(
             context, instance, *args, **kwargs)
         self.live_migrations.offer(instance, data)
@@ -415,14 +433,15 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def check_can_live_migrate_source(self, context, instance,
                                       dest_check_data, *args, **kwargs):
-        """At live migration, on the source, for the destination."""
+        """Describe the devices of the source for the destination of a live
+        migration."""
         self.live_migrations.check_source(instance, dest_check_data)
         return super().check_can_live_migrate_source(
             context, instance, dest_check_data, *args, **kwargs)
 
     def check_source_migrate_data_at_dest(
             self, ctxt, instance, migrate_data, migration, limits, allocs):
-        """At live migration, on the destination: the last of the checks."""
+        """Finish the checks of a live migration, on the destination."""
         # Nova's own mediated devices would take its place
         moved = live_migration.moved(migrate_data)
         data = super().check_source_migrate_data_at_dest(
@@ -433,7 +452,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def pre_live_migration(self, context, instance, block_device_info,
                            network_info, disk_info, migrate_data):
-        """At live migration, on the destination."""
+        """Claim and prepare devices on the destination of a live migration."""
         self.live_migrations.prepare(context, instance, migrate_data)
         try:
             return super().pre_live_migration(
@@ -446,8 +465,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def live_migration(self, context, instance, dest, post_method,
                        recover_method, block_migration=False,
                        migrate_data=None):
-        """At live migration, on the source. An exception would leave the
-        server in ERROR."""
+        """Detach devices on the source of a live migration.
+
+        An exception would leave the server in ERROR.
+        """
         if self.live_migrations.leave(instance, migrate_data):
             super().live_migration(
                 context, instance, dest, post_method, recover_method,
@@ -456,34 +477,35 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             recover_method(context, instance, dest, migrate_data)
 
     def _live_migration_data_gb(self, instance, disk_paths):
-        """At live migration, on the source: by how many GiB are copied Nova
-        says how long it may take."""
+        """Add the memory of devices to the amount from which Nova derives the
+        time limit of a live migration, on the source."""
         return (super()._live_migration_data_gb(instance, disk_paths)
                 + self.live_migrations.memory(instance) / 1024)
 
     def _live_migration_monitor(self, context, instance, guest, *args,
                                 **kwargs):
-        """At live migration, on the source, while libvirt is at it."""
+        """Permit a longer pause of the guest while libvirt migrates it, on the
+        source."""
         self.live_migrations.allow_downtime(instance, guest)
         super()._live_migration_monitor(
             context, instance, guest, *args, **kwargs)
 
     def post_live_migration_at_source(self, context, instance, network_info):
-        """After a live migration, on the source."""
+        """Release devices on the source after a live migration."""
         super().post_live_migration_at_source(
             context, instance, network_info)
         self.live_migrations.left(context, instance)
 
     def post_live_migration_at_destination(self, context, instance,
                                            network_info, *args, **kwargs):
-        """After a live migration, on the destination."""
+        """Attach devices on the destination after a live migration."""
         super().post_live_migration_at_destination(
             context, instance, network_info, *args, **kwargs)
         self.live_migrations.arrive(instance)
 
     def rollback_live_migration_at_source(self, context, instance,
                                           migrate_data):
-        """After a live migration that failed, on the source."""
+        """Attach devices again on the source after a failed live migration."""
         super().rollback_live_migration_at_source(
             context, instance, migrate_data)
         self.guests.reattach(
@@ -492,7 +514,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def rollback_live_migration_at_destination(
             self, context, instance, network_info, block_device_info,
             destroy_disks=True, migrate_data=None):
-        """After a live migration that failed, on the destination."""
+        """Release devices on the destination after a failed live migration."""
         try:
             super().rollback_live_migration_at_destination(
                 context, instance, network_info, block_device_info,
@@ -501,8 +523,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self.live_migrations.release(context, instance, migrate_data)
 
     def migrate_disk_and_power_off(self, context, instance, *args, **kwargs):
-        """At resize and cold migration, on the source: what the server has
-        is its old self's until the resize is confirmed or reverted."""
+        """Keep the devices on the source of a resize or cold migration until
+        it is confirmed or reverted."""
         with errors.nothing_changed():
             self.parts.servers.wait_until_idle(instance.uuid)
             # before Nova moves the disks: it would not move them back
@@ -524,14 +546,15 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         return migration
 
     def confirm_migration(self, context, migration, instance, network_info):
-        """At confirm, on the source."""
+        """Release the earlier devices on the source at confirm."""
         super().confirm_migration(context, migration, instance, network_info)
         if self.guests.holds(instance.uuid):
             self.parts.moves.confirm(context, instance.uuid, migration.uuid)
 
     def finish_revert_migration(self, context, instance, network_info,
                                 migration, *args, **kwargs):
-        """At revert, on the source, after destroy() on the destination."""
+        """Restore the devices on the source at revert, after destroy() on the
+        destination."""
         if self.guests.holds(instance.uuid):
             self.parts.moves.revert(context, instance.uuid, migration.uuid)
         super().finish_revert_migration(
@@ -540,11 +563,13 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     # A guest goes
 
     def destroy(self, context, instance, *args, **kwargs):
-        """At delete, shelve offload, failed boot, revert, return of a host
-        from which servers were evacuated; also inside a hard reboot and
-        before a rebuild, where nothing is released, and on the source of a
-        resize to another cell, where migrate_disk_and_power_off() is not
-        called."""
+        """Release devices at delete, shelve offload, failed boot and revert,
+        and when a host returns from which servers were evacuated.
+
+        Nova calls this also inside a hard reboot and before a rebuild, when
+        nothing is released, and on the source of a resize to another cell,
+        where it does not call migrate_disk_and_power_off().
+        """
         if not self.guests.holds(instance.uuid):
             return super().destroy(context, instance, *args, **kwargs)
         # not of a server that was evacuated from here, whatever it does there
@@ -568,8 +593,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 context, instance.uuid, model.Role.OLD, wait)
 
     def cleanup(self, context, instance, network_info, *args, **kwargs):
-        """In destroy(), and alone when a resize to another cell is
-        confirmed on the source, which only destroy_vifs tells."""
+        """Release devices when a resize to another cell is confirmed on the
+        source. destroy() calls this, too; only destroy_vifs tells both apart.
+        """
         super().cleanup(context, instance, network_info, *args, **kwargs)
         if not kwargs.get('destroy_vifs', True):
             self.guests.unplug(context, instance.uuid, model.Role.OLD)

@@ -26,12 +26,11 @@ end_process = os._exit
 
 @contextlib.contextmanager
 def start_refused():
-    """Where nova-compute cannot start because of us: say so once, and end.
+    """End nova-compute with one line in the log if nova_accel cannot start.
 
-    At once, and with status 1: an exception would be logged with its
+    Ends at once and with status 1: an exception would be logged with its
     traceback, and then the process would wait for its threads (native
-    threads), or end with status 0, which systemd takes for success
-    (eventlet).
+    threads), or end with status 0, which systemd takes for success (eventlet).
     """
     refused = None
     try:
@@ -46,9 +45,8 @@ def start_refused():
 
 
 def log_move_refused(error: Exception) -> None:
-    """Placement refused to move allocations; Nova ends nova-compute.
-
-    What Nova logs names neither the cause on our side nor what to do.
+    """Log the cause if Placement refuses to move allocations, for which Nova
+    ends nova-compute.
 
     :param error: nova.exception.ReshapeFailed
     """
@@ -61,7 +59,7 @@ def log_move_refused(error: Exception) -> None:
 
 
 def warn_of_simulation() -> None:
-    """At start: this host is not what it looks like in Placement."""
+    """Warn at the start that Placement shows devices of a simulated host."""
     if CONF.accel.simulated_host:
         LOG.warning('The devices of this host are simulated ([accel] '
                     'simulated_host = %s): they are in Placement and can be '
@@ -89,8 +87,8 @@ class BuildRefused(nova_exception.BuildAbortException):
 class Builds:
     """The builds that this nova-compute works on.
 
-    The manager knows with which context a build came and whether a further
-    host may be tried; it does not tell the driver.
+    The manager knows the context of a build and whether a further host may be
+    tried, and does not pass it to the driver.
     """
 
     def __init__(self):
@@ -146,8 +144,8 @@ class Builds:
         return self._contexts.get(instance.uuid)
 
     def may_go_elsewhere(self, instance) -> bool:
-        """Return whether it may be retried on another host: only a boot. A
-        rebuild that is told to is left ACTIVE without a guest."""
+        """Return whether a build may be retried on another host: only a boot.
+        A rebuild that is retried would be left ACTIVE without a guest."""
         return (instance.task_state == task_states.SPAWNING
                 and instance.uuid not in self._last_hosts)
 
@@ -186,8 +184,8 @@ class Builds:
 
 
 def fault(error, instance) -> str:
-    """Return what the owner of a server may read of our error, and Nova keeps
-    of it; the whole is in the log."""
+    """Return the part of an error that the owner of a server may read. The log
+    has all of it."""
     room = exception.FAULT
     if instance.task_state == task_states.RESCUING:
         # Nova begins that fault with words of its own

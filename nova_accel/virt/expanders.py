@@ -90,7 +90,7 @@ def address(bus: int, slot: int = 0, function: int = 0):
 
 
 def add(xml, nodes: Mapping[str, int | None]) -> dict[str, int]:
-    """Add expanders and ports to guest XML that is made.
+    """Add expanders and ports to new guest XML.
 
     :param xml: Nova's LibvirtConfigGuest.
     :param nodes: address of each device that the guest gets, as in
@@ -145,8 +145,8 @@ def _add(xml, below):
 
 
 def _cells(xml) -> dict[int, int]:
-    """NUMA node of the host -> the guest's node that is tied to it; empty
-    where the guest cannot be told."""
+    """Return the NUMA nodes of the host with the guest node tied to each;
+    empty if the guest has none."""
     if not getattr(xml.cpu, 'numa', None):
         return {}
     if not (xml.numatune and xml.numatune.memnodes):

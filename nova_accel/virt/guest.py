@@ -33,7 +33,7 @@ class Hostdevs:
     def add(self, xml, handles: Iterable[model.AttachHandle],
             nodes: Mapping[str, int],
             iommufd: Collection[str] = ()) -> None:
-        """Into guest XML: Nova's LibvirtConfigGuest.
+        """Add devices to guest XML: Nova's LibvirtConfigGuest.
 
         :param nodes: address of a handle -> the NUMA node of its device on
             this host, where that is known.
@@ -166,7 +166,7 @@ class _Function(expanders.BehindPort, config.LibvirtConfigGuestHostdevPCI):
 
 
 def without_iommufd(xml: str, addresses: Iterable[str]) -> set[str]:
-    """Return those of some functions that QEMU has not opened by iommufd.
+    """Return the given functions that QEMU did not open by iommufd.
 
     :param xml: of a running guest, from libvirt.
     """
@@ -179,7 +179,7 @@ def without_iommufd(xml: str, addresses: Iterable[str]) -> set[str]:
 
 
 def xml_of(guest) -> str:
-    """Return the XML of a guest, '' for one that is not there any more.
+    """Return the XML of a guest, '' if it no longer exists.
 
     :raises libvirt.libvirtError: libvirt does not say.
     """
@@ -192,7 +192,7 @@ def xml_of(guest) -> str:
 
 
 def is_paused(guest) -> bool:
-    """Whether libvirt shows a guest paused for a reason that it does not know.
+    """Return whether libvirt shows a guest as paused for an unknown reason.
 
     :raises libvirt.libvirtError: libvirt does not say.
     """
@@ -212,7 +212,7 @@ def _is_gone(error) -> bool:
 
 
 def _is_going(error) -> bool:
-    """Whether a guest was asked before for a device, or has let go of it
+    """Return whether a guest is still releasing a device, or has released it
     (LibvirtDriver._detach_sync, Nova 31 to 34)."""
     return errors.is_of_libvirt(error) and (
         error.get_error_code() == libvirt_driver.libvirt.VIR_ERR_DEVICE_MISSING
@@ -224,7 +224,8 @@ def _addresses(devices) -> set[str]:
 
 
 def _address(device) -> str:
-    """As in model.AttachHandle; '' for what is not a hostdev."""
+    """Return the address as in model.AttachHandle, '' for a device that is not
+    a hostdev."""
     if isinstance(device, config.LibvirtConfigGuestHostdevMDEV):
         return device.uuid
     if isinstance(device, config.LibvirtConfigGuestHostdevPCI):

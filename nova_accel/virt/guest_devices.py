@@ -25,7 +25,7 @@ TAG = 'accelerator'
 def with_accelerators(found: objects.InstanceDeviceMetadata | None, xml: str,
                       roles: Mapping[str, Sequence[str]], kernel,
                       ) -> objects.InstanceDeviceMetadata | None:
-    """Return the devices of a guest, the accelerators last.
+    """Return the devices of a guest, accelerators last.
 
     :param found: what Nova tells of the others, None for nothing.
     :param xml: of the guest, as libvirt has defined it.
@@ -62,8 +62,8 @@ def _places(xml: str) -> Iterator[nccl.Place]:
 
 def _node(place: etree._Element, controllers: Mapping[int, etree._Element],
           ) -> int:
-    """The NUMA node that the kernel of the guest tells of what is at a place:
-    that of the root it is below, which virt.expanders gives one."""
+    """Return the NUMA node in the guest for a place on its buses: that of the
+    root port's expander (virt.expanders)."""
     above = controllers.get(int(place.get('bus', '0'), 0))
     while above is not None:
         if (node := above.findtext('./target/node')) is not None:

@@ -81,8 +81,8 @@ class GuestNodes:
         return watched
 
     def suitable(self, claim, compute_node) -> list[tuple[int, ...]]:
-        """Return sets of nodes to which a guest may be limited, to be tried
-        in turn; none where it may be anywhere, or nowhere.
+        """Return the sets of NUMA nodes to try for a guest, none if it may be
+        anywhere or nowhere.
 
         :param claim: nova.compute.claims.Claim of this thread.
         :param compute_node: nova.objects.ComputeNode
@@ -151,10 +151,10 @@ def _suitable(claim, compute_node):
 
 
 def _only(compute_node, nodes: Iterable[int]):
-    """An entry of the host in which guests fit on some of its NUMA nodes only.
+    """Return an entry of the host on which guests fit on some NUMA nodes only.
 
-    The others have no processors. They are not left out: Nova looks through
-    all nodes for the one that a physical network is on.
+    The other nodes have no processors. They stay in the entry, because Nova
+    reads all nodes to find that of a physical network.
     """
     limited = compute_node.obj_clone()
     topology = objects.NUMATopology.obj_from_db_obj(limited.numa_topology)

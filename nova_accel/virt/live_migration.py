@@ -74,7 +74,8 @@ class LiveMigrations:
     # Before anything moves
 
     def offer(self, instance, data) -> None:
-        """Tell the source that this host knows how.
+        """Store in the data for the source that this host supports the
+        migration of devices.
 
         :param data: nova.objects.LibvirtLiveMigrateData, also below; changed.
         :raises MigrationPreCheckError: it is too old.
@@ -187,7 +188,8 @@ class LiveMigrations:
         """
         :param movable: what moved() read before Nova's own check.
         :raises MigrationPreCheckError: this host has not got what the
-            server needs; Nova tries another one."""
+            server needs; Nova tries another one.
+        """
         server = nova_cloud.server_of(instance)
         if not server.requests:
             return
@@ -216,8 +218,9 @@ class LiveMigrations:
     # The devices of the new host
 
     def prepare(self, context, instance, data) -> None:
-        """Claim and program what the server gets here. Its guest runs with
-        its devices on the other host meanwhile.
+        """Claim and program devices for a server that is about to arrive.
+
+        Its guest continues to run with its devices on the other host.
 
         :raises MigrationError: in our sentence; this migration holds nothing
             here.
@@ -245,16 +248,15 @@ class LiveMigrations:
             raise nova_exception.MigrationError(reason=str(error)) from error
 
     def release(self, context, instance, data) -> None:
-        """The server does not come, or has not come, by this migration. Nova
-        may have begun another one to this host since."""
+        """Release the devices of a server that does not arrive by this
+        migration. Nova may have begun another migration to this host since."""
         if migration := _migration(data):
             self._parts.moves.confirm(context, instance.uuid, migration)
 
     def arrive(self, instance) -> None:
-        """The guest runs here: give it what was made ready for it.
+        """Attach the prepared devices to a guest that has arrived.
 
-        Raises nothing, because the server has moved; attach.reconcile tries
-        again what fails.
+        Raises nothing, because the server has moved; attach.reconcile retries.
         """
         holdings = self._parts.holdings
         try:
@@ -280,11 +282,11 @@ class LiveMigrations:
         return self._migratable.memory(instance.uuid)
 
     def allow_downtime(self, instance, guest) -> None:
-        """Let this guest stand still for as long as its flavor says.
+        """Permit the pause of this guest that its flavor allows.
 
-        What Nova allows all guests, in steps, is for their RAM. This one is
-        allowed the copy of its accelerators beside it, and with Nova's last
-        step all of its own limit.
+        Nova's steps for all guests are for their RAM. This guest gets the time
+        to copy its accelerators in addition, and with Nova's last step all of
+        its own limit.
 
         :param guest: nova.virt.libvirt.guest.Guest of this migration alone.
         """
@@ -330,7 +332,7 @@ class LiveMigrations:
         return True
 
     def left(self, context, instance) -> None:
-        """The guest is gone: release what it had here."""
+        """Release the devices of a guest that has moved away."""
         # the new host waits for the end of this call
         self._guests.unplug(context, instance.uuid, wait=False)
 
@@ -361,7 +363,8 @@ def _noted(data, key):
 
 
 def _migration(data) -> str | None:
-    """The migration that the destination noted; None where it noted none."""
+    """Return the migration that the destination stored, None if there is none.
+    """
     return _noted(data, _MIGRATION)
 
 
@@ -371,7 +374,7 @@ def moved(data) -> str | None:
 
 
 def _pairs(instance, movable, here):
-    """Return each device of the source with the one that replaces it here.
+    """Return each device of the source with its replacement on this host.
 
     :param movable: see moved().
     :param here: model.MigratableDevice of each that the server gets here.

@@ -55,7 +55,8 @@ class Place(typing.NamedTuple):
 
 
 def topology(kernel, places: Iterable[Place]) -> str:
-    """Return the file, one line; '' where no switch is above two devices."""
+    """Return the topology file for NCCL as one line, '' if no two devices
+    share a switch."""
     system = etree.Element('system', version='1')
     cpus: dict[int, etree._Element] = {}
     switches: dict[tuple[int, str], etree._Element] = {}
@@ -96,8 +97,8 @@ def _attributes(kernel, switch: str, above: Sequence[str]) -> dict[str, str]:
 
 def _faster_link(kernel, device: str, above: tuple[str, ...],
                  ) -> dict[str, str]:
-    """Return the link of a device's slot, where the port that the device has
-    in the guest shows less."""
+    """Return the link of a device's slot if it is faster than that of its port
+    in the guest."""
     with contextlib.suppress(OSError):
         lanes, speed = bus.of_the_slot(kernel, device, above)
         if above and speed > _PORT_SPEED:

@@ -47,13 +47,13 @@ def watch(client) -> None:
 
 
 def _delete_again(client, delete, *args, **kwargs):
-    """Delete what a server has, again where Placement refuses it.
+    """Delete the allocations of a server; retry if Placement refuses.
 
-    Placement refuses to delete what is allocated from several providers while
-    one of them is written: all its tries are in one transaction. A new request
-    succeeds, and Nova makes none after a move
+    Placement refuses to delete allocations from several providers while one of
+    them is written, because all its tries are in one transaction. A new
+    request succeeds, and Nova makes none after a move
     (ComputeManager._delete_allocation_after_move, 31 to 34): the server would
-    be in ERROR because its old device is shown as free just then.
+    be in ERROR because its old device is shown as free at that moment.
     """
     for _ in range(_DELETIONS - 1):
         try:
@@ -65,7 +65,7 @@ def _delete_again(client, delete, *args, **kwargs):
 
 
 def _allocations(client, get, context, nodename):
-    """Return what is allocated on a host, fetched when it is read.
+    """Return the allocations of a host, which are fetched when they are read.
 
     :raises ValueError: Nova's copy has no such host, as with Nova.
     """
@@ -75,7 +75,7 @@ def _allocations(client, get, context, nodename):
 
 
 def _ensure(client, ensure, context, uuid, *args, **kwargs):
-    """Refresh Nova's copy of the providers of a host that have changed.
+    """Refresh the changed providers of a host in Nova's copy.
 
     :raises: what Nova's method raises, where Placement does not answer.
     """
@@ -123,11 +123,11 @@ WRAPS: dict[str, Callable] = {
 
 
 class Unread(dict):
-    """Allocations that are fetched when they are read first.
+    """Allocations that are fetched when they are first read.
 
-    A dict because Nova sends it to Placement as JSON, after it has read and
-    changed it: json takes one that was not read as empty. Where fetching
-    fails, reading raises its error, and the next reading fetches.
+    A dict, because Nova sends it to Placement as JSON after reading and
+    changing it; json takes an unread one as empty. If fetching fails, reading
+    raises the error, and the next reading fetches again.
     """
 
     def __init__(self, fetch: Callable[[], dict[str, typing.Any]]):
