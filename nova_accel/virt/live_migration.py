@@ -363,8 +363,7 @@ def _noted(data, key):
 
 
 def _migration(data) -> str | None:
-    """Return the migration that the destination stored, None if there is none.
-    """
+    """Return the migration that the destination stored, None without one."""
     return _noted(data, _MIGRATION)
 
 
