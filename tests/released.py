@@ -17,7 +17,7 @@ import venv
 
 #: arguments of nova-accel; {share} is that of the environment
 COMMANDS = (
-    '--version', 'help', 'profile check {share}/device_profiles/nlb.yaml',
+    '--version', 'help', 'profile check {share}/nlb.yaml',
     'discover --simulated-host {share}/simulated-host.yaml --driver gpu',
     'complete')
 
