@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Check the files of a release, each in a virtual environment of its own.
 
-    python -m tests.released dist 0.2.0 --constraint constraints.txt nova==34.0.0
+    python -m tests.released dist VERSION --constraint=constraints.txt nova
 
 Installs the wheel, then the sdist, beside Nova, and runs commands of
 nova-accel on the simulated host that the package contains. Both must install
@@ -45,7 +45,8 @@ def check(archive: pathlib.Path, version: str, nova: list[str]) -> set[str]:
                 raise SystemExit(f'{archive} has version {said}')
         return {line for line in run(
             python, '-m', 'pip', 'show', '--files', 'nova_accel').splitlines()
-            if '.dist-info/' not in line and '__pycache__' not in line}
+            if line.startswith('  ') and '.dist-info/' not in line
+            and '__pycache__' not in line}
 
 
 def main():
