@@ -184,6 +184,7 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.bench.capacity
 	$(BIN)/python -m tests.bench.closeness
 	$(BIN)/python -m tests.bench.commands
+	$(BIN)/python -m tests.bench.discover
 	$(BIN)/python -m tests.bench.handover
 	$(BIN)/python -m tests.bench.hang
 	$(BIN)/python -m tests.bench.health
@@ -202,6 +203,7 @@ bench-part: $(STAMP)
 	$(BIN)/python -m tests.bench.commands 1
 	$(BIN)/python -W ignore -m tests.bench.fleet --requests 20 20,20,20,3
 	$(BIN)/python -W ignore -m tests.bench.fleet --requests 20 --every .01 20,20,20,3
+	$(BIN)/python -m tests.bench.discover 200 1
 	$(BIN)/python -m tests.bench.handover 1 0
 	$(BIN)/python -m tests.bench.hang 3
 	$(BIN)/python -m tests.bench.health 8 1

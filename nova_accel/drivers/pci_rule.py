@@ -132,6 +132,11 @@ class PciRuleDriver(slot.SlotDriver):
         return self.recognize(address, None)
 
     def may_be_mine(self, address):
+        # of most functions of a host no more is read
+        vendor = pci.identifier(self.kernel, address, 'vendor')
+        if not any(rule.matches({'address': address, 'vendor': vendor})
+                   for rule in wanted()):
+            return False
         values = self._values(address)
         if self._may_be_a_guests(address):
             # see recognize()

@@ -25,9 +25,9 @@ ADDRESS = re.compile('([0-9a-f]{4}|[1-9a-f][0-9a-f]{4,7}):'
 VFIO = 'vfio-pci'
 #: drivers that VFIO accepts on the other members of an IOMMU group
 _HARMLESS = frozenset((VFIO, 'pci-stub', 'pcieport'))
-#: vendor and device that vfio-pci refuses: QAT of generation 2 and its VFs,
-#: DSA, IAA; source: vfio_pci_dev_in_denylist() in vfio_pci.c of Linux
-_DENYLIST = frozenset(('8086', device) for device in (
+#: devices of Intel that vfio-pci refuses: QAT of generation 2 and its VFs, DSA,
+#: IAA; source: vfio_pci_dev_in_denylist() in vfio_pci.c of Linux
+_DENYLIST = frozenset((
     '0435', '0443', '19e2', '19e3', '37c8', '37c9', '0b25', '0cfe'))
 #: resets that reach every function of a bus, which the kernel refuses where
 #: there are several; source: pci_parent_bus_reset() in pci.c of Linux
@@ -361,7 +361,8 @@ def obstacle(kernel, function: str, companions=()) -> str:
 
 def is_denied(kernel, function: str) -> bool:
     """Whether vfio-pci refuses the function because of its deny list."""
-    if ids(kernel, function) not in _DENYLIST:
+    if (identifier(kernel, function, 'vendor') != '8086'
+            or identifier(kernel, function, 'device') not in _DENYLIST):
         return False
     module = 'module/vfio_pci'
     try:
@@ -375,8 +376,22 @@ def is_denied(kernel, function: str) -> bool:
 def siblings(kernel, function: str) -> list[str]:
     """Return the other functions of the same slot."""
     slot = function.rpartition('.')[0]
-    return [other for other in kernel.listdir(DEVICES)
-            if other != function and other.rpartition('.')[0] == slot]
+    return [other for other in _on_bus(kernel, function)
+            if other.rpartition('.')[0] == slot]
+
+
+def _on_bus(kernel, function: str) -> list[str]:
+    """Return the other functions of the same bus.
+
+    They are in one directory, that of the bridge above, which VFs share with
+    functions of other buses (virtfn_add_bus() in drivers/pci/iov.c of Linux).
+    """
+    above = os.path.dirname(kernel.readlink(path(function)))
+    bus = function.rpartition(':')[0]
+    return [other for other in kernel.listdir(
+                os.path.normpath(os.path.join(DEVICES, above)))
+            if other != function and other.rpartition(':')[0] == bus
+            and ADDRESS.fullmatch(other)]
 
 
 def reset_methods(kernel, function: str) -> tuple[str, ...]:
@@ -393,9 +408,7 @@ def reset_methods(kernel, function: str) -> tuple[str, ...]:
         methods = tuple(kernel.read(path(function, 'reset_method')).split())
     except FileNotFoundError:
         return ('any',) if kernel.exists(path(function, 'reset')) else ()
-    bus = function.rpartition(':')[0]
-    if any(other != function and other.rpartition(':')[0] == bus
-           for other in kernel.listdir(DEVICES)):
+    if not _OF_THE_BUS.isdisjoint(methods) and _on_bus(kernel, function):
         methods = tuple(m for m in methods if m not in _OF_THE_BUS)
     return methods
 
