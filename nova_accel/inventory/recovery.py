@@ -16,6 +16,7 @@ Where no step helps, what is left is a boot of the host, or another card.
 """
 
 from collections.abc import Mapping
+import contextlib
 
 from nova_accel import conf
 from nova_accel.drivers import base
@@ -23,7 +24,7 @@ from nova_accel.drivers import contract
 from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel.host import pci
-from nova_accel.host import vfio
+from nova_accel.host import processes
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import conditions as device_conditions
 from nova_accel.inventory import devices
@@ -109,8 +110,7 @@ class Recovery:
 
     def _recover(self, driver, device) -> None:
         address = device.address
-        if any(vfio.opened(driver.kernel, handle)
-               for handle in device.all_handles):
+        if _is_used(driver.kernel, device):
             # the next comparison tries again
             self._tried.pop(address, None)
             return
@@ -121,13 +121,14 @@ class Recovery:
 
     def _climb(self, driver, device, reasons) -> None:
         address = device.address
-        if any(pci.is_open(driver.kernel, function)
-               for function in device.functions()):
-            # which the comparison finds after this
+        if _is_used(driver.kernel, device):
             self._climbed.pop(address, None)
             return
         try:
             step = climb(driver, device)
+        except exception.DeviceUnavailable:
+            self._climbed.pop(address, None)
+            return
         finally:
             self._health.restart_counters(address)
         self.steps[address] = step
@@ -196,17 +197,37 @@ def _failed_regions(device: model.Device) -> list[str]:
                   if r.health is model.Health.QUARANTINED)
 
 
+def _is_used(kernel, device: model.Device) -> bool:
+    """Return whether a process has a part of a device open: through VFIO, as
+    guests that Nova does not know, or the node of a driver of the host."""
+    for function in device.functions():
+        with contextlib.suppress(OSError):
+            if pci.is_open(kernel, function):
+                return True
+    for handle in device.all_handles:
+        if kept := processes.keeping(kernel, device, handle, 1):
+            LOG.info('Device %s is not recovered while %s', device.address,
+                     kept)
+            return True
+    return False
+
+
 def climb(driver: base.AcceleratorDriver, device: model.Device) -> str:
     """Take one step after another until a device is well.
 
     In the worker of its card.
 
     :returns: the step that helped; '' where none did.
+    :raises DeviceUnavailable: a process has opened it meanwhile.
     """
     steps = driver.steps(device)
     for name in LADDER:
         if name not in steps:
             continue
+        if _is_used(driver.kernel, device):
+            raise exception.DeviceUnavailable(
+                f'{device.address} is not recovered, because a process has '
+                f'it open: it is tried again.')
         try:
             steps[name]()
             if _is_well(driver, device):

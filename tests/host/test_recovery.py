@@ -233,6 +233,21 @@ class LadderTest(health.HealthTestCase):
         self.look()
         self.assertEqual('function reset', self.recover())
 
+    def test_process_takes_it_after_a_step(self):
+        """It is asked before each of them."""
+        self.fails(dead=True, ends_by='card reset')
+        kernel = self.host.kernel
+        reset = kernel.reset_function
+
+        def takes(function):
+            reset(function)
+            kernel.guest_takes(ONE)
+        with mock.patch.object(kernel, 'reset_function', takes):
+            self.assertIsNone(self.recover())
+        self.assertEqual(1, len(kernel.resets(ONE)))
+        kernel.guest_returns(ONE)
+        self.assertEqual('card reset', self.recover())
+
     def test_operator_has_disabled_it(self):
         """He may be at work on it, as with new firmware."""
         self.host.disable(ONE)
@@ -312,6 +327,17 @@ class DiskTest(base.HostTestCase):
         self.assertEqual('suspect', self.state())
         self.assertEqual('what is on it', self.kernel.data_of_disk(DISK))
 
+    def test_process_of_the_host(self):
+        """It has the disk's node open, which binding would take away."""
+        self.fails('driver rebind')
+        self.kernel.set_fault(DISK, in_use=True)
+        self.host.inventory.recover()
+        self.assertNotIn(DISK, self.host.inventory.recovery.steps)
+        self.kernel.set_fault(DISK, in_use=None)
+        self.host.inventory.recover()
+        self.assertEqual('driver rebind',
+                         self.host.inventory.recovery.steps[DISK])
+
     @ddt.data('act', 'observe')
     def test_between_two_servers(self, mode):
         """Its log page can be read before the next server gets it, and not
@@ -367,20 +393,45 @@ class DiskTest(base.HostTestCase):
         self.assertIn('has no step that helps', self.log.output)
 
 
+@ddt.ddt
 class FpgaTest(base.HostTestCase):
 
-    def test_fme(self):
-        """The driver is bound again, with the VFs."""
+    def setUp(self):
+        super().setUp()
         self.config.config(group='accel', health=['act'],
                            discovery_interval=3600)
         self.start_host({'address': A})
         self.host.inventory.looks.run()
+
+    def fails(self):
         self.host.kernel.set_fault(
             A, attributes={'catfatal_errors': '0x4'}, ends_by='driver rebind')
         self.host.inventory.looks.run()
+
+    def recover(self):
         self.host.inventory.recover()
         self.host.inventory.looks.run()
-        self.assertEqual('driver rebind',
-                         self.host.inventory.recovery.steps.get(A))
+        return self.host.inventory.recovery.steps.get(A)
+
+    @ddt.data('VFIO', 'node')
+    def test_process_of_the_host(self, kind):
+        """It has the VF, which binding would take from it."""
+        kernel, vf = self.host.kernel, f'{A[:-1]}1'
+        if kind == 'VFIO':
+            kernel.guest_takes(vf)
+        else:
+            kernel.set_fault(A, in_use=True)
+        self.fails()
+        self.assertIsNone(self.recover())
+        if kind == 'VFIO':
+            kernel.guest_returns(vf)
+        else:
+            kernel.set_fault(A, in_use=None)
+        self.assertEqual('driver rebind', self.recover())
+
+    def test_fme(self):
+        """The driver is bound again, with the VFs."""
+        self.fails()
+        self.assertEqual('driver rebind', self.recover())
         self.assertHas(self.host.boot(
             base.asks(), self.host.allocation(A)), f'{A[:-1]}1')
