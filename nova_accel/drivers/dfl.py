@@ -265,13 +265,13 @@ class DflDriver(base.PciDriver):
         """Why no guest is given the PF of a card without VFs, or ''."""
         if pci.virtual_functions(self.kernel, address):
             return ''
+        if address in sriov.wanted():
+            return sriov.NONE
         if any(port.vfs is not None for port in self._ports(address, [])):
             return (f'it is a board of OFS, and guests get the VFs of its '
                     f'slot, of which it has none: have them created by '
                     f'{sriov.OPTION} = {address}=<number of VFs>, under '
                     f'linux-dfl (mainline Linux answers EINVAL)')
-        if address in sriov.wanted():
-            return sriov.NONE
         if address not in base.whole_cards():
             return (f'it has no VFs, and its physical function can program '
                     f'and flash the card: have VFs created by {sriov.OPTION} '

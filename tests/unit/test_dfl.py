@@ -85,7 +85,10 @@ class SlotTest(TestCase):
 
     def test_mainline_linux(self):
         """It has the port, and gives it no VFs."""
-        device = self.start(vfs=0, linux_dfl=False)
+        self.assertEqual(sriov.NONE, self.start(
+            vfs=0, linux_dfl=False).reason)
+        self.config.config(group='accel', virtual_functions=[])
+        device = self.look()
         self.assertEqual((QUARANTINED, []),
                          (device.health, handles(device.regions[0])))
         for said in ('board of OFS', 'under linux-dfl', 'EINVAL'):
