@@ -263,7 +263,7 @@ class DflDriver(base.PciDriver):
 
     def _why_not_whole(self, address) -> str:
         """Why no guest is given the PF of a card without VFs, or ''."""
-        if pci.virtual_functions(self.kernel, address):
+        if pci.has_vfs(self.kernel, address):
             return ''
         if address in sriov.wanted():
             return sriov.NONE

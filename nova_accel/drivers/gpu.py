@@ -71,8 +71,7 @@ class GpuDriver(slot.SlotDriver):
 
     def look(self, device, before):
         address = device.address
-        if address in sriov.wanted() or pci.virtual_functions(
-                self.kernel, address):
+        if address in sriov.wanted() or pci.has_vfs(self.kernel, address):
             raise base.NotOffered(
                 f'it is shared out by VFs: add vgpu to [accel] '
                 f'enabled_drivers, or end that (see {sriov.OPTION}) if '

@@ -214,7 +214,7 @@ class PciRuleDriver(slot.SlotDriver):
         is_gpu = pci.class_code(self.kernel, address) >> 8 in {
             *pci.DISPLAYS, fabric.INSTINCT}
         return sharing.obstacle(self.kernel, address) if (
-            is_gpu and not pci.virtual_functions(self.kernel, address)) else ''
+            is_gpu and not pci.has_vfs(self.kernel, address)) else ''
 
     def _together(self, address) -> model.AttachHandle:
         """All VFs of a function, as one accelerator.
@@ -247,7 +247,7 @@ class PciRuleDriver(slot.SlotDriver):
         device = self._device(address, self._values(address), {'type': ''})
         if (handover.policy(device) is not handover.Policy.CLEAR
                 or pci.physical_function(self.kernel, address)
-                or pci.virtual_functions(self.kernel, address)):
+                or pci.has_vfs(self.kernel, address)):
             return ()
         return super().company(address)
 

@@ -23,7 +23,7 @@ def is_shared(kernel, address: str) -> bool:
     :raises OSError: it cannot be read.
     """
     return (address in sriov.wanted() or _has_types(kernel, address)
-            or bool(pci.virtual_functions(kernel, address)))
+            or pci.has_vfs(kernel, address))
 
 
 def is_display(kernel, address: str) -> bool:

@@ -75,7 +75,7 @@ class SlotDriver(base.PciDriver):
         used = usage.usage(self.kernel, function)
         if used:
             return used
-        if pci.virtual_functions(self.kernel, function):
+        if pci.has_vfs(self.kernel, function):
             return 'it has virtual functions'
         bound = pci.driver(self.kernel, function)
         if (bound not in _IDLE and not pci.is_for_vfio(self.kernel, function)

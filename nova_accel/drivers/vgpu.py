@@ -242,9 +242,8 @@ class VgpuDriver(base.PciDriver):
 
     def _is_gpu_with_vfs(self, address) -> bool:
         vendor = pci.identifier(self.kernel, address, 'vendor')
-        return gpu.has_class(self.kernel, address, vendor) and bool(
-            pci.virtual_functions(self.kernel, address)
-            or address in sriov.wanted())
+        return gpu.has_class(self.kernel, address, vendor) and (
+            pci.has_vfs(self.kernel, address) or address in sriov.wanted())
 
     def identify(self, address):
         vendor = pci.identifier(self.kernel, address, 'vendor')

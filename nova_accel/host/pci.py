@@ -269,6 +269,11 @@ def virtual_functions(kernel, function: str) -> list[str]:
             for name in links]
 
 
+def has_vfs(kernel, function: str) -> bool:
+    """Whether a function has VFs now."""
+    return kernel.exists(path(function, 'virtfn0'))
+
+
 def can_have_vfs(kernel, function: str) -> bool:
     """Whether a function is a PF, also one without a VF now.
 

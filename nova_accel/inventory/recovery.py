@@ -121,12 +121,10 @@ class Recovery:
 
     def _climb(self, driver, device, reasons) -> None:
         address = device.address
-        if _is_used(driver.kernel, device):
-            self._climbed.pop(address, None)
-            return
         try:
             step = climb(driver, device)
         except exception.DeviceUnavailable:
+            # the next comparison tries again
             self._climbed.pop(address, None)
             return
         finally:

@@ -3,9 +3,9 @@
 
 Two hosts, as files below a directory; the kernel is that of a machine, and
 reads these files. On the first, "foreign", the driver has nothing: 1,024
-functions are VFs of network cards, and the others network cards, bridges and
-others. On the second, "own", all functions are of the driver's cards and their
-VFs, and the driver examines each. Less than 100 ms of the processor are the
+functions are VFs of network cards, and the others are network cards, bridges
+and more. On the second, "own", all functions are of the driver's cards and
+their VFs, and the driver examines each. Less than 100 ms of the processor are the
 aim. Run with ``python -m tests.bench.discover [functions [rounds
 [directory]]]``; the directory should be in memory, as /dev/shm.
 
@@ -67,15 +67,15 @@ def address(number):
 
 
 def foreign(functions):
-    vfs = functions // 65 // 2 * 65
+    vfs = functions * 3 // 4 // 65 * 65
+    found = [('15b3', '101d', '0x020000', {'total_vfs': 64, 'vfs': 64})] * (
+        vfs // 65) + [
+        ('8086', '1592', '0x020000', {}), ('1022', '14ab', '0x060400', {}),
+        ('8086', '3450', '0x088000', {})] * ((functions - vfs) // 3)
     return {'others': [
         {'address': address(n), 'vendor': vendor, 'device': device,
          'class': class_code, **more}
-        for n, (vendor, device, class_code, more) in enumerate((
-            *[('15b3', '101d', '0x020000', {'total_vfs': 64, 'vfs': 64})]
-            * (vfs // 65),
-            *[('8086', '1592', '0x020000', {}), ('1022', '14ab', '0x060400', {}),
-              ('8086', '3450', '0x088000', {})] * ((functions - vfs) // 3)))]}
+        for n, (vendor, device, class_code, more) in enumerate(found)]}
 
 
 def own(kind, size, more, functions):

@@ -371,7 +371,7 @@ CASES = {
         TOGETHER),
 
     'qat.look/bound': Case(
-        'qat', qat(), *both(rebound(None, '4xxx')), 'and only its VFs are given',
+        'qat', qat(), *rebound(None, '4xxx'), 'and only its VFs are given',
         {'virtual_functions': [f'{A}=16']}),
     'qat._with_services': Case(
         'qat', qat(), *attribute(cfg_services='???'), 'which are not services'),
