@@ -5,8 +5,8 @@ Two hosts, as files below a directory; the kernel is that of a machine, and
 reads these files. On the first, "foreign", the driver has nothing: 1,024
 functions are VFs of network cards, and the others are network cards, bridges
 and more. On the second, "own", all functions are of the driver's cards and
-their VFs, and the driver examines each. Less than 100 ms of the processor are the
-aim. Run with ``python -m tests.bench.discover [functions [rounds
+their VFs, and the driver examines each. Less than 100 ms of the processor are
+the aim. Run with ``python -m tests.bench.discover [functions [rounds
 [directory]]]``; the directory should be in memory, as /dev/shm.
 
 Counted: attributes, listings and links that are read. Times are of the
