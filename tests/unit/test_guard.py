@@ -36,6 +36,7 @@ from nova_accel.scheduler import scheduling
 from nova_accel.scheduler import seam
 from nova_accel.scheduler import unseen
 from nova_accel.scheduler import weights
+from tests.unit import nova_api
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 PLAIN = {'hw:cpu_sockets': '1'}
@@ -239,74 +240,20 @@ class ApiTest(testtools.TestCase):
              '_lookup', '_build_options', '_live_migrate', '_rebuild',
              '_checks', '_unshelve', '_snapshot_volume_backed',
              '_has_accelerators', '_check_live_migration')
-    IMAGE = '00000000-0000-4000-8000-000000000003'
 
     def setUp(self):
         super().setUp()
-        objects.register_all()
-
-        class API:
-            """nova.compute.api.API; each method returns what it got."""
-            image_api = types.SimpleNamespace(get=lambda *args: None)
-
-            def create(self, context, flavor):
-                return flavor
-
-            def resize(self, context, instance, flavor_id):
-                return compute_flavors.get_flavor_by_flavor_id(flavor_id)
-
-            def _validate_and_build_base_options(self, context, flavor, image):
-                return flavor
-
-            def live_migrate(self, context, instance):
-                return instance
-
-            def snapshot_volume_backed(self, context, instance, name,
-                                       extra_properties=None):
-                return extra_properties
-
-            def rebuild(self, context, instance, image):
-                return self._checks_for_create_and_rebuild(
-                    context, image['id'], image)
-
-            def unshelve(self, context, instance):
-                return instance
-
-            def _checks_for_create_and_rebuild(self, context, image_id, image):
-                return image
-
-        self.specs = {'plain': PLAIN, 'with': {
-            **ONE, 'accel1:runtime_programming': 'true'}}
-        limits = mock.patch.object(
-            expansion.limit, 'Enforcer', lambda usage: types.SimpleNamespace(
-                enforce=lambda project, amounts: usage(project, [*amounts])))
-        for patch in (
-                limits,
-                mock.patch.object(expansion.limit_utils, 'use_unified_limits',
-                                  lambda: True),
-                mock.patch.object(expansion.placement_limits, '_get_usage',
-                                  lambda *args: {}),
-                mock.patch.object(compute_api, 'API', API),
-                mock.patch.object(compute_flavors, 'get_flavor_by_flavor_id',
-                                  self.flavor)):
-            patch.start()
-            self.addCleanup(patch.stop)
-        expansion.install()
-        self.api = compute_api.API()
-
-    def flavor(self, name):
-        return objects.Flavor(name=name, extra_specs=self.specs[name])
+        self.nova = self.useFixture(nova_api.NovaApi({
+            'plain': PLAIN,
+            'with': {**ONE, 'accel1:runtime_programming': 'true'}}))
 
     def ask(self, name):
         """Every request about a server of a flavor; what they return."""
-        api, flavor = self.api, self.flavor(name)
-        server = types.SimpleNamespace(
-            uuid='00000000-0000-4000-8000-000000000001', project_id='p',
-            flavor=flavor, vm_state='shelved_offloaded',
-            image_meta=objects.ImageMeta.from_dict({}))
-        image = {'id': self.IMAGE, 'properties': {
-            'accel:bitstream_id': self.IMAGE}}
-        snapshot = {'id': self.IMAGE, 'properties': {
+        api, flavor = self.nova.api, self.nova.flavor(name)
+        server = self.nova.server(name)
+        image = {'id': nova_api.IMAGE, 'properties': {
+            'accel:bitstream_id': nova_api.IMAGE}}
+        snapshot = {'id': nova_api.IMAGE, 'properties': {
             request.SNAPSHOT_PROPERTY: '1'}}
         for call, *args in (
                 (api.create, flavor), (api.resize, server, name),
