@@ -1,11 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Random orders of events on one compute host: tests.host.world.
 
-nova-compute may be killed in the middle of each event. After it the next ones
-are those that Nova, the operator or the owner have then.
+The next event is drawn from those that Nova, the operator or the owner can
+cause at that moment. nova-compute may be killed in the middle of each event.
 """
 
 import collections
+from collections.abc import Iterable, Iterator
 import contextlib
 import dataclasses
 import os
@@ -15,7 +16,7 @@ import uuid
 
 from tests.host import killed
 from tests.host import world
-from tests.host.world import A, B, DISKS
+from tests.host.world import A, B, DISKS, EXCHANGED
 from tests.unit import vgpus
 
 #: servers at a time
@@ -38,12 +39,19 @@ class Event:
 class Explored(world.World):
     """Plays events; a method that returns False could not play its event."""
 
+    def __init__(self, setting: 'Setting'):
+        super().__init__(setting.pools)
+        self.kinds = [world.KINDS[n] for n in setting.kinds]
+        self.copy = f'{self.directory}/copy'
+
     def play(self, event: Event) -> bool:
         """Play an event, where it is possible, and check what always holds.
 
         :raises world.Broken: it does not hold.
         """
         self.refused = ''
+        if event.which % 4 == 0:
+            self._copy_store()
         if getattr(self, f'_{event.name}')(event) is False:
             return False
         self.counted[event.name] += 1
@@ -58,8 +66,8 @@ class Explored(world.World):
         return server and server.uuid in self.cloud.read()['allocations']
 
     def _boot(self, event):
-        kind = world.KINDS[event.which % len(world.KINDS)]
-        allocation = self.place(kind, event.which // len(world.KINDS))
+        kind = self.kinds[event.which % len(self.kinds)]
+        allocation = self.place(kind, event.which // len(self.kinds))
         if len(self.servers) >= MOST or not allocation:
             return False
         server = world.Server(str(uuid.uuid4()), kind, 'broken')
@@ -179,8 +187,8 @@ class Explored(world.World):
 
     def _come(self, event):
         """A live migration to this host begins."""
-        kind = world.KINDS[event.which % len(world.KINDS)]
-        allocation = self.place(kind, event.which // len(world.KINDS))
+        kind = self.kinds[event.which % len(self.kinds)]
+        allocation = self.place(kind, event.which // len(self.kinds))
         if len(self.servers) >= MOST or kind.own or not allocation:
             return False
         server = world.Server(
@@ -233,6 +241,20 @@ class Explored(world.World):
         else:
             self.old_store = False
 
+    def _rest(self, event):
+        """Nothing happens for some minutes."""
+        self.rest()
+
+    def _rebuild(self, event):
+        server = self._one(event, 'active', 'off')
+        if not self._is_allocated(server):
+            return False
+        server.state = 'broken'
+        if not self.do(['rebuild', server.uuid, self._image(server.kind)],
+                       at=event.kill_at):
+            server.state = 'broken' if self.refused else 'active'
+        return True
+
     def _reconcile(self, event):
         self.do(['reconcile'], ['settle'], at=event.kill_at)
 
@@ -246,58 +268,73 @@ class Explored(world.World):
         self.are_off()
 
     def _exchange(self, event):
-        """Two disks change places while the host is off."""
+        """Two cards change places while the host is off."""
         self._power_cut(event)
-        self.kernel.exchange_cards(*DISKS)
-        self.exchanged = not self.exchanged
+        pair = EXCHANGED[event.which % 3 == 0]
+        self.kernel.exchange_cards(*pair)
+        self.exchanged ^= {pair}
 
     def _pull(self, event):
-        """A disk is away after a power cut, or comes back."""
+        """A card is away after a power cut, or comes back."""
         self._power_cut(event)
-        disk = DISKS[event.which % 2]
-        cards = self.kernel._look()[1]['cards']
-        away = not cards[disk]['faults'].get('vanish') or None
-        self.kernel.set_fault(disk, vanish=away)
+        card = (*DISKS, A)[event.which % 3]
+        self.kernel.set_fault(
+            card, vanish=None if card in self.away() else True)
 
     def _exclude(self, event):
         """[accel] exclude_devices names a disk, or none; the next start has
         it."""
         self.compute.end()
         self.compute.options['exclude_devices'] = [
-            f'address={DISKS[n]}' for n in (event.which % 3,) if n < 2]
+            f'address={DISKS[event.which % 2]}'] * (
+                not self.compute.options.get('exclude_devices'))
 
-    def _copy_store(self, event):
-        copy = f'{self.directory}/copy'
+    def _copy_store(self):
+        if not os.path.exists(self.store):
+            return
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(copy)
+            os.unlink(self.copy)
         with contextlib.closing(sqlite3.connect(self.store)) as store:
-            store.execute('VACUUM INTO ?', (copy,))
+            store.execute('VACUUM INTO ?', (self.copy,))
 
-    def _put_back_store(self, event):
-        copy = f'{self.directory}/copy'
-        if not os.path.exists(copy):
+    def _replace_store(self, event):
+        """An older copy is put back, or none, while nova-compute is stopped.
+        """
+        is_copied = event.which % 3 and os.path.exists(self.copy)
+        # what a new store finds in a slot the operator has to accept if it is
+        # another disk later
+        if not is_copied and (self.away() or self.exchanged):
             return False
         self.compute.end()
         for suffix in '', '-wal', '-shm':
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.store + suffix)
-        os.rename(copy, self.store)
         self.old_store = True
+        # which the copy may not have
+        self.refused_devices = set()
+        if is_copied:
+            os.rename(self.copy, self.store)
+        else:
+            self.compute.options['exclude_devices'] = []
+            self.do(['scan'])
         return True
 
     def _disable(self, event):
         device = (A, B, *DISKS, vgpus.GPU)[event.which % 5]
-        self.do(['disable', device], at=event.kill_at)
+        if not self.do(['disable', device], at=event.kill_at):
+            self.refused_devices.add(device)
         self.disabled = True
 
     def _enable(self, event):
         if not self.disabled:
             return False
+        self.refused_devices = set()
         self.disabled = self.do(['enable'], at=event.kill_at)
         return True
 
     def _reserve(self, event):
         """The operator reserves one of a provider, or all that are free."""
+        self.reserved = True
         with self.cloud.state() as state:
             items = [item for _, provider in sorted(
                 state['providers'].items())
@@ -331,61 +368,98 @@ class Explored(world.World):
         return True
 
 
-#: event -> how often it is drawn; what is seldom possible comes more often
+#: event -> how often it is drawn
 EVENTS = {
-    'boot': 9, 'delete': 5, 'stop': 3, 'start': 4, 'resize': 6, 'migrate': 3,
-    'confirm': 14, 'revert': 8, 'come': 3, 'does_not_come': 2, 'arrive': 10,
-    'leave': 2, 'forget': 1, 'restart': 2, 'reconcile': 3, 'report': 2,
-    'power_cut': 1, 'exchange': 1, 'pull': 1, 'exclude': 1, 'copy_store': 2,
-    'put_back_store': 4, 'disable': 2, 'enable': 6, 'reserve': 1,
-    'lose_allocation': 1, 'program': 1, 'clean': 1, 'ask': 3,
+    'boot': 12, 'delete': 5, 'stop': 4, 'start': 5, 'rebuild': 2, 'resize': 6,
+    'migrate': 4, 'confirm': 12, 'revert': 9, 'come': 5, 'does_not_come': 2,
+    'arrive': 10, 'leave': 2, 'forget': 2, 'restart': 3, 'reconcile': 3,
+    'rest': 3, 'report': 2, 'power_cut': 1, 'exchange': 2, 'pull': 2,
+    'exclude': 2, 'replace_store': 3, 'disable': 2,
+    'enable': 3, 'reserve': 1, 'lose_allocation': 2, 'program': 1, 'clean': 1,
+    'ask': 2,
 }
+#: the kinds that each order has
+ALWAYS = ('boot', 'delete', 'start', 'rest', 'restart', 'confirm', 'revert',
+          'arrive')
 
 
-def order_of(seed: int, length: int) -> tuple[list[Event], str]:
-    """Return the events of a seed, and [accel] pools."""
-    draw = random.Random(seed)
-    names = [name for name, often in EVENTS.items() for _ in range(often)]
-    return [Event(draw.choice(names), draw.randrange(2 ** 16),
-                  draw.choice((None, None, draw.randrange(20))))
-            for _ in range(length)], draw.choice(('host', 'none'))
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is the same in all of an order."""
+
+    #: [accel] pools
+    pools: str
+    #: indices of world.KINDS
+    kinds: tuple[int, ...]
 
 
-def explore(order: list[Event], pools: str) -> collections.Counter:
-    """Play events in a new world, and end it.
+def events_of(seed: int) -> tuple[Iterator[Event], Setting]:
+    """Return the events of a seed, without end, and their setting.
 
-    :returns: how often what happened.
-    :raises world.Broken: with the events so far.
+    Half of the kinds of events and of servers are left out, others for each
+    seed: few kinds meet more often, and one that puts an end to what others
+    bring about would do so in each order.
     """
-    explored = Explored(pools)
-    played: list[Event] = []
+    draw = random.Random(seed)
+    setting = Setting(draw.choice(('host', 'none')), tuple(draw.sample(
+        range(len(world.KINDS)), draw.randint(1, 3))))
+    names = [name for name in EVENTS
+             if name in ALWAYS or draw.random() < 0.5]
+    often = [EVENTS[name] for name in names]
+
+    def events():
+        while True:
+            name, = draw.choices(names, often)
+            yield Event(name, draw.randrange(2 ** 16),
+                        int(draw.expovariate(0.2)) if draw.random() < 0.3
+                        else None)
+    return events(), setting
+
+
+def explore(events: Iterable[Event], setting: Setting, length: int,
+            ) -> collections.Counter:
+    """Play those events in a new world that are possible, and end it.
+
+    :param length: the most events.
+    :returns: how often what happened.
+    :raises Failed: with the events so far.
+    """
+    explored, played = Explored(setting), []
     try:
-        for event in order:
+        for event in events:
             played.append(event)
             if not explored.play(event):
                 played.pop()
+            elif len(played) == length:
+                break
         explored.finish()
     except Exception as error:
-        raise world.Broken('\n'.join([
-            f'{error}', f'with pools = {pools}, after:', *map(str, played)
-            ])) from error
+        raise Failed(error, played, setting) from error
     finally:
         explored.close()
     return explored.counted
 
 
-def shrink(order: list[Event], pools: str) -> world.Broken:
+class Failed(AssertionError):
+
+    def __init__(self, error: Exception, played: list[Event],
+                 setting: Setting):
+        super().__init__('\n'.join([
+            f'{error}', f'with {setting}, after:', *map(str, played)]))
+        self.played, self.setting = played, setting
+
+
+def shrink(failure: Failed) -> Failed:
     """Leave out events as long as it fails; what it says at last."""
-    failure = world.Broken('It does not fail when it is played again.')
-    size = len(order)
+    size = len(failure.played)
     while size:
         begin = 0
-        while begin < len(order):
-            fewer = order[:begin] + order[begin + size:]
+        while begin < len(failure.played):
+            fewer = failure.played[:begin] + failure.played[begin + size:]
             try:
-                explore(fewer, pools)
+                explore(fewer, failure.setting, len(fewer))
                 begin += size
-            except world.Broken as error:
-                order, failure = fewer, error
+            except Failed as error:
+                failure = error
         size //= 2
     return failure

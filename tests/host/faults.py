@@ -7,8 +7,10 @@ bitstream cache does with files. How one fails:
 ======== =====================================================================
 once     it fails, and the next one does not
 on       it fails, and so do all calls of its name until the operation has ended
-nonsense it answers with something else: what /sys contains, what Glance says
-hangs    a call of the kernel returns only after the operation has ended
+nonsense it answers with something else: what /sys contains, what Glance,
+         Placement and libvirt answer
+hangs    a call of the kernel returns only after the operation has ended; one
+         of Placement, Glance, libvirt or Nova fails after two seconds
 ======== =====================================================================
 """
 
@@ -24,7 +26,13 @@ from nova_accel import exception
 from tests.host import cloud as clouds
 from tests.host import outside
 
-#: what /sys, and a request of Glance, answer instead
+#: seconds after which a client gives up
+SLOW = 2
+#: of no server, provider or migration
+NOBODY = 'ffffffff-ffff-4fff-8fff-ffffffffffff'
+_ODD = {'NONSENSE': 1}
+#: what /sys, and a request of Glance, answer instead; or what makes it of the
+#: true answer: virt.cloud refuses one that has not its form
 NONSENSE: dict[str, typing.Any] = {
     'SimulatedKernel.read': 'nonsense', 'SimulatedKernel.read_bytes': b'\xff',
     'SimulatedKernel.read_some': b'\xff',
@@ -33,6 +41,20 @@ NONSENSE: dict[str, typing.Any] = {
     'SimulatedKernel.read_afu': 'nonsense',
     'SimulatedKernel.read_device_serial': 'nonsense',
     'Glance.answer': (200, b'<html>It works.</html>'),
+    'Cloud.allocations': lambda there: {
+        **there, NOBODY: {'resources': _ODD}},
+    'Cloud.consumers': lambda there: {*there, NOBODY},
+    'Cloud.consumers_of': lambda there: {
+        uuid: {**consumers, NOBODY: _ODD}
+        for uuid, consumers in there.items()},
+    'Cloud.find_providers': lambda there: {*there, NOBODY},
+    'Cloud.moves': lambda there: {**there, NOBODY: NOBODY},
+    'Cloud.running': lambda there: {
+        **there, NOBODY: frozenset(('nonsense',))},
+    'Cloud.guest_devices': lambda there: {
+        **there, NOBODY: frozenset(('nonsense',))},
+    'Cloud.carried': lambda there: dict.fromkeys((*there, NOBODY), '<html>'),
+    'Cloud.paused': lambda there: {*there, NOBODY},
 }
 _PLACEMENT = ('allocations', 'consumers', 'consumers_of', 'find_providers',
               'reallocate', 'make_trait', 'show')
@@ -103,10 +125,14 @@ class Faults:
 
     def _fail(self, fault, function, args, kwargs):
         if fault.how == 'nonsense':
-            return NONSENSE[fault.call]
+            nonsense = NONSENSE[fault.call]
+            return (nonsense(function(*args, **kwargs)) if callable(nonsense)
+                    else nonsense)
         if fault.how == 'hangs':
-            self._over.wait()
-            return function(*args, **kwargs)
+            if fault.call.startswith('SimulatedKernel.'):
+                self._over.wait()
+                return function(*args, **kwargs)
+            self._over.wait(SLOW)
         if fault.call == 'Glance.answer':
             return clouds.BUSY
         raise _error(*fault.call.rpartition('.')[::2])
@@ -137,7 +163,7 @@ def of_calls(calls: dict[str, int]) -> Iterator[Fault]:
         ways = ['once', 'on']
         if call in NONSENSE:
             ways.append('nonsense')
-        if call.startswith('SimulatedKernel.'):
+        if call.startswith(('SimulatedKernel.', 'Cloud.', 'Glance.')):
             ways.append('hangs')
         if call == 'SimulatedKernel.exists':
             # which raises nothing, and no card has a say in it

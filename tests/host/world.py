@@ -8,6 +8,8 @@ the kernel and the claim store have, not by what nova-compute says:
 
 * no device is in two guests, and each guest has claims of its devices;
 * no server reads what another one wrote, and none loses what it wrote;
+* once nova-compute has had time, the claims, the metadata of the guests and
+  Placement agree, and nothing is withheld without a reason;
 * after the last server nothing is claimed, withheld or reserved, and Placement
   shows what it showed at the start.
 """
@@ -21,6 +23,7 @@ import uuid
 
 import fixtures
 
+from nova_accel.attach import carried
 from nova_accel.store import claim_store
 from tests.host import base
 from tests.host import cloud as clouds
@@ -30,6 +33,8 @@ from tests.unit import vgpus
 from tests.unit.host import A, B, FUNCTION, OTHER, plain, vf
 
 DISKS = '0000:02:00.0', '0000:03:00.0'
+#: cards that change places
+EXCHANGED = DISKS, (A, B)
 SSD, VGPU = 'CUSTOM_ACCELERATOR_SSD', 'CUSTOM_ACCELERATOR_VGPU'
 #: of a project's own image, and of the clearing one
 OWN = 'dddddddd-0000-4000-8000-000000000000'
@@ -72,6 +77,16 @@ class Server:
     #: whether it moved on this host
     here: bool = False
 
+    @property
+    def consumers(self) -> list[str]:
+        """Placement's, which may have something here."""
+        return [self.uuid] + [self.migration] * (
+            self.state in ('moved', 'away'))
+
+
+#: states of a server in which nothing of it is half done
+CERTAIN = 'active', 'off', 'moved', 'away', 'coming'
+
 
 class Broken(AssertionError):
     """Something that always holds does not."""
@@ -111,7 +126,12 @@ class World:
         self.servers: list[Server] = []
         #: serial number of a disk -> server that wrote to it last
         self.secrets: dict[str, str] = {}
-        self.disabled = self.exchanged = False
+        self.disabled = self.reserved = False
+        #: those that are disabled, and handles that were claimed before
+        self.refused_devices: set[str] = set()
+        self.known: set[str] = set()
+        #: pairs of cards that have changed places
+        self.exchanged: set[tuple[str, str]] = set()
         #: an older copy of the store is there, and no nova-compute has seen it
         self.old_store = False
         self.counted: collections.Counter = collections.Counter()
@@ -131,11 +151,18 @@ class World:
     # What can be seen
 
     def claims(self):
-        return claim_store.copy_of(self.store).claims()
+        return (claim_store.copy_of(self.store).claims()
+                if os.path.exists(self.store) else ())
 
     @property
     def store(self):
         return os.path.join(self.directory, claim_store.file_name(clouds.NODE))
+
+    def away(self):
+        """Addresses of the slots whose cards are not there."""
+        cards = self.kernel._look()[1]['cards']
+        return {a for pair in EXCHANGED for a in pair
+                if cards[a]['faults'].get('vanish')}
 
     def _disks(self):
         """Serial number -> (address, data) of what is plugged in."""
@@ -232,6 +259,7 @@ class World:
         if len(holders) < len(claims):
             raise Broken('A handle has two claims')
         if not self.old_store:
+            self._check_disabled(claims)
             for uuid_, devices in guests.items():
                 for address in devices:
                     if holders.get(address) != uuid_:
@@ -239,6 +267,16 @@ class World:
                                      f'claimed by {holders.get(address)}')
         self._check_data(guests)
         self._check_functions(guests)
+
+    def _check_disabled(self, claims):
+        """No server gets a device that the operator has disabled."""
+        for claim in claims:
+            if (claim.uuid not in self.known and claim.instance_uuid
+                    and claim.device_address in self.refused_devices
+                    and not self.exchanged):
+                raise Broken(f'{claim.instance_uuid} has got '
+                             f'{claim.device_address}, which is disabled')
+        self.known |= {claim.uuid for claim in claims}
 
     def _check_data(self, guests):
         for serial, (address, data) in self._disks().items():
@@ -257,15 +295,86 @@ class World:
                 if found not in (None, uuid_):
                     raise Broken(f'{uuid_} reads what {found} wrote')
                 self.kernel.guest_writes(function, registers=uuid_)
+            for name in devices:
+                if '-' in name and not self.kernel.exists(
+                        f'bus/mdev/devices/{name}'):
+                    raise Broken(f'The vGPU {name} of {uuid_} is removed')
+
+    # What holds once nova-compute had time
+
+    def rest(self):
+        """Check that all agree, and that nothing is withheld without a
+        reason."""
+        self.do(['scan'], ['reconcile'], ['settle'], ['report'], ['reconcile'],
+                ['report'])
+        self.check()
+        left, withheld = self.compute.run([['left'], ['withheld']])
+        certain = [s for s in self.servers if s.state in CERTAIN]
+        self._check_claims(certain, withheld)
+        self._check_metadata(certain)
+        ended = {c.instance_uuid for c in self.claims()} - {
+            s.uuid for s in self.servers}
+        moving = any(s.state in ('moved', 'away', 'coming') for s in certain)
+        if len(certain) == len(self.servers) and not (
+                self.disabled or self.exchanged or self.away()
+                or self.compute.options.get('exclude_devices')):
+            self.counted['calm'] += 1
+            if ended:
+                raise Broken(f'Servers {ended} have ended, and have claims')
+            if not moving and not self.reserved:
+                self.counted['calmer'] += 1
+            holds = {address: [hold for hold in holds
+                               if hold[0] != 'unallocated' or not (
+                                   moving or self.reserved)]
+                     for address, holds in withheld.items()}
+            if any(holds.values()):
+                raise Broken(f'Withheld, and nothing is left to settle: '
+                             f'{holds}')
+
+    def _check_claims(self, servers, withheld):
+        """Each consumer has claims of what Placement has allocated to it."""
+        allocations = self.cloud.read()['allocations']
+        claims = self.claims()
+        for server in servers:
+            for consumer in server.consumers:
+                # what a live migration has here is allocated to its server
+                holder = (server.migration if server.state == 'coming'
+                          else consumer)
+                has = collections.Counter(
+                    c.provider_uuid for c in claims
+                    if c.consumer_uuid == holder)
+                allocated = {
+                    uuid_: sum(allocation['resources'].values()) for
+                    uuid_, allocation in allocations.get(consumer, {}).items()}
+                if has != allocated and not any(
+                        c.consumer_uuid == holder and 'unallocated' in dict(
+                            withheld.get(c.handle.address, ()))
+                        for c in claims):
+                    raise Broken(
+                        f'{consumer} of a server that is {server.state} has '
+                        f'claims of {dict(has)}, and is allocated {allocated}')
+
+    def _check_metadata(self, servers):
+        guests, claims = self.cloud.read()['guests'], self.claims()
+        for server in servers:
+            if server.uuid not in guests:
+                continue
+            text = guests[server.uuid]['carried']
+            there = carried.parse(text, server.uuid).claims if text else ()
+            if {_identity(c) for c in there} != {
+                    _identity(c) for c in claims
+                    if c.instance_uuid == server.uuid}:
+                raise Broken(f'The guest of {server.uuid}, {server.state}, '
+                             f'carries {text}')
 
     def _check_functions(self, guests):
         cards = self.kernel._look()[1]['cards']
         for server in self.servers:
             if server.kind.function and server.state == 'active':
                 for function in set(guests.get(server.uuid, ())):
-                    carried, = cards[simulated.pf(function)]['functions']
-                    if plain(carried) != plain(server.kind.function):
-                        raise Broken(f'{server.uuid} has {carried}')
+                    found, = cards[simulated.pf(function)]['functions']
+                    if plain(found) != plain(server.kind.function):
+                        raise Broken(f'{server.uuid} has {found}')
 
     def finish(self):
         """End all, and check that nothing is left of any server."""
@@ -293,11 +402,13 @@ class World:
         self.compute.options['exclude_devices'] = []
         self.are_off()
         self.cloud.lose_power()
-        for disk in DISKS:
-            self.kernel.set_fault(disk, vanish=None)
+        for card in self.away():
+            self.kernel.set_fault(card, vanish=None)
         self.kernel.power_cycle()
-        if self.exchanged:
-            self.kernel.exchange_cards(*DISKS)
+        for pair in self.exchanged:
+            self.kernel.exchange_cards(*pair)
+        self.exchanged = set()
+        self.refused_devices = set()
         self.do(['enable'], ['ten_minutes_pass'], ['reconcile'], ['settle'])
         self.check()
 
@@ -314,6 +425,10 @@ class World:
             if self.refused:
                 raise Broken(f'The next server: {self.refused}')
             self.check()
+
+
+def _identity(claim):
+    return claim.uuid, claim.consumer_uuid, claim.handle.address
 
 
 def check_sentence(text: str) -> None:

@@ -13,8 +13,6 @@ import inspect
 import types
 from unittest import mock
 
-from nova.compute import api as compute_api
-from nova.compute import flavors as compute_flavors
 from nova import exception as nova_exception
 from nova import objects
 from nova.scheduler import manager
