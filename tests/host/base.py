@@ -270,6 +270,26 @@ class Host:
         self.write_enabled()
         self.orders.poll()
 
+    def lose(self, uuid_):
+        self.cloud.lose(uuid_)
+
+    def order(self, verb, argument):
+        """As a command of nova-accel; the answer to it, None for none."""
+        command = self.command()
+        number = command.give_order(verb, argument)
+        self.orders.poll()
+        while limits.at_work():
+            time.sleep(0.01)
+        done = values.OrderState.DONE, values.OrderState.REFUSED
+        order = command.withdraw_order(number, done)
+        return order.answer if order.state in done else None
+
+    def withdraw_orders(self):
+        """Their commands have ended with nova-compute."""
+        command = self.command()
+        for order in command.orders():
+            command.withdraw_order(order.number, list(values.OrderState))
+
     def start_again(self, uuid_):
         if uuid_ not in self.cloud.running():
             self.start_guest(uuid_)

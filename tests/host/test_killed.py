@@ -233,6 +233,41 @@ class FpgaTest(KilledTestCase, OperationsMixin):
             self.delete()
         self.at_each_point(begin, steps, after)
 
+    def test_lost_allocation(self):
+        """It is allocated again to the server, which has its device."""
+        def begin():
+            self.booted()
+            self.compute.run([['reconcile'], ['lose', SERVER]])
+
+        def after():
+            self.compute.run([['reconcile']])
+            self.assertHolds()
+            self.assertEqual(
+                self.allocation, self.host.cloud.read()['allocations'][SERVER])
+            self.delete()
+        self.at_each_point(begin, lambda: [['reconcile']], after)
+
+    def test_move_that_nova_has_ended(self):
+        """This host does not hear that a migration was confirmed."""
+        def begin():
+            self.booted()
+            self.migration, = self.compute.run([['migrate_away', SERVER]])
+            self.host.cloud.stop_guest(SERVER, undefine=True)
+            self.host.cloud.allocate(self.migration, None)
+            self.host.cloud.delete_server(SERVER)
+        self.at_each_point(
+            begin, lambda: [['reconcile']],
+            lambda: self.compute.run([['reconcile']]))
+
+    def test_orders(self):
+        """The operator has a disabled region programmed, and cleans it."""
+        self.at_each_point(
+            lambda: None,
+            lambda: [['disable', A], ['order', 'program', f'{A} {OTHER}'],
+                     ['order', 'clean', A], ['enable']],
+            lambda: self.compute.run([
+                ['withdraw_orders'], ['enable'], ['reconcile']]))
+
     def comes(self):
         return [['come', SERVER, MOVE, self.SPECS, self.allocation]]
 
@@ -497,6 +532,64 @@ class ExchangedTest(DiskTest):
     def test_delete(self):
         self.at_each_point(
             self.begin, lambda: [['delete', SERVER]], self.after)
+
+    def test_follow(self):
+        """The claim of a server that is shut off follows its disk."""
+        def begin():
+            self.booted()
+            self.power_cut()
+            self.simulated.kernel.exchange_cards(DISK, self.SLOT)
+
+        def after():
+            self.compute.run([['reconcile'], ['start_again', SERVER]])
+            self.assertEqual({SERVER: [self.SLOT]},
+                             self.compute.run([['seen']])[0][1])
+            self.assertHolds()
+            self.assertEqual(
+                f'secret of {SERVER}',
+                self.simulated.kernel.data_of_disk(self.SLOT))
+            self.delete()
+            self.compute.end()
+            self.simulated.kernel.exchange_cards(DISK, self.SLOT)
+        self.at_each_point(begin, lambda: [['reconcile']], after)
+
+
+class XrtTest(KilledTestCase):
+    """A card that is programmed through its management function."""
+
+    DEVICES = {'alveos': [{'address': A, 'programming_seconds': 0}]}
+    DRIVER, SPECS = 'xrt', base.asks(FUNCTION)
+
+    def set_up_host(self):
+        super().set_up_host()
+        for image in self.image, self.other:
+            self.host.cloud.delete_image(image)
+        for function in FUNCTION, OTHER:
+            path = f'{self.directory}/{function}.xclbin'
+            sim.make_xclbin(path, function, SHELL)
+            with open(path, 'rb') as file:
+                self.host.cloud.upload(file.read(), **{
+                    'accel:function_id': str(uuid.UUID(function))})
+
+    def test_plug(self):
+        self.at_each_point(
+            lambda: self.simulated.kernel.power_cycle(),
+            lambda: [['boot', base.asks(OTHER), self.allocation, None,
+                      SERVER]], self.delete)
+
+    def test_unplug(self):
+        self.at_each_point(
+            self.booted, lambda: [['delete', SERVER]], self.delete)
+
+
+class QatTest(KilledTestCase, OperationsMixin):
+
+    DEVICES = {'qats': [{'address': A, 'vfs': 1}]}
+    DRIVER, CLASS = 'qat', 'CUSTOM_ACCELERATOR_QAT'
+    SPECS = {'resources1:CUSTOM_ACCELERATOR_QAT': '1'}
+
+    # a loss of power takes the VFs, as of NvmeVfTest
+    test_resume = None
 
 
 @ddt.ddt

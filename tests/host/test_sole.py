@@ -100,6 +100,19 @@ class StoppedTest(base.HostTestCase):
         self.start_host({'address': '0000:5e:00.0'})
         store = self.host.store.path
         self.host.parts.close()
+        self.refused(store)
+
+    def test_child(self):
+        """The lock is of this process: a child that ends, and closes what it
+        has got from it, does not release it."""
+        self.start_host({'address': '0000:5e:00.0'})
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+        self.refused(self.host.store.path)
+
+    def refused(self, store):
         other = subprocess.run(
             [sys.executable, '-W', 'ignore', '-c',
              'import sys; from nova_accel.store import sole; '
