@@ -22,7 +22,7 @@ class Reporting:
         self._reshape = reshape
 
     def report(self, tree, node: str, allocations: dict | None = None,
-               starting: bool = False) -> bool:
+               starting: bool = False, edition: object = None) -> bool:
         """Write nova_accel's providers into Nova's provider tree. Called under
         the lock of Nova's resource tracker.
 
@@ -31,6 +31,7 @@ class Reporting:
         :param allocations: those of the host, which Nova writes together with
             the tree; changed in place. None: they stay as they are.
         :param starting: whether Nova would do that.
+        :param edition: of the tree; see inventory.tree.Tree.update().
         :returns: False, with nothing changed, where that is needed: the
             caller then calls again with the allocations.
         """
@@ -49,5 +50,6 @@ class Reporting:
         # Nova's copy of a provider is older than the last server that was
         # scheduled to it, and Placement would refuse its report
         self._inventory.shown.update_tree(
-            tree, node, self._publisher.placement(self._cloud.admin_context()))
+            tree, node, self._publisher.placement(self._cloud.admin_context()),
+            edition=edition)
         return True

@@ -62,6 +62,8 @@ class Reshape:
         self._cloud = cloud
         #: moves about which Placement was asked; None: ask it again
         self._asked: list[_Move] | None = []
+        #: providers, and what _moves() returns of them
+        self._computed: tuple[Providers, list[_Move]] = {}, []
         #: those that Placement was seen to have with the other provider
         self._left: list[_Move] = []
         #: whether nova-compute is starting, and they may move
@@ -149,6 +151,12 @@ class Reshape:
         return moved
 
     def _moves(self, shown: Providers) -> list[_Move]:
+        # it is another object when a claim or a device has changed
+        if self._computed[0] is not shown:
+            self._computed = shown, self._compute(shown)
+        return self._computed[1]
+
+    def _compute(self, shown: Providers) -> list[_Move]:
         parts = providers.by_part(shown)
         found, stay = [], set()
         for claim in self._holdings.all():

@@ -145,7 +145,8 @@ class Shown:
                        'Device %s is not reported: %s', address, why)
 
     def update_tree(self, tree, node: str, placement: provider_tree.Placement,
-                    moved: Iterable[model.Claim] = ()) -> None:
+                    moved: Iterable[model.Claim] = (),
+                    edition: object = None) -> None:
         """Write nova_accel's devices into Nova's provider tree; change nothing
         else.
 
@@ -154,6 +155,7 @@ class Shown:
         :param tree: nova.compute.provider_tree.ProviderTree of the host.
         :param moved: claims whose allocations go to other providers in the
             same request to Placement, as they will be.
+        :param edition: of the tree; see inventory.tree.Tree.update().
         :raises Exception: only with moved: allocations would move without
             the tree.
         """
@@ -167,7 +169,7 @@ class Shown:
             if gone:
                 gone -= {c.device_address for c in self._store.claims()}
             for address in self._tree.update(
-                    tree, node, wanted, gone, placement):
+                    tree, node, wanted, gone, placement, edition):
                 self._table.remove(address)
             self._listing.write(self._offered.now().all_holds())
         except exception.AcceleratorError as error:

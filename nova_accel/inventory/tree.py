@@ -29,7 +29,7 @@ start where allocations move; what it has read then is a moment old.
 A device that is gone leaves its pool at once.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 import dataclasses
 import typing
 
@@ -103,6 +103,11 @@ class _Pass:
     changed: list[providers.Provider] = dataclasses.field(
         default_factory=list)
 
+    @property
+    def has_changes(self) -> bool:
+        return bool(self.made or self.inventories or self.traits
+                    or self.removed or self.rows or self.changed)
+
     def add(self, shown: _Shown, merged: providers.Merged,
             traits: frozenset[str]) -> None:
         """Let Nova write what a provider must have, and leave the rest."""
@@ -127,22 +132,33 @@ class Tree:
         #: provider uuid -> (Provider, its inventory, its traits) for which
         #: there was nothing to do
         self._unchanged: dict[str, tuple] = {}
+        #: what is below the node, and what was wanted, when there was nothing
+        #: to do at all
+        self._settled: tuple[object, object] = None, None
         self._once = logging.Once()
 
     def update(self, tree, node: str,
                wanted: Mapping[str, providers.Provider],
-               gone: Iterable[str], placement: Placement) -> list[str]:
+               gone: Collection[str], placement: Placement,
+               edition: object = None) -> list[str]:
         """Write the wanted providers into the tree; change nothing else.
 
         :param tree: nova.compute.provider_tree.ProviderTree.
         :param node: name of the root provider.
         :param wanted: our providers by uuid, parents before children.
         :param gone: addresses of devices that may leave the tree.
+        :param edition: the same object as in the last call if what is below
+            the node, and wanted, is the same; None if that is not known.
         :returns: those of gone of which nothing is left in the tree.
         :raises AcceleratorsUnavailable: the store cannot be used; the tree is
             as Placement is.
         """
-        there = self._without_novas(
+        now = edition, wanted
+        if edition and not gone and placement.write and all(
+                one is other for one, other in zip(now, self._settled)):
+            return []
+        self._settled = None, None
+        there, is_changed = self._without_novas(
             tree, node, placement.configured)
         everything = {**_walk(tree), **there}
         plan = _Pass(tree, placement)
@@ -161,13 +177,20 @@ class Tree:
         for provider in plan.changed:
             self._write_in_pass(plan, provider.uuid, provider.name,
                                 self._merge(provider, plan))
+        if not (is_changed or gone or stale or plan.has_changes) and (
+                wanted.keys() <= self._unchanged.keys()):
+            self._settled = now
         return [address for address in gone if address not in left]
 
     @staticmethod
-    def _without_novas(tree, node, configured) -> dict[str, _Shown]:
+    def _without_novas(tree, node, configured) -> tuple[dict, bool]:
         """Remove from the tree what Nova adds after this update. Nova raises
         ValueError if it finds that in the tree
-        (ResourceTracker._merge_provider_configs, Nova 31 to 34)."""
+        (ResourceTracker._merge_provider_configs, Nova 31 to 34).
+
+        :returns: the providers below the node, and whether any was changed.
+        """
+        is_changed = False
         there = _walk(tree, node)
         for uuid, shown in there.items():
             novas = configured(uuid, shown.name) & shown.inventory.keys()
@@ -175,7 +198,8 @@ class Tree:
                 there[uuid] = dataclasses.replace(
                     shown, inventory=_without(shown.inventory, novas))
                 tree.update_inventory(uuid, dict(there[uuid].inventory))
-        return there
+                is_changed = True
+        return there, is_changed
 
     @staticmethod
     def _apply(plan: _Pass) -> None:
@@ -251,9 +275,9 @@ class Tree:
             known = self._rows(uuid, plan)
             merged, traits = self._merge(provider, plan, known)(shown)
             self.foreign_traits[uuid] = traits - provider.traits
-            if merged.inventory != shown.inventory or traits != shown.traits:
-                self._unchanged.pop(uuid, None)
-            elif not _differ(known, merged.rows):
+            self._unchanged.pop(uuid, None)
+            if (merged.inventory == shown.inventory and traits == shown.traits
+                    and not _differ(known, merged.rows)):
                 # an inventory of a class that it has not any more may go at
                 # any time
                 if merged.inventory.keys() == provider.inventory.keys():
@@ -462,6 +486,7 @@ class Tree:
         if result is None:
             return None
         self._unchanged.pop(uuid, None)
+        self._settled = None, None
         try:
             # Placement has it: other values are the operator's from now on
             now = _Shown(uuid, '', *result)

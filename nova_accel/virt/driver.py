@@ -159,7 +159,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super().update_provider_tree(provider_tree, nodename, allocations)
         if self._host_name is not None:
             if not self.parts.reporting.report(
-                    provider_tree, nodename, allocations, self._starting):
+                    provider_tree, nodename, allocations, self._starting,
+                    provider_trees.below(provider_tree, nodename)):
                 # Nova calls again, with the allocations
                 self._moving = True
                 raise nova_exception.ReshapeNeeded()

@@ -16,10 +16,14 @@ or more:
   Placement (16.0) counts a generation up with each change of inventory and
   traits, and with each change of aggregates from its API 1.19 on.
 
-A third wrap repeats deletions of allocations that Placement refuses.
+Nova then compares each provider with its copy to find those to write. Here it
+compares those only that the report has changed (virt.provider_trees).
+
+A fourth wrap repeats deletions of allocations that Placement refuses.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+import copy
 import functools
 import time
 import typing
@@ -27,6 +31,7 @@ import typing
 from nova import exception as nova_exception
 
 from nova_accel import naming
+from nova_accel.virt import provider_trees
 
 #: how often the deletion of an allocation is tried
 _DELETIONS = 3
@@ -69,7 +74,8 @@ def _allocations(client, get, context, nodename):
 
     :raises ValueError: Nova's copy has no such host, as with Nova.
     """
-    if not _has_ours(client, nodename):
+    tree = client._provider_tree
+    if not _has_ours(tree, tree.data(nodename).uuid):
         return get(context, nodename)
     return Unread(lambda: get(context, nodename))
 
@@ -79,47 +85,81 @@ def _ensure(client, ensure, context, uuid, *args, **kwargs):
 
     :raises: what Nova's method raises, where Placement does not answer.
     """
-    if client._provider_tree.exists(uuid) and (
-            client._associations_stale(uuid) and _has_ours(client, uuid)):
-        _refresh(client, context, uuid)
+    if _has_ours(client._provider_tree, uuid):
+        if client._associations_stale(uuid):
+            _refresh(client, context, uuid)
+        if not _is_stale(client, uuid):
+            return uuid
     return ensure(context, uuid, *args, **kwargs)
+
+
+def _is_stale(client, root: str) -> bool:
+    """Return whether Nova's copy of any provider of a host is old."""
+    times = client._association_refresh_time
+    uuids = client._provider_tree.get_provider_uuids(root)
+    return not times.keys() >= set(uuids) or client._associations_stale(
+        min(uuids, key=times.__getitem__))
 
 
 def _refresh(client, context, root: str) -> None:
     tree = client._provider_tree
     now = {provider['uuid']: provider
            for provider in client.get_providers_in_tree(context, root)}
-    if now.keys() != set(tree.get_provider_uuids(root)):
+    known = provider_trees.below(tree, root).providers
+    if now.keys() != {root, *known}:
         # Nova reads the whole tree
         return
     node = now[root]['name']
     for uuid, provider in now.items():
         if (naming.part_of_provider(node, provider['name']) is None
-                or tree.data(uuid).generation != provider['generation']
+                or known[uuid].generation != provider['generation']
                 or uuid not in client._association_refresh_time):
             client._refresh_associations(context, uuid, force=True)
         else:
             client._association_refresh_time[uuid] = time.time()
 
 
-def _has_ours(client, root: str) -> bool:
+def _update(client, update, context, new_tree, *args, **kwargs):
+    """Write what differs from Nova's copy."""
+    if any(_has_ours(new_tree, root.uuid) for root in new_tree.roots):
+        uuids = _Reported(new_tree.get_provider_uuids())
+        uuids.differ = provider_trees.differing(
+            new_tree, client._provider_tree)
+        # it shares the providers
+        new_tree = copy.copy(new_tree)
+        new_tree.get_provider_uuids = lambda: uuids
+    return update(context, new_tree, *args, **kwargs)
+
+
+class _Reported(list):
+    """The UUIDs of a tree. Nova (31 to 34) goes through them from the last to
+    the first to compare each provider with its copy, and only for that."""
+
+    #: those that are compared
+    differ: Collection[str] = ()
+
+    def __reversed__(self):
+        return (uuid for uuid in super().__reversed__()
+                if uuid in self.differ)
+
+
+def _has_ours(tree, root: str) -> bool:
     """Return whether a host has providers of nova_accel.
 
-    :param root: name or UUID of the provider of the host.
-    :raises ValueError: Nova's copy does not have it.
+    :param root: UUID of its provider.
     """
-    tree = client._provider_tree
-    uuids = tree.get_provider_uuids(root)
-    node = tree.data(uuids[0]).name
-    return any(naming.part_of_provider(node, tree.data(uuid).name) is not None
-               for uuid in uuids[1:])
+    top = tree.roots_by_uuid.get(root)
+    return top is not None and any(
+        naming.part_of_provider(top.name, provider.name) is not None
+        for provider in provider_trees.below(tree, root).providers.values())
 
 
 #: method of the client -> what takes its place, with the client and the method
 WRAPS: dict[str, Callable] = {
     'delete_allocation_for_instance': _delete_again,
     'get_allocations_for_provider_tree': _allocations,
-    '_ensure_resource_provider': _ensure}
+    '_ensure_resource_provider': _ensure,
+    'update_from_provider_tree': _update}
 
 
 class Unread(dict):

@@ -3,8 +3,8 @@
 
 Real nova-compute with its resource tracker, and a real Placement, in one
 process (tests.functional.base), on simulated hosts: one with Nova's
-LibvirtDriver, and hosts with 16, 64 and 512 FPGA regions, four of a card. Run
-with ``python -m tests.bench.providers [--without] [boots [regions ...]]``;
+LibvirtDriver, and hosts with 0, 16, 64 and 512 FPGA regions, four of a card.
+Run with ``python -m tests.bench.providers [--without] [boots [regions ...]]``;
 --without leaves Nova's report client and its trees of providers as they are
 without nova_accel.
 
@@ -51,7 +51,7 @@ def arguments():
     parser.add_argument('--without', action='store_true')
     parser.add_argument('boots', nargs='?', type=int, default=9)
     parser.add_argument('regions', nargs='*', type=int,
-                        default=[16, 64, 512])
+                        default=[0, 16, 64, 512])
     return parser.parse_args()
 
 
@@ -115,8 +115,8 @@ class Providers(boot.Metered, base.AcceleratorTestBase):
             self.rows(f'{number} regions', f'host{number}', {'cards': [
                 base.card(f'0000:{card // 32:02x}:{card % 32:02x}.0',
                           [base.NLB0] * REGIONS)
-                for card in range(max(1, number // REGIONS))]},
-                plain=plain, FPGA=fpga)
+                for card in range(number // REGIONS)]},
+                plain=plain, **({'FPGA': fpga} if number else {}))
 
     def rows(self, name, host, description, **flavors):
         self.describe_host(host, {'cards': [], **description})

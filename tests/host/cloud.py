@@ -82,6 +82,8 @@ class Cloud:
         self.asked = self.shown = self.named = self.asked_open = 0
         #: providers of other hosts, as those of the state
         self.other_providers = {}
+        #: what a report has seen in a tree, each once
+        self._editions = {}
 
     @contextlib.contextmanager
     def state(self):
@@ -440,7 +442,10 @@ class Cloud:
 
     def _report(self, parts, starting):
         tree = Tree(self)
-        if parts.reporting.report(tree, NODE, None, starting):
+        # as virt.provider_trees.below(): the same object
+        seen = json.dumps(tree.providers, sort_keys=True)
+        if parts.reporting.report(tree, NODE, None, starting,
+                                  self._editions.setdefault(seen, seen)):
             names = {p.get('name') for p in self.other_providers.values()}
             for provider in tree.providers.values():
                 if provider['name'] in names:

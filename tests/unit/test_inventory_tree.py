@@ -506,6 +506,93 @@ class ConfiguredClassTest(InventoryTestBase):
         self.assertTrue(self.fenced(self.there.data(REGION)))
 
 
+class SettledTest(InventoryTestBase):
+    """A pass for which there is nothing to do reads no provider."""
+
+    def setUp(self):
+        super().setUp()
+        self.writes = []
+        self.edition = object()
+        self.update()
+        for _ in range(2):
+            self.report()
+        self.assertEqual(0, self.report())
+
+    def report(self, same=True, configured=frozenset(), write=True):
+        """How many providers are read.
+
+        :param same: whether nothing below the node has changed.
+        """
+        if not same:
+            self.edition = object()
+        read = []
+        self.inventory.shown.update_tree(
+            self.tree, NODE, inventory_tree.Placement(
+                self.in_use, configured=lambda uuid_, name: (
+                    read.append(name) or configured),
+                write=self.write if write else None), edition=self.edition)
+        return len(read)
+
+    def write(self, uuid_, change, refused):
+        data = self.tree.data(uuid_)
+        self.writes.append((data.name, change(data.inventory, data.traits)))
+
+    def test_placement_has_changed(self):
+        self.tree.add_traits(REGION, 'CUSTOM_OF_OTHERS')
+        self.assertEqual(6, self.report(same=False))
+        self.assertEqual(0, self.report())
+
+    def test_edition_is_not_known(self):
+        self.edition = None
+        self.assertEqual([5, 5], [self.report(), self.report()])
+
+    def test_device_has_changed(self):
+        self.claim(A)
+        self.assertLess(5, self.report())
+        self.assertEqual([REGION], [name for name, _ in self.writes])
+        self.assertLess(5, self.report(same=False))
+        self.assertEqual(0, self.report())
+
+    def test_device_is_gone(self):
+        """Each pass asks whether anything of it is allocated."""
+        self.consumers.add(REGION)
+        self.driver.devices = (fpga(B),)
+        self.inventory.scanner.scan()
+        for _ in range(3):
+            self.assertLess(4, self.report())
+        self.consumers.clear()
+        for _ in range(2):
+            self.report(same=False)
+        self.assertFalse(self.tree.exists(CARD))
+        self.report(same=False)
+        self.assertEqual(0, self.report())
+
+    def test_provider_without_a_device(self):
+        self.tree.new_child(f'{NODE}_accel_0000:07:00.0', NODE)
+        self.consumers.add(f'{NODE}_accel_0000:07:00.0')
+        self.report(same=False)
+        self.assertLess(5, self.report())
+
+    def test_class_of_provider_yaml(self):
+        """Each pass takes it out of Nova's tree."""
+        for _ in range(2):
+            inventory = self.tree.data(REGION).inventory
+            inventory['CUSTOM_LICENSE'] = {'total': 1, 'reserved': 0}
+            self.tree.update_inventory(REGION, inventory)
+            self.assertLess(4, self.report(
+                same=False, configured={'CUSTOM_LICENSE'}))
+            self.assertEqual([CLASS], [*self.tree.data(REGION).inventory])
+
+    def test_written_beside_the_report(self):
+        provider = self.tree.data(REGION).uuid
+        self.inventory.shown.publish(
+            provider, inventory_tree.Placement(self.in_use, write=self.write))
+        self.assertLess(4, self.report())
+
+    def test_together_with_allocations(self):
+        self.assertEqual(5, self.report(write=False))
+
+
 @ddt.ddt
 class ReservedTest(InventoryTestBase):
     """A fence and its mark go together, wherever we are killed."""

@@ -11,11 +11,13 @@ from keystoneauth1 import exceptions as ks_exceptions
 from keystoneauth1 import session
 from keystoneauth1 import token_endpoint
 from nova import context
+from nova import exception as nova_exception
 from nova.scheduler.client import report
 import testtools
 
 from nova_accel.virt import report_client
 from tests.unit import placement
+from tests.unit import replaced
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 OPERATORS = 'CUSTOM_ROW_7'
@@ -38,11 +40,16 @@ class Client(report.SchedulerReportClient):
             raise ks_exceptions.ConnectFailure('Placement is away')
         return super().get(url, *args, **kwargs)
 
+    def put(self, url, *args, **kwargs):
+        self.asked.append(f'PUT {url}')
+        return super().put(url, *args, **kwargs)
+
 
 class ReportClientTest(testtools.TestCase):
 
     def setUp(self):
         super().setUp()
+        self.useFixture(replaced.Trees())
         self.services = self.useFixture(placement.Services())
         self.context = context.get_admin_context()
         self.root = self.services.provider('compute1', inventory={'VCPU': 8})
@@ -189,6 +196,103 @@ class ReportClientTest(testtools.TestCase):
             self.assertEqual(before, self.copy_of(client))
             client.away = False
         self.check(1 + 3)
+
+    def test_one_is_old(self):
+        """Nova has not read it for its inventory yet."""
+        for client in (self.ours, self.novas):
+            client._association_refresh_time[self.cards[2]] = (
+                time.time() - 1000)
+            client._ensure_resource_provider(self.context, self.root)
+            self.assertEqual(3, len(client.asked))
+        for client in (self.ours, self.novas):
+            del client._association_refresh_time[self.cards[3]]
+            client._ensure_resource_provider(self.context, self.root)
+            self.assertEqual(3 + 3, len(client.asked))
+
+    # What is written
+
+    def report(self, change, client=None):
+        """What a client asks where a report changes its copy of a tree."""
+        client = client or self.ours
+        tree = client.get_provider_tree_and_ensure_root(
+            self.context, self.root)
+        change(tree)
+        client.asked.clear()
+        client.update_from_provider_tree(self.context, tree)
+        self.assertEqual(*(sorted(
+            (data.name, data.traits, data.aggregates,
+             *[item['total'] for item in data.inventory.values()])
+            for data in found) for found in (
+                map(tree.data, tree.get_provider_uuids()),
+                self.copy_of(client).values())))
+        return client.asked[:]
+
+    def check_written(self, change, back):
+        """Both write the same.
+
+        :param back: undoes the change.
+        """
+        asked = self.report(change)
+        self.report(back)
+        self.novas.clear_provider_cache()
+        self.assertEqual(self.report(change, self.novas), asked)
+        return [url for url in asked if url.startswith('PUT /resource_prov')]
+
+    def test_nothing_is_written(self):
+        compared = []
+        self.patch(self.ours, 'set_inventory_for_provider',
+                   lambda *args: compared.append(args))
+        self.assertEqual([], self.report(lambda tree: None))
+        self.assertEqual([], compared)
+
+    def test_what_has_changed_is_written(self):
+        def change(tree):
+            tree.update_inventory(self.root, {'VCPU': {'total': 4}})
+            tree.update_traits(self.cards[1], [])
+            tree.update_aggregates(self.cards[2], [self.root])
+
+        def back(tree):
+            tree.update_inventory(self.root, {'VCPU': {'total': 8}})
+            tree.update_traits(self.cards[1], ['CUSTOM_CARD'])
+            tree.update_aggregates(self.cards[2], [])
+        self.assertEqual(3, len(self.check_written(change, back)))
+
+    def test_providers_come_and_go(self):
+        new = str(uuid.uuid4())
+
+        def change(tree):
+            tree.remove(self.cards[1])
+            tree.new_child('compute1_accel_0000:81:00.0', self.root, new)
+            tree.update_inventory(new, {FPGA: {'total': 2}})
+
+        def back(tree):
+            tree.remove(new)
+            tree.new_child('compute1_accel_0000:01:00.0', self.root,
+                           self.cards[1])
+        self.assertEqual(1, len(self.check_written(change, back)))
+
+    def test_written_by_another(self):
+        """Nova makes the report again."""
+        def change(tree):
+            self.services._put(
+                f'/resource_providers/{self.cards[1]}/traits',
+                {'resource_provider_generation': 2, 'traits': []})
+            tree.update_inventory(self.cards[1], {FPGA: {'total': 2}})
+        self.assertRaises(nova_exception.ResourceProviderUpdateConflict,
+                          self.report, change)
+        self.assertFalse(self.ours._provider_tree.exists(self.root))
+
+    def test_reshape(self):
+        """Nova reads all that it has written by another request."""
+        tree = self.ours.get_provider_tree_and_ensure_root(
+            self.context, self.root)
+        tree.update_inventory(self.cards[1], {FPGA: {'total': 2}})
+        self.ours.asked.clear()
+        self.ours.update_from_provider_tree(self.context, tree, {})
+        self.assertEqual(5, sum(url.endswith('/inventories')
+                                for url in self.ours.asked))
+        self.assertEqual(2, self.copy_of(self.ours)[
+            self.cards[1]].inventory[FPGA]['total'])
 
     def test_cleared(self):
         """SIGHUP, a refused report"""
