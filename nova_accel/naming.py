@@ -126,6 +126,12 @@ def is_memory_class(name: str) -> bool:
     return name.startswith(_MEMORY_PREFIX)
 
 
+def options() -> tuple:
+    """Return the options on which names depend."""
+    return (CONF.accel.resource_classes, CONF.accel.function_class,
+            CONF.accel.owner_trait)
+
+
 def resource_class(type_: str) -> str:
     """Return the class for a type of device ([accel] resource_classes)."""
     if CONF.accel.resource_classes == 'standard' and type_ in _STANDARD:

@@ -76,11 +76,12 @@ def whereabouts(claim: model.Claim | values.Disabled,
     here = devices.get(claim.device_address)
     present = None if claim.device_address in gone else here
     key = claim.card
-    for is_it in (lambda device: bool(key.serial)
-                  and device.serial == key.serial,
-                  lambda device: bool(key.ports)
-                  and device.ports == key.ports
-                  and key.identifies(device.card)):
+    for is_known, is_it in (
+            (key.serial, lambda device: device.serial == key.serial),
+            (key.ports, lambda device: device.ports == key.ports
+             and key.identifies(device.card))):
+        if not is_known:
+            continue
         if present and is_it(present):
             return Where.HERE, here
         found = [device for device in devices.values() if is_it(device)

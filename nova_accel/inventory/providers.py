@@ -165,6 +165,10 @@ def _fence(there, names, rows, used, inventory, found) -> None:
         inventory[name] = {**there.inventory[name], 'reserved': value}
 
 
+#: device address -> what its providers follow from, and these
+Known = dict[str, tuple[tuple, tuple[Provider, ...]]]
+
+
 def providers(devices: Iterable[model.Device], offered: offers.Offers,
               node: str, root_uuid: str,
               report: Callable[[str, str], None] | None = None,
@@ -173,7 +177,7 @@ def providers(devices: Iterable[model.Device], offered: offers.Offers,
               sets: Mapping[str, int] | None = None,
               returning: Mapping[tuple[str, int], model.Region] | None = None,
               earlier: Mapping[str, Collection[str]] | None = None,
-              ) -> dict[str, Provider]:
+              known: Known | None = None) -> dict[str, Provider]:
     """Return the providers of a node by uuid, parents before children.
 
     :param offered: the handles of these devices.
@@ -187,18 +191,21 @@ def providers(devices: Iterable[model.Device], offered: offers.Offers,
     :param returning: regions that are being cleaned, by device address and
         region index, as they are going to be.
     :param earlier: device address -> traits that it had earlier.
+    :param known: of the last call, and changed: a device for which all is as it
+        was then has the same providers.
     """
-    use = _Use(offered, returning or {}, earlier or {})
+    use = _Use(offered, returning or {}, earlier or {},
+               {} if known is None else known)
     result = {}
     pools: dict[str, list[model.Device]] = {}
     for device in devices:
         try:
             pool = pool_of(device)
             # what cannot be shown of it must not cost the others of its pool
-            alone = ([_member(pool, device, node, use)] if pool
-                     else list(_providers_of(device, node, root_uuid, use)))
-            for provider in alone:
-                _check(provider)
+            if pool:
+                _check(_member(pool, device, node, use))
+            else:
+                alone = _of_device(device, node, root_uuid, use)
         except Exception as error:
             if report:
                 report(device.address, _why(device, error))
@@ -262,8 +269,10 @@ class _Use:
 
     def __init__(self, offered: offers.Offers,
                  returning: Mapping[tuple[str, int], model.Region],
-                 earlier: Mapping[str, Collection[str]]):
+                 earlier: Mapping[str, Collection[str]], known: Known):
         self.offered = offered
+        self.known = known
+        self.options = naming.options()
         self.earlier = earlier
         self.returning = returning
         # reading an option takes as long as all else about a device
@@ -374,10 +383,26 @@ def _mark(amount: _Amount) -> set[str]:
     return {naming.FENCED} if amount.marked else set()
 
 
+def _of_device(device, node, root_uuid, use) -> tuple[Provider, ...]:
+    """:raises Exception: it cannot be shown."""
+    made_of = device, node, root_uuid, use.options, use.earlier.get(
+        device.address), [
+            (use.offered.of(part), use.offered.holds_of(part),
+             use.returning.get(part)) for part, _ in offers.parts(device)]
+    before = use.known.get(device.address)
+    if before and before[0] == made_of:
+        return before[1]
+    made = tuple(_providers_of(device, node, root_uuid, use))
+    for provider in made:
+        _check(provider)
+    use.known[device.address] = made_of, made
+    return made
+
+
 def _providers_of(device, node, root_uuid, use):
     name = naming.device_provider_name(node, device.address)
     uuid = naming.provider_uuid(root_uuid, node, name)
-    resource_class = naming.resource_class(device.type)
+    resource_class = use.resource_class(device.type)
     part = device.address, None
     device_ok = not use.offered.withheld_by(part)
     inventory = {}

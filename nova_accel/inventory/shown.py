@@ -45,6 +45,7 @@ class Shown:
         self._listing = listing.Listing(store)
         self._pooled = frozenset(
             name for name, driver in drivers.items() if driver.POOLED)
+        self._known: providers.Known = {}
         # guards what follows
         self._lock = locks.Lock('inventory')
         #: name and uuid of the node that Nova told last
@@ -105,8 +106,8 @@ class Shown:
         made = self._make(offered, node, root_uuid)
         # what did not change is the same object, which costs nothing when
         # the tree is compared
-        made = {uuid: before[uuid] if before.get(uuid) == new else new
-                for uuid, new in made.items()}
+        made = {uuid: new if (old := before.get(uuid)) is new or old != new
+                else old for uuid, new in made.items()}
         with self._lock:
             self._made = (offered, node, root_uuid), made
             self._parts = providers.by_part(made)
@@ -125,7 +126,7 @@ class Shown:
             lambda device: self._pool_of(node, device),
             {naming.set_provider_name(node, found): len(found)
              for found in sets.wanted()}, self._table.contents.all_returning(),
-            self._table.earlier_traits())
+            self._table.earlier_traits(), self._known)
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
         """Return the name of the provider that a device shares, None for one

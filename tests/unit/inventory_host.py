@@ -181,8 +181,19 @@ class InventoryTestBase(limits.Waits, testtools.TestCase):
             self.inventory.scanner.scan()
         self.inventory.shown.update_tree(
             self.tree, NODE, inventory_tree.Placement(self.in_use))
+        self.check_known()
         return {self.name(u): self.tree.data(u)
                 for u in self.tree.get_provider_uuids(NODE)}
+
+    def check_known(self):
+        """Providers are as if they were made of nothing that is known."""
+        shown = self.inventory.shown
+        if shown.root:
+            found, known = shown.providers(), dict(shown._known)
+            shown._known.clear()
+            self.assertEqual(shown._make(
+                self.inventory.offered(), *shown.root), found)
+            shown._known.update(known)
 
     def claim(self, address, region=0, **more):
         claim = model.Claim(
