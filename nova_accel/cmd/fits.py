@@ -141,8 +141,13 @@ def of_host(asked: capacity.Wanted, host: Host) -> tuple[int, capacity.Limit]:
     if host.wrong:
         return 0, capacity.Limit(host.wrong, host.wrong)
     free = host.known.free
-    return (capacity.count(asked, host.known, free),
-            capacity.limit(asked, host.known, free))
+    number = capacity.count(asked, host.known, free)
+    limit = capacity.limit(asked, host.known, free)
+    if number and host.known.hides_places(asked):
+        limit = capacity.Limit(*(
+            f'{text}; fewer if they are not {asked.affinity}, which Placement '
+            f'shows with [accel] pools = numa_node' for text in limit))
+    return number, limit
 
 
 def most_common(of_hosts: Iterable[tuple[str, int, capacity.Limit]]) -> str:

@@ -198,6 +198,18 @@ class Host:
             return [some | frozenset(roots) for some in several]
         return [some | {root} for some in several for root in roots]
 
+    def hides_places(self, wanted: Wanted) -> bool:
+        """Whether providers do not show if the devices of a server are where
+        the flavor demands: several of one provider may be anywhere."""
+        needs = [need for need in wanted.needs
+                 if _is_of_accelerators(need)]
+        several = sum(need.times * sum(naming.accelerators(
+            dict(need.amounts)).values()) for need in needs) > 1
+        shown = 1 if wanted.affinity.one_root else 0
+        return wanted.affinity.is_strict and several and any(
+            not naming.place_of(self.providers[n].traits)[shown]
+            for need in needs for n in self.giving(wanted, need, self.free))
+
     def is_at(self, number: int, place: frozenset[str]) -> bool:
         """Return whether the devices of a provider can be at a place. A
         provider without a place fits any."""

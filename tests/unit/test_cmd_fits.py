@@ -124,6 +124,17 @@ class FitsTest(CloudTestCase):
             ('one', 'compute1', 3, f'1 {GPU} for each, 3 free of 4'),
         ], self.rows('fits', 'one', '--host', 'compute1', '--by-host'))
 
+    def test_places_that_placement_does_not_show(self):
+        """A pool on several nodes; one device is on one node anyway."""
+        for gpus, hides in (4, True), (1, False):
+            self.services.answer('/flavors/four', {'flavor': flavor(
+                'four', gpus, **{'accel:same': 'numa'})})
+            for row in self.rows('fits', 'four', '--by-host'):
+                self.assertEqual(
+                    hides, 'fewer if they are not on one NUMA node, which '
+                    'Placement shows with [accel] pools = numa_node'
+                    in row[3], row)
+
     def test_flavor_that_nova_api_refuses(self):
         self.flavors[0]['extra_specs'] = {f'resources1:{GPU}': 'many'}
         [(name, host, number, limit)] = self.rows('fits', 'one')
