@@ -39,6 +39,7 @@ from nova_accel.host import pci
 from nova_accel.host import usage
 from nova_accel import log as logging
 from nova_accel import model
+from nova_accel import naming
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ _ROUNDING = 1 << 30
 _SECTOR = 512
 #: names in the record of a disk; each namespace is an entry
 _SERIAL, _FIRMWARE, _NAMESPACE = 'serial number', 'firmware', 'namespace'
+#: traits of os-traits 3.9
+_ERASES = 'HW_NVME_'
 _ACCEPT = ('to accept it, set [accel] handover to none for this disk for one '
            'start of nova-compute')
 _BIND = (f'bind it to the driver {_DRIVER} until nova-compute has seen it '
@@ -138,11 +141,14 @@ class NvmeDriver(base.PciDriver):
             driver=self.NAME)
 
     def recognize(self, address, before):
-        """See the base class; a device keeps its record and its content."""
+        """See the base class; a device keeps its record, its content, and
+        what it can erase with."""
         device = self.identify(address)
         if device and before:
             device = dataclasses.replace(
-                device, record=before.record, foreign=before.foreign)
+                device, record=before.record, foreign=before.foreign,
+                traits=tuple(trait for trait in before.traits
+                             if trait.startswith(_ERASES)))
         return device
 
     def look(self, device, before):
@@ -202,31 +208,39 @@ class NvmeDriver(base.PciDriver):
             device = dataclasses.replace(
                 device, foreign=self._foreign(address))
             self._check_detached(address)
-        self._check_erasable(device)
+        device = self._erasable(device)
         if begins or not _recorded_layout(device):
             return _with_record(device, serial, firmware, layout)
         self._check_layout(device, _recorded_layout(device))
         return device
 
-    def _check_erasable(self, device):
-        """:raises Defect: the disk must be erased after each server, and its
-        controller cannot."""
-        if handover.policy(device) is not Policy.CLEAR:
-            return
+    def _erasable(self, device):
+        """Return the disk with the traits of what it can erase with.
+
+        :raises Defect: it must be erased after each server, and its
+            controller cannot.
+        """
+        must = handover.policy(device) is Policy.CLEAR
         try:
             found = self.kernel.read_nvme(device.address)
         except OSError as error:
+            if not must:
+                return device
             raise base.Defect(
                 f'whether its controller can erase it cannot be told '
                 f'({error.strerror}): see the kernel log') from error
-        if not found.sanitize and not found.has_format:
+        if must and not found.sanitize and not found.has_format:
             raise base.NotOffered(
                 'its controller has neither Sanitize nor Format NVM to erase '
                 'it after a server: set [accel] handover to none or operator '
                 'for it if servers must have it all the same')
+        return dataclasses.replace(device, traits=tuple(
+            # Placement refuses those that a release before 3.9 lacks
+            trait for trait in (_ERASES + name for name in found.erases)
+            if naming.is_trait(trait)))
 
     def _can_erase(self, device) -> Hashable:
-        """What _check_erasable() asks the controller, as state() has it."""
+        """What _erasable() asks the controller, as state() has it."""
         if not device or handover.policy(device) is not Policy.CLEAR or (
                 pci.driver(self.kernel, device.address) != _DRIVER):
             return None
@@ -266,7 +280,7 @@ class NvmeDriver(base.PciDriver):
         try:
             count = self.kernel.read_nvme(address).detached
         except OSError:
-            # where it matters _check_erasable() says so
+            # where it matters _erasable() says so
             return
         if count:
             raise base.Defect(
@@ -482,7 +496,7 @@ class NvmeDriver(base.PciDriver):
                 if foreign:
                     raise base.Defect(foreign)
                 # it may have been on vfio-pci since the policy became this
-                self._check_erasable(device)
+                self._erasable(device)
 
     def _check_vf(self, device, vf):
         """:raises Defect: a server is not to get the VF."""

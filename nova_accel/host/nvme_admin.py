@@ -43,6 +43,8 @@ _HEALTH_LOG, _SANITIZE_LOG = 0x02, 0x81
 #: Sanitize Action -> bit of SANICAP, the best method first
 _METHODS = {'crypto': (4, 1 << 0), 'block': (2, 1 << 1),
             'overwrite': (3, 1 << 2)}
+#: Write Zeroes, of Optional NVM Command Support
+_ONCS_ZEROES = 1 << 3
 _EXIT_FAILURE_MODE = 1
 #: Allow Unrestricted Sanitize Exit: a controller in failure mode may leave it.
 #: Without it only a sanitize operation that succeeds ends the failure mode
@@ -119,14 +121,17 @@ class Controller:
     unallocated: int
     #: whether Format NVM of one namespace erases those of others
     formats_all: bool = False
+    #: what it can erase with, as the traits HW_NVME_* of os-traits: CES
+    #: (Sanitize by Crypto Erase), BES (by Block Erase), WZS (Write Zeroes)
+    erases: tuple[str, ...] = ()
 
     @classmethod
     def from_tuple(cls, fields) -> 'Controller':
         """Make one of what dataclasses.astuple() returned."""
-        serial, firmware, sanitize, has_format, has_management, *more = fields
-        namespaces, *more = more
-        return cls(serial, firmware, sanitize, has_format, has_management,
-                   tuple(Namespace(*n) for n in namespaces), *more)
+        found = cls(*fields)
+        return dataclasses.replace(
+            found, erases=tuple(found.erases), namespaces=tuple(
+                Namespace(*n) for n in fields[5]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +203,7 @@ def read_controller(fd: int) -> Controller:
     about = _identify(fd, _CNS_CONTROLLER)
     supported, = struct.unpack_from('<H', about, 256)
     methods, = struct.unpack_from('<I', about, 328)
+    commands, = struct.unpack_from('<H', about, 520)
     active = _namespaces(fd, _CNS_ACTIVE)
     managed = bool(supported & _OACS_NAMESPACES)
     return Controller(
@@ -209,7 +215,11 @@ def read_controller(fd: int) -> Controller:
         len(set(_namespaces(fd, _CNS_ALLOCATED)) - set(active))
         if managed else 0,
         int.from_bytes(about[296:312], 'little') if managed else 0,
-        bool(about[524] & _FNA_ALL))
+        bool(about[524] & _FNA_ALL), tuple(
+            name for name, is_there in (
+                ('CES', methods & _METHODS['crypto'][1]),
+                ('BES', methods & _METHODS['block'][1]),
+                ('WZS', commands & _ONCS_ZEROES)) if is_there))
 
 
 def read_health(fd: int) -> HealthLog:

@@ -197,7 +197,9 @@ class NvmeCard(card.Card):
             tuple(nvme_admin.Namespace(*n[:3]) for n in attached),
             len(mine['namespaces']) - len(attached) if managed else 0,
             self.capacity() - self.allocated(mine) if managed else 0,
-            self.formats_all)
+            self.formats_all, tuple(
+                name for method, name in (('crypto', 'CES'), ('block', 'BES'))
+                if method in self.sanitize))
 
     def secondaries(self, mine) -> list[nvme_admin.Secondary]:
         # there is one for each VF that can be made

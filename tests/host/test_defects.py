@@ -317,10 +317,10 @@ CASES = {
         'nvme', nvme(),
         lambda t: t.kernel.change_disk(A, firmware='OTHER'),
         lambda t: t.kernel.change_disk(A, firmware='SIM1'), 'firmware'),
-    'nvme._check_erasable/tell': Case(
+    'nvme._erasable/tell': Case(
         'nvme', nvme(), *fault(identify='refused'),
         'can erase it cannot be told'),
-    'nvme._check_erasable/cannot': Case(
+    'nvme._erasable/cannot': Case(
         'nvme', nvme(), *fault(format='unsupported'),
         'neither Sanitize nor Format NVM'),
     'nvme._foreign': Case(

@@ -60,6 +60,22 @@ class Discovery(TestCase):
         self.assertLessEqual({'CUSTOM_SSD_1234', 'CUSTOM_SSD_1234_0001'},
                              naming.device_traits(two))
 
+    @ddt.data('clear', 'none')
+    def test_what_it_can_erase_with(self, policy):
+        """By the traits of Cyborg's drivers; also while a guest has it."""
+        self.config.config(group='accel', handover=[policy])
+        found = self.start({'address': A, 'sanitize': ['crypto', 'overwrite']},
+                           {'address': B, 'sanitize': ['block']})
+        self.assertEqual([('HW_NVME_CES',), ('HW_NVME_BES',)],
+                         [found[address].traits for address in (A, B)])
+        self.kernel.rebind(A, 'vfio-pci')
+        self.assertEqual(found, self.driver.discover(found))
+        self.kernel.rebind(A, 'nvme')
+        # of an older os-traits
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.naming.is_trait', lambda trait: False))
+        self.assertEqual((), self.driver.discover(found)[A].traits)
+
     @ddt.data('vfio-pci', None)
     def test_driver_of_the_host_does_not_have_it(self, bound):
         """Nothing of a new disk can be read then."""

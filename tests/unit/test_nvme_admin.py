@@ -6,7 +6,9 @@ Specification 2.0 has it.
 """
 
 import ctypes
+import dataclasses
 import errno
+import json
 import struct
 
 import ddt
@@ -29,7 +31,7 @@ class Disk:
     """A controller with namespaces: number -> its fields."""
 
     def __init__(self):
-        self.oacs, self.fna, self.sanicap = 0xff, 0, 0
+        self.oacs, self.fna, self.sanicap, self.oncs = 0xff, 0, 0, 0
         #: log2 of bytes of data, bytes of metadata
         self.formats = [(9, 0), (12, 0), (9, 8)] + [(9, 64)] * 15 + [(12, 64)]
         self.namespaces = {}
@@ -108,7 +110,7 @@ class Disk:
             self.put('<H', 256, self.oacs)
             self.put('<Q', 296, _FREE)
             self.put('<I', 328, self.sanicap)
-            self.put('<B', 524, self.fna)
+            self.put('<HxxB', 520, self.oncs, self.fna)
         elif cns in (0x02, 0x10):
             found = [n for n in sorted(self.namespaces) if n > nsid and (
                 cns == 0x10 or OWN in self.namespaces[n]['controllers'])]
@@ -216,6 +218,17 @@ class NvmeAdminTest(testtools.TestCase):
         self.assertEqual((False, False, 0, 0), (
             found.has_format, found.has_management, found.detached,
             found.unallocated))
+
+    @ddt.data((0, 0, ()), (1, 0, ('CES',)), (6, 0, ('BES',)),
+              (0, 8, ('WZS',)), (7, 0xff, ('CES', 'BES', 'WZS')))
+    @ddt.unpack
+    def test_erases(self, sanicap, oncs, expected):
+        self.disk.sanicap, self.disk.oncs = sanicap, oncs
+        found = nvme_admin.read_controller(FD)
+        self.assertEqual(expected, found.erases)
+        # as the privileged process and a capture return it
+        self.assertEqual(found, nvme_admin.Controller.from_tuple(json.loads(
+            json.dumps(dataclasses.astuple(found)))))
 
     @ddt.data((0, False), (1, True), (2, True), (4, False), (7, True))
     @ddt.unpack

@@ -244,7 +244,8 @@ class NvmeDiskTest(base.BaseTestCase):
         found = nvme_admin.read_controller(0)
         self.assertEqual(
             nvme_admin.Controller('LAB-SANITIZE', 'LAB1', 'crypto', False,
-                                  True, (NAMESPACE,), 0, 0), found)
+                                  True, (NAMESPACE,), 0, 0,
+                                  erases=('CES', 'BES', 'WZS')), found)
         self.assertEqual('never', nvme_admin.read_sanitize_status(0).state)
 
     def test_warning(self):
