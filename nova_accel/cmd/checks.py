@@ -508,7 +508,8 @@ def _cleaning(host, device) -> str:
     resets = {method for handle in device.all_handles
               if getattr(driver, 'RESETS', False)
               and driver.is_reset(device, handle)
-              for method in pci.reset_methods(host.kernel, handle.address)}
+              for method in driver.reset_methods(
+                  device, handle, handle.address)}
     return (f'reset by {", ".join(sorted(resets))}' if resets
             else 'cleaned by its driver')
 

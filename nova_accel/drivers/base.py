@@ -9,7 +9,8 @@ comes back to it as ``before``.
 """
 
 import abc
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -593,7 +594,8 @@ class PciDriver(AcceleratorDriver):
             self._check_rule(device)
             found = self.look(device, before)
             return self._with_migration(
-                self._resettable(found) if self.RESETS else found, before)
+                self._resettable(found) if self.RESETS
+                else self._not_by_bus(found), before)
         except Defect as e:
             return dataclasses.replace(
                 self._quarantined(device, before, str(e)),
@@ -788,15 +790,53 @@ class PciDriver(AcceleratorDriver):
         handles = tuple(
             h for h in device.handles
             if not self.is_reset(device, h)
-            or all(pci.reset_methods(self.kernel, f) for f in h.functions))
+            or all(self.reset_methods(device, h, f) for f in h.functions))
         if device.handles and not handles:
             first = device.handles[0].address
+            if handover.by_bus(device, first):
+                raise NotOffered(
+                    f'{first} cannot be reset by its bus between two servers '
+                    f'(another function is on it, or its reset_method does '
+                    f'not name bus): set {handover.OPTION} to {first}=clear, '
+                    f'which resets the function')
             raise NotOffered(
                 f'{first} cannot be reset between two servers (its '
                 f'reset_method names nothing that the kernel can do): set '
                 f'{handover.OPTION} to {first}=operator or {first}=none to '
                 f'offer it all the same')
         return dataclasses.replace(device, handles=handles)
+
+    def _not_by_bus(self, device):
+        """:raises NotOffered: the policy of a device requires a bus reset."""
+        for handle in device.all_handles:
+            if handover.by_bus(device, handle.address):
+                raise NotOffered(
+                    f'the driver {self.NAME} does not clean it by a reset of '
+                    f'its bus: set {handover.OPTION} to '
+                    f'{device.address}=clear')
+        return device
+
+    def reset_methods(self, device: model.Device, handle: model.AttachHandle,
+                      function: str) -> tuple[str, ...]:
+        """Return how a function of a handle can be reset under its policy, the
+        first one first, as pci.reset_methods()."""
+        methods = pci.reset_methods(self.kernel, function)
+        if not handover.by_bus(device, handle.address):
+            return methods
+        return ('bus',) if 'bus' in methods else ()
+
+    @contextlib.contextmanager
+    def _resetting_by_bus(self, function: str) -> Iterator[None]:
+        """Have the kernel reset a function by its bus.
+
+        Source: reset_method in Documentation/ABI/testing/sysfs-bus-pci of
+        Linux, since 5.15.
+        """
+        self.kernel.write_attribute(function, 'reset_method', 'bus')
+        try:
+            yield
+        finally:
+            self.kernel.write_attribute(function, 'reset_method', 'default')
 
     def is_reset(self, device: model.Device, handle: model.AttachHandle,
                  ) -> bool:
@@ -815,11 +855,7 @@ class PciDriver(AcceleratorDriver):
 
     def steps(self, device):
         """See the base class; what is done with a whole function between two
-        servers, by the usual reset and by that of its bus.
-
-        Source: reset_method in Documentation/ABI/testing/sysfs-bus-pci of
-        Linux, since 5.15.
-        """
+        servers, by the usual reset and by that of its bus."""
         handle = self.whole(device)
         if handle is None or not self.RESETS or not self.is_reset(
                 device, handle):
@@ -829,14 +865,9 @@ class PciDriver(AcceleratorDriver):
             return self.release(device, handle, None, Use())
 
         def reset_card():
-            self.kernel.write_attribute(
-                device.address, 'reset_method', 'bus')
-            try:
+            with self._resetting_by_bus(device.address):
                 reset()
-            finally:
-                self.kernel.write_attribute(
-                    device.address, 'reset_method', 'default')
-        methods = pci.reset_methods(self.kernel, device.address)
+        methods = self.reset_methods(device, handle, device.address)
         return {'function reset': reset, **(
             {'card reset': reset_card} if 'bus' in methods[1:] else {})}
 
@@ -878,13 +909,16 @@ class PciDriver(AcceleratorDriver):
             returned = []
             for function in (*handle.functions, *others):
                 at = function
-                methods = pci.reset_methods(self.kernel, function)
+                methods = self.reset_methods(device, handle, function)
                 if function not in handle.functions and not methods:
                     continue
                 if not pci.is_for_vfio(self.kernel, function):
                     self.kernel.unbind(function)
                     returned.append(function)
-                self.kernel.reset_function(function)
+                with (self._resetting_by_bus(function)
+                      if handover.by_bus(device, address)
+                      else contextlib.nullcontext()):
+                    self.kernel.reset_function(function)
                 done.append(f'reset {methods[0] if methods else "any"}'
                             f'{"" if function == address else f" {function}"}')
             for function in handle.functions:

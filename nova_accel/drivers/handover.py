@@ -26,6 +26,8 @@ class Policy(enum.Enum):
     CLEAR = 'clear'
     #: the operator cleans, and gives the device back
     OPERATOR = 'operator'
+    #: as CLEAR, and the reset is that of the bus: see by_bus()
+    BUS = 'bus'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +90,23 @@ def policy(device: model.Device, *addresses: str) -> Policy:
     first rule that matches, else of its driver, else of all devices.
 
     :param addresses: of the handle, or of those that a server has.
+    :returns: CLEAR for BUS.
     :raises ConfigurationError: the option cannot be read.
     """
+    found = _chosen(device, addresses)
+    return Policy.CLEAR if found is Policy.BUS else found
+
+
+def by_bus(device: model.Device, *addresses: str) -> bool:
+    """Return whether a device is reset by its bus alone: some cards keep
+    state in a reset of the function.
+
+    :param addresses: as of policy().
+    :raises ConfigurationError: the option cannot be read.
+    """
+    return _chosen(device, addresses) is Policy.BUS
+
+
+def _chosen(device, addresses) -> Policy:
     found = policies()
     return found.about(device, *addresses) or found.named['']

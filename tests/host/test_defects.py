@@ -157,6 +157,9 @@ CASES = {
         *says('/flags', '0x1043'), 'is up', RULE),
     'base._resettable': Case(
         'gpu', gpu(), *attribute(reset_method=''), 'cannot be reset'),
+    'base._resettable/bus': Case(
+        'gpu', gpu(reset_method='flr bus'), *attribute(reset_method='flr'),
+        'cannot be reset by its bus', {'handover': ['gpu=bus']}),
 
     'dfl.look/never seen': Case(
         'dfl', dfl(), *rebound('vfio-pci', 'dfl-pci'),
@@ -462,6 +465,8 @@ CASES = {
 #: sentence, with {} for what differs, or the function that raises it, where the
 #: sentence is that of another function -> why it has no row
 NOT_HOLDS = {
+    'the driver {} does not clean it by a reset of its bus':
+        'nova.conf decides; it is read at the start',
     'the driver {} offers only what a rule of [accel] include_devices names':
         'nova.conf decides; it is read at the start',
     'its function cannot be read, because {} is bound to {}': 'of prepare()',

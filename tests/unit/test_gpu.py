@@ -626,6 +626,36 @@ class Release(TestCase):
         self.use()
         self.assertEqual('reset bus', self.release())
 
+    @ddt.data((['clear'], 'reset flr', False),
+              ([f'{A}=bus'], 'reset bus', True),
+              (['clear', 'gpu=bus'], 'reset bus', True))
+    @ddt.unpack
+    def test_by_its_bus(self, handover, done, ends):
+        """What a reset of the function leaves; then it is as it was."""
+        self.start(handover=handover, reset_method='flr bus')
+        self.use()
+        self.kernel.set_fault(A, attributes={'power_state': 'EIO'},
+                              ends_by='card reset')
+        self.assertEqual(done, self.release())
+        path = pci.path(A, 'power_state')
+        if ends:
+            self.kernel.read(path)
+        else:
+            self.assertRaises(OSError, self.kernel.read, path)
+        self.assertEqual('flr bus', self.kernel.read(
+            pci.path(A, 'reset_method')))
+        self.assertEqual('nvidia', pci.driver(self.kernel, A))
+
+    @ddt.data(({'reset_method': 'flr'}, ()),
+              ({'reset_method': 'flr bus'}, COMPANY),
+              ({'faults': {'attributes': {'reset_method': 'missing'}}}, ()))
+    @ddt.unpack
+    def test_bus_that_cannot_be_reset(self, more, others):
+        device = self.start(*others, handover=['gpu=bus'], **more)
+        super().refused(device, A, 'by its bus', f'{A}=clear')
+        self.config.config(group='accel', handover=['gpu=bus', f'{A}=clear'])
+        self.assertEqual(OK, self.driver.discover()[A].health)
+
     @ddt.data('EIO', 'ENOTTY')
     def test_reset_that_fails(self, fault):
         self.start()

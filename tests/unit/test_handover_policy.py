@@ -33,6 +33,7 @@ class PolicyTest(configured.TestCase):
         (['address=0000:3b:*=none', 'gpu=reset'], Policy.NONE),
         # of two rules the first
         (['product=26b9=operator', 'vendor=10de=none'], Policy.OPERATOR),
+        (['none', 'gpu=bus'], Policy.CLEAR),
         ([f'{A}=reset', 'vendor=10de=none'], Policy.RESET),
         ([f'{B}=reset', 'vendor=10de=none'], Policy.RESET),
     )

@@ -60,6 +60,13 @@ class Discovery(TestCase):
         self.assertLessEqual({'CUSTOM_SSD_1234', 'CUSTOM_SSD_1234_0001'},
                              naming.device_traits(two))
 
+    def test_policy_of_a_bus(self):
+        """It is erased by other commands."""
+        self.config.config(group='accel', handover=['nvme=bus'])
+        found = self.start({'address': A})[A]
+        self.assertEqual(QUARANTINED, found.health)
+        self.assertIn(f'set [accel] handover to {A}=clear', found.reason)
+
     @ddt.data('clear', 'none')
     def test_what_it_can_erase_with(self, policy):
         """By the traits of Cyborg's drivers; also while a guest has it."""
