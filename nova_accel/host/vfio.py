@@ -126,7 +126,7 @@ def opened(kernel, handle: model.AttachHandle,
     drivers/vfio/group.c refuses it with EBUSY while a process has the group
     open, or a device of it by /dev/vfio/devices (vfio_device_block_group(),
     Linux 6.6). Without the node of the group, as without CONFIG_VFIO_GROUP,
-    nothing is known.
+    the processes that have a node of the function open are searched for.
 
     :param others: other members of its groups.
     """
@@ -135,9 +135,16 @@ def opened(kernel, handle: model.AttachHandle,
         with contextlib.suppress(OSError):
             if (kernel.read(pci.path(function, 'enable')) != '0'
                     and pci.is_for_vfio(kernel, function)
-                    and kernel.is_group_open(function)):
+                    and _is_open(kernel, function)):
                 return function
     return ''
+
+
+def _is_open(kernel, function) -> bool:
+    try:
+        return kernel.is_group_open(function)
+    except FileNotFoundError:
+        return bool(kernel.processes([function]))
 
 
 def use(kernel, function: str) -> str:

@@ -251,6 +251,26 @@ class InUseTest(TestCase):
         self.assertHas(self.boot(), used)
         self.assertEqual(4, self.total())
 
+    def test_without_nodes_of_groups(self):
+        """As without CONFIG_VFIO_GROUP: the process has a node of the
+        function."""
+        self.start({'address': A, 'vfs': 4, 'total_vfs': 4})
+        used, *others = self.handles()
+        self.host.kernel.guest_takes(used)
+        asked, ask = [], self.host.kernel.processes
+        self.host.kernel.processes = lambda functions: (
+            asked.append(functions), ask(functions))[1]
+        with mock.patch.object(self.host.kernel, 'is_group_open',
+                               side_effect=FileNotFoundError):
+            self.look()
+            self.assertEqual(others, self.free())
+            self.host.kernel.guest_returns(used)
+            asked.clear()
+            self.look()
+        self.assertEqual([used, *others], self.free())
+        # nothing is searched for what no process has enabled
+        self.assertEqual([], asked)
+
     def test_before_the_start(self):
         """Also what was open before nova-compute has started."""
         self.start({'address': A, 'vfs': 4, 'total_vfs': 4})

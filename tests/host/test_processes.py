@@ -2,6 +2,7 @@
 """Processes of the host that have device nodes open."""
 
 import time
+from unittest import mock
 
 import ddt
 import fixtures
@@ -185,6 +186,25 @@ class KeptTest(TestCase):
         self.host.inventory.looks.run()
         self.boot()
         self.assertEqual([[A], [A]], asked)
+
+    def test_cost_of_vfio(self):
+        """One attribute of each device that a build chooses."""
+        self.start(gpus=[{'address': a, 'driver': 'vfio-pci'}
+                         for a in (A, B)])
+        questions = []
+
+        def counted(name):
+            real = getattr(self.host.kernel, name)
+
+            def asks(about, *more):
+                if name != 'read' or about.endswith('/enable'):
+                    questions.append((name, about))
+                return real(about, *more)
+            return mock.patch.object(self.host.kernel, name, asks)
+        with counted('read'), counted('is_group_open'), counted('processes'):
+            self.boot()
+        self.assertEqual(
+            [('read', f'bus/pci/devices/{A}/enable')], questions)
 
 
 class HangsTest(TestCase):
