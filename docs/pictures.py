@@ -5,8 +5,11 @@ Each is as wide as a phone, so that its text is as large there as the text of
 the page, and has the colors of light and dark.
 """
 
+import ast
 import html
 import pathlib
+import re
+import textwrap
 
 #: of a picture, in pixels
 WIDTH = 360
@@ -239,8 +242,122 @@ def processes() -> Picture:
     return picture
 
 
+def hosts() -> Picture:
+    """Which file is on which host."""
+    picture = Picture('Which files of nova_accel are on which host')
+    y = 8
+    for name, *files in (
+            ('each of these hosts', 'the package, in the environment of Nova'),
+            ('nova-api', '/etc/nova/device_profiles/*.yaml'),
+            ('nova-scheduler', 'nova.conf: [filter_scheduler], the filter',
+             'and the weigher'),
+            ('nova-compute', 'nova.conf: compute_driver, [accel]',
+             'and [service_user], for bitstreams',
+             'sudo for nova-rootwrap, rootwrap.d',
+             'state_path: accel_claims_<host>.sqlite',
+             'the udev rule for disks, if you give any')):
+        height = 30 + LINE * len(files)
+        picture.box(8, y, 344, height=height, kind='ours' if name.startswith(
+            'each') else 'box')
+        picture.text(16, y + 20, name, 'head')
+        for number, line in enumerate(files):
+            picture.text(16, y + 40 + LINE * number, line)
+        y += height + 10
+    return picture
+
+
+def migration() -> Picture:
+    """Who has which device in a live migration with detach."""
+    picture = Picture('A live migration that detaches devices')
+    rows = (
+        ('box', 'scheduler', 'selects a host'),
+        ('ours', 'new host', 'claims devices, programs them;',
+         'a failure ends the migration here'),
+        ('ours', 'old host', 'detaches the devices: the guest',
+         'has 20 s to release them'),
+        ('bad', 'guest moves', 'without devices, as long as its',
+         'memory is copied'),
+        ('ours', 'new host', 'attaches the new devices'),
+        ('ours', 'old host', 'cleans the old devices'))
+    y = picture.column(10, rows, 104, 40, 120)
+    for line in ('With accel:live_migration=transparent the guest',
+                 'keeps its devices: QEMU copies their state.'):
+        picture.text(8, y, line, 'small')
+        y += LINE
+    return picture
+
+
+def groups() -> Picture:
+    """Devices that go to one guest only together."""
+    picture = Picture('An IOMMU group, and a set of GPUs')
+    picture.text(8, 22, 'An IOMMU group', 'head')
+    picture.box(8, 32, 344, height=74)
+    picture.box(16, 40, 158, '3b:00.0  GPU', 'to the guest', kind='ours')
+    picture.box(186, 40, 158, '3b:00.1  sound', 'to the same guest',
+                kind='ours')
+    picture.text(16, 98, 'A disk in this group: no guest gets any of it.',
+                 'small')
+    picture.text(8, 138, 'A set: GPUs behind NVSwitches', 'head')
+    picture.box(8, 148, 344, height=92)
+    for gpu in range(8):
+        picture.box(16 + gpu % 4 * 83, 156 + gpu // 4 * 30, 78,
+                    f'GPU {gpu}', kind='ours', height=25)
+    picture.text(16, 232, 'One server gets all of them, or none.', 'small')
+    return picture
+
+
+def _holds() -> list[tuple[str, str]]:
+    """Return (kind, who lifts it), from the table of inventory/holds.py."""
+    path = pathlib.Path(__file__).parents[1] / 'nova_accel/inventory/holds.py'
+    table = ast.get_docstring(ast.parse(path.read_text())).split('\n')
+    border = [n for n, line in enumerate(table) if line.startswith('====')]
+    starts = [found.start() for found in re.finditer('=+', table[border[0]])]
+    rows: list[list[str]] = []
+    for line in table[border[1] + 1:border[2]]:
+        if line[:1] != ' ':
+            rows.append([line[:starts[1]].rstrip(' *'), ''])
+        rows[-1][1] += ' ' + line[starts[3]:].strip()
+    return [(kind, lifted.strip()) for kind, lifted in rows]
+
+
+def states() -> Picture:
+    """The states of a handle, and what withholds it."""
+    picture = Picture('The states of a device')
+    x, width = 8, 200
+    for number, (kind, name, line) in enumerate((
+            ('good', 'free', 'a server can get it'),
+            ('ours', 'held', 'a server has it'),
+            ('ours', 'releasing', 'it is cleaned'))):
+        y = 10 + 70 * number
+        picture.box(x, y, width, name, line, kind=kind)
+        if number:
+            picture.arrow((60, y - 26), (60, y))
+    picture.arrow((x + width, 172), (240, 172), (240, 32), (x + width, 32))
+    picture.text(246, 96, 'clean')
+    picture.arrow((60, 194), (60, 220))
+    picture.text(70, 212, 'a hold begins, from each of these states')
+    by_operator = [kind for kind, lifted in _holds()
+                   if re.match('the operator|nova-accel', lifted)]
+    # servers are sent to a region that is cleaned, and get suspect devices last
+    others = [kind for kind, _ in _holds()
+              if kind not in (*by_operator, 'cleaning', 'suspect')]
+    y = 220
+    for title, kinds in (
+            ('withheld until you act', by_operator),
+            ('withheld until the cause ends', others)):
+        lines = textwrap.wrap(', '.join(kinds), 46)
+        height = 30 + LINE * len(lines)
+        picture.box(8, y, 344, kind='bad', height=height)
+        picture.text(16, y + 20, title, 'head')
+        for number, line in enumerate(lines):
+            picture.text(16, y + 40 + LINE * number, line)
+        y += height + 10
+    return picture
+
+
 PICTURES = {picture.__name__: picture for picture in (
-    request, region, hands, packing, processes)}
+    request, region, hands, packing, processes, hosts, migration, groups,
+    states)}
 
 
 def main():
