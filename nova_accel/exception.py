@@ -104,7 +104,7 @@ class InvalidRequest(AcceleratorError):
 
 
 class InvalidProfile(InvalidRequest):
-    """A device profile that is unknown or malformed."""
+    """A device profile is unknown or malformed."""
 
 
 class InvalidName(AcceleratorError):

@@ -53,7 +53,7 @@ def assign(items: Sequence[Item],
 
 
 class _Search:
-    """Branch and bound."""
+    """A search by branch and bound."""
 
     #: Bounds that are computed, at some milliseconds each, before the best
     #: choice so far is taken. Equal amounts need one; contrived packings need

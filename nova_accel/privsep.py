@@ -49,7 +49,7 @@ class Context(priv_context.PrivContext):
         cfg.CONF.set_default('thread_pool_size', THREADS, group=cfg_section)
 
     def entrypoint(self, func):
-        """See the base class; what it returns has the function's name."""
+        """See the base class; the returned function keeps its name."""
         return functools.update_wrapper(super().entrypoint(func), func)
 
     def start(self, method=priv_context.Method.ROOTWRAP):

@@ -152,10 +152,8 @@ class BitstreamCache:
                 self._trim()
 
     def _is_whole(self, content) -> bool:
-        """Return whether a file is there, and is what its name says.
-
-        Removes a file that has changed since it was downloaded.
-        """
+        """Return whether a file exists and has the content of its name. Remove
+        a file that has changed since its download."""
         try:
             if _digest(self._path(content), content.partition('-')[0]
                        ) == content.partition('-')[2]:
@@ -171,7 +169,7 @@ class BitstreamCache:
         return os.path.join(self.directory, name)
 
     def _names(self) -> list[str]:
-        """Return what is in the directory; create it if it is missing."""
+        """Return the names in the directory; create it if it is missing."""
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         return os.listdir(self.directory)
 
@@ -220,7 +218,7 @@ class BitstreamCache:
 
     @limited.blocking
     def bytes(self) -> int:
-        """How much is in the directory; 0 where it is not there."""
+        """The size of all files in the directory, 0 if it is missing."""
         with contextlib.suppress(OSError), os.scandir(self.directory) as found:
             return sum(entry.stat(follow_symlinks=False).st_size
                        for entry in found)

@@ -218,7 +218,7 @@ def find_operators(client, image_id: str) -> Image:
 
 
 def find_ordered(client, name: str, region_type: str | None) -> Image:
-    """Find the image of the operator that he names.
+    """Find the image of the operator that an order names.
 
     :param client: of nova-compute itself.
     :param name: id of an image, or id or name of the function in it.
@@ -446,8 +446,7 @@ def check_use(client, image_id: str, project_id: str) -> None:
 
 
 def unreachable(error: BaseException) -> str:
-    """Return what cannot be reached, of an error that keystoneauth's brought
-    about.
+    """Return the service that an error of keystoneauth could not reach.
 
     :returns: 'Keystone at <URL>', or the URL of another service; '' of another
         error.
@@ -484,8 +483,8 @@ def by_name_or_id(client, name_or_id: str) -> list[dict]:
 
 
 def function_id(image: Image) -> str | None:
-    """Return the function in the image in the form of model.uuid_hex, None
-    where its entry has none."""
+    """Return the function of an image in the form of model.uuid_hex, None if
+    its entry has none."""
     return _hex(image.entry.get(FUNCTION_ID) or '') or None
 
 

@@ -55,7 +55,7 @@ class Refused(Exception):
 
 
 def _placement(path: str) -> typing.Any:
-    """Return what Placement answers nova-compute's own credentials.
+    """Return Placement's answer to nova-compute's own credentials.
 
     :raises Refused: it does not.
     """
@@ -79,7 +79,7 @@ def _placement(path: str) -> typing.Any:
 
 
 def _unanswered(error, service, section, where) -> Line:
-    """Say why a service did not answer.
+    """Return why a service did not answer.
 
     :param where: options that say where the service is.
     """

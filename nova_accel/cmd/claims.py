@@ -14,7 +14,7 @@ from nova_accel import model
 
 
 class Claims(output.Lister):
-    """Show what servers hold on this host, and what FPGA regions carry.
+    """Show the devices that servers hold, and the contents of FPGA regions.
 
     Each claim has a row, also that of no server whose handle waits for the
     operator, and so has each free region that nova_accel programmed, and each
@@ -88,8 +88,8 @@ class Claims(output.Lister):
 
 
 def _why(claim, withheld):
-    """Return why its handle is not given to another server, or its server
-    may not be able to start: also what nova-compute reported last."""
+    """Return why no other server gets the handle of a claim, or why its server
+    may not start; includes the last report of nova-compute."""
     return holds.reasons((
         *offers.of_claims({}, [claim]),
         *(hold for hold in withheld
@@ -101,14 +101,15 @@ def _region(index):
 
 
 def _state(claim):
-    """As in the store; 'old' for what a server had before a resize."""
+    """Return the state as in the store, or 'old' for devices from before a
+    resize."""
     state = claim.state.value
     return state if claim.role is model.Role.CURRENT else f'{state}, old'
 
 
 def _content(loaded, address, index):
-    """(function, image, origin) of a region; '' of what only its driver
-    knows, and of a device without regions."""
+    """Return (function, image, origin) of a region, '' for unknown values and
+    for devices without regions."""
     if index is None:
         return '', '', ''
     if (address, index) not in loaded:

@@ -59,7 +59,7 @@ class _Disables(_OfDevice):
 
 
 class Disable(_Disables):
-    """Give a device to no other server, until nova-accel enable.
+    """Take a device out of service, until nova-accel enable.
 
     It is reserved in Placement, within seconds where nova-compute runs, else
     when it starts. A server that has it keeps it, and may be started again.
@@ -76,7 +76,7 @@ class Disable(_Disables):
 
 
 class Drain(_Disables, output.Table):
-    """Disable a device, and show what still stands in the way of work on it.
+    """Take a device out of service, and show the servers that still use it.
 
     One row for each claim of a server on it. The exit status is 3 while one
     is left, and 0 when none is: no claim follows then. Move or delete the

@@ -151,7 +151,7 @@ def of_host(asked: capacity.Wanted, host: Host) -> tuple[int, capacity.Limit]:
 
 
 def most_common(of_hosts: Iterable[tuple[str, int, capacity.Limit]]) -> str:
-    """Return what limits the most hosts, for people."""
+    """Return the most frequent limit of hosts, as a text."""
     count: Mapping[str, int] = collections.Counter(
         limit.what for _, _, limit in of_hosts)
     if not count:

@@ -68,7 +68,7 @@ class NovaAccel(app.App):
 
     def __init__(self):
         super().__init__(
-            description='The accelerators of a compute host.',
+            description='Show and manage the accelerators of hosts and clouds.',
             version=importlib.metadata.version('nova_accel'),
             command_manager=Commands('nova_accel.commands'),
             deferred_help=True)

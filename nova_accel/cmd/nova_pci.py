@@ -85,7 +85,8 @@ def traits(text) -> set[str]:
 
 
 def _class_of(name, function) -> str:
-    """Return a resource class as Nova writes it, see _normalized()."""
+    """Return the name of a resource class as Nova writes it; see
+    _normalized()."""
     return _normalized(
         name or f'CUSTOM_PCI_{function.vendor}_{function.product}',
         os_resource_classes.STANDARDS, os_resource_classes)

@@ -104,7 +104,7 @@ class Amounts:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the page shows."""
+    """The facts that the page shows."""
 
     #: host -> its providers, parents before children
     hosts: Mapping[str, list[tree.Provider]]

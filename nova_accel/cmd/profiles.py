@@ -135,8 +135,8 @@ class CheckProfiles(_Reads):
 
 
 def _without_shell(found):
-    """A sentence for each profile that leaves open which shell its bitstream
-    is for."""
+    """Return a sentence for each profile that does not name the shell of its
+    bitstream."""
     for profile in found:
         specs = profiles.expand({request.PROFILE_KEY: profile.name},
                                 lambda name: profile)

@@ -36,7 +36,7 @@ _ERASES = 'it may change what the device has: give --erase'
 
 
 class Prove(output.Table):
-    """Try on a disabled device that no server has what its driver relies on.
+    """Test on a disabled device the operations that its driver relies on.
 
     The device is found, reset and read again, and its regions are reset; a
     vGPU is created and removed. With --erase it is also cleaned as after a

@@ -19,8 +19,8 @@ def add_arguments(parser) -> None:
     configuration.add_argument(parser)
     parser.add_argument(
         '--store', metavar='FILE',
-        help='use this claim store, in place of that of [DEFAULT] host in '
-             '[DEFAULT] state_path')
+        help='path of the claim store (default: that of [DEFAULT] host in '
+             '[DEFAULT] state_path)')
 
 
 def add_device_argument(parser) -> None:

@@ -130,7 +130,7 @@ class Tree(cloud.Asks, output.Lister):
         return _COLUMNS, rows
 
     def _row(self, provider, providers, servers, functions):
-        """For people."""
+        """Return a row for people."""
         name = '  ' * provider.depth + _short_name(provider, providers)
         # its card says it
         what = '' if provider.resource_class and provider.depth > 1 else (
@@ -240,8 +240,11 @@ def _fill(provider: Provider, read: reasons.Provider) -> None:
 
 def server_names(service: cloud.Cloud, hosts: Iterable[str],
                  ) -> dict[str, str]:
-    """Uuid of a server -> its name, of those on hosts; a request for each
-    host. Where Nova does not answer, uuids are shown."""
+    """Return the names of the servers on hosts, by uuid; one request for each
+    host.
+
+    If Nova does not answer, uuids are shown.
+    """
     names = {}
     with contextlib.suppress(exception.AcceleratorError, LookupError):
         for host in hosts:

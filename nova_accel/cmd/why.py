@@ -183,7 +183,7 @@ class _Spec:
 
 
 def of_service(node, root) -> str:
-    """What is wrong with the nova-compute of a host.
+    """Return the problem of the nova-compute of a host, if any.
 
     :param node: Nova's entry; None where it has none.
     :param root: the provider of the host.
@@ -210,7 +210,7 @@ class Host(typing.NamedTuple):
 
 
 class Answer:
-    """What Placement and Glance say to a question.
+    """The answers of Placement and Glance to a question.
 
     :param host: name of the only host that is asked for.
     :param project_id: of the server.
@@ -335,7 +335,7 @@ class Answer:
             for trait in wanted.prefer if trait not in there]
 
     def of_host(self, root: str) -> Host:
-        """Return what is known of one host."""
+        """Return the known facts about one host."""
         providers = self._trees[root]
         name = providers[0].name
         offered = self._candidates.get(root, [])
@@ -365,7 +365,7 @@ class Answer:
             _row(name, cost, *row) for row in rows])
 
     def _of_whole(self, providers, offered, kept):
-        """What is in the way that no single provider tells."""
+        """Return obstacles that no single provider shows."""
         wrong = of_service(self._nodes.get(providers[0].root), providers[0])
         if wrong:
             return [wrong]

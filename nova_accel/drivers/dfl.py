@@ -226,7 +226,8 @@ class DflDriver(base.PciDriver):
             return False
 
     def _identity(self, address, ids) -> model.Device:
-        """What the card is, whatever state it is in."""
+        """Return the identity of a card, which does not depend on its state.
+        """
         vendor, product, family = _PRODUCTS[ids]
         if product == 'DFL':
             try:

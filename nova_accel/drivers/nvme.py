@@ -586,7 +586,7 @@ class NvmeDriver(base.PciDriver):
 
     @contextlib.contextmanager
     def _bound(self, address):
-        """The host's driver has the disk, also one that is for VFIO."""
+        """Bind the disk to the nvme driver, and back to vfio-pci on exit."""
         bound = pci.driver(self.kernel, address)
         if bound != _DRIVER:
             self.kernel.rebind(address, _DRIVER)

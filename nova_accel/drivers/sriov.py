@@ -25,7 +25,7 @@ def wanted() -> dict[str, int]:
 
 
 def missing(kernel, pf: str) -> int:
-    """Return how many VFs a PF without VFs must get; 0 where all is well.
+    """Return how many VFs a PF without VFs must get, 0 if none are missing.
 
     :raises ConfigurationError: more are wanted than it can have.
     :raises DeviceError: it has another number, or does not say.

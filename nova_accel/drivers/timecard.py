@@ -71,8 +71,11 @@ _STATES = frozenset((
 
 
 class TimecardDriver(base.PciDriver):
-    """A card is read each [accel] discovery_interval, because nothing in
-    sysfs' directories tells that it lost its source: four attributes."""
+    """Driver for time cards.
+
+    A card is read each [accel] discovery_interval, because no directory of
+    sysfs changes when it loses its source: four attributes.
+    """
 
     CONTRACT = base.CONTRACT
     NAME = 'timecard'
@@ -177,7 +180,8 @@ class TimecardDriver(base.PciDriver):
         return '' if text in (None, _NO_SERIAL) else text
 
     def _record(self, address) -> tuple[tuple[str, str], ...]:
-        """What the card is and how it is set; the driver has it."""
+        """Return the identity and the settings of a card that the driver has.
+        """
         card, = self._children(address, 'timecard')
         top = pci.path(address, 'timecard', card)
         found = {'serial': self._attribute(top, 'serialnum')}
@@ -193,7 +197,8 @@ class TimecardDriver(base.PciDriver):
                      if value and value != '(null)')
 
     def _attribute(self, card, name) -> str | None:
-        """None for one that this card or kernel does not have."""
+        """Return an attribute, None if the card or the kernel does not have
+        it."""
         try:
             return self.kernel.read(f'{card}/{name}')
         except FileNotFoundError:
@@ -338,8 +343,8 @@ class TimecardDriver(base.PciDriver):
 
 
 def _unseen(device, before):
-    """A card that a guest has, or that the operator keeps for guests: of what
-    was known only what it is, and not how it was."""
+    """Return a card that a guest has, or that is reserved for guests, with its
+    known identity and without its settings."""
     if before is None:
         return device
     return dataclasses.replace(

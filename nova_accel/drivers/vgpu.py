@@ -59,7 +59,7 @@ _REMOVED = frozenset((errno.ENOENT, errno.ENODEV, errno.EAGAIN))
 
 @dataclasses.dataclass(frozen=True)
 class VgpuType:
-    """A type of vGPUs of a device, as its kernel has it now."""
+    """A type of vGPUs of a device, as the kernel offers it now."""
 
     #: 'nvidia-558', also where the kernel has only the number. Another version
     #: of the host's driver may give that number to another type
@@ -224,7 +224,8 @@ class VgpuDriver(base.PciDriver):
                 if not pci.ADDRESS.fullmatch(name) and self._has_types(name)]
 
     def _has_types(self, parent) -> bool:
-        """Whether it makes mediated devices that look like PCI devices."""
+        """Return whether a parent creates mediated devices that appear as PCI
+        devices."""
         place = f'{MDEV_BUS}/{parent}/mdev_supported_types'
         return any(self._device_api(f'{place}/{name}') == _DEVICE_API
                    for name in self.names(place))
@@ -538,7 +539,7 @@ class VgpuDriver(base.PciDriver):
                 f'{parent} in dmesg.') from error
 
     def _mdev_type(self, device, parent, created_type) -> str:
-        """Return what the kernel calls a type now; '' without one."""
+        """Return the kernel's present name of a type, '' without one."""
         return next((
             name for name in self.names(
                 f'{MDEV_BUS}/{parent}/mdev_supported_types')
@@ -609,10 +610,10 @@ class VgpuDriver(base.PciDriver):
             current, created_type) == created_type
 
     def _why_not_creatable(self, device, created_type) -> str:
-        """Return why a type is not among those of a VF, a clause.
+        """Return why a VF does not offer a type, as a clause.
 
-        A type that MIG backs, such as A100-1-5C, is there only while a GPU
-        instance of its size is, which the driver forgets at each boot
+        A type with MIG, such as A100-1-5C, is offered only while a GPU
+        instance of its size exists, which the driver loses at each boot
         (NVIDIA's vGPU user guide; NVIDIA/gpu-operator issue 2600).
         """
         if _MIG_BACKED.search(created_type):
@@ -625,8 +626,8 @@ class VgpuDriver(base.PciDriver):
         return _no_such_type(created_type)
 
     def _clear(self, device, vf, created_type):
-        """Nothing but what prepare() made: VFs are used by one after the
-        other, and a stranger's vGPU may be there by now."""
+        """Remove the vGPU that prepare() created, and no other: VFs are
+        reused, and another vGPU may have taken this one."""
         try:
             current = self._current(vf)
             if current == '0':
@@ -655,7 +656,7 @@ class VgpuDriver(base.PciDriver):
 
 
 def _made_by(device) -> str:
-    """Return what creates VFs of a GPU; '' where it is sriov_numvfs.
+    """Return the tool that creates the VFs of a GPU, '' for sriov_numvfs.
 
     gim has no sriov_configure (gim_driver in gim_drv.c of
     amd/MxGPU-Virtualization).
@@ -718,19 +719,19 @@ def _whole(types: Iterable[VgpuType], offer: _Offer,
 
 
 def _gigabytes(trait: str) -> int:
-    """GB of a vGPU of a type, by its trait; 0 where that does not say."""
+    """Return the GB of a vGPU of a type, from its trait; 0 if unknown."""
     found = _GIGABYTES.search(trait)
     return int(found[1]) if found else 0
 
 
 def _size(trait: str) -> int:
-    """The same of a type that shares the memory of its GPU with others; 0 of
-    one that MIG backs."""
+    """Return the GB of a type that shares the memory of its GPU; 0 for a type
+    with MIG."""
     return 0 if _MIG_BACKED.search(trait) else _gigabytes(trait)
 
 
 def title(kernel, parent: str, name: str) -> str:
-    """Return what the vendor calls a type of a parent of mediated devices.
+    """Return the vendor's name of a type of a parent of mediated devices.
 
     :param name: as its kernel calls it.
     """
@@ -742,7 +743,8 @@ def title(kernel, parent: str, name: str) -> str:
 
 
 def _trait(device: model.Device, called: str) -> str:
-    """Return what a type is known by, on each host and in each claim.
+    """Return the trait of a type, which is the same on each host and in each
+    claim.
 
     :param called: its title.
     """
@@ -750,7 +752,7 @@ def _trait(device: model.Device, called: str) -> str:
 
 
 def _no_such_type(created_type: str) -> str:
-    """Return why no type of a GPU is the one that a server has, a clause."""
+    """Return why no type of a GPU matches that of a server, as a clause."""
     return ('the driver of its GPU has no type of that name'
             if naming.is_custom(created_type) else
             'that number, by which alone its claim knows the type, may mean '
@@ -775,8 +777,8 @@ def _handle(address, parent, name):
 
 
 def _catalog(text) -> dict[str, str]:
-    """Name -> title, from lines like '  1155  : NVIDIA L40S-24Q', which may
-    have a header above them."""
+    """Return name -> title from lines like ' 1155 : NVIDIA L40S-24Q', which
+    may have a header line."""
     found = (re.fullmatch(r'\s*([0-9]+)\s*:\s*(\S.*?)\s*', line)
              for line in text.splitlines())
     return {_vendor_name(line[1]): line[2] for line in found if line}
@@ -832,7 +834,7 @@ def wanted_quotas() -> dict[str, dict[str, str]]:
 
 
 def _chosen(address, types) -> list[VgpuType]:
-    """Those that the operator lets be made, in his order."""
+    """Return the types that the operator allows, in the configured order."""
     choices = wanted_types()
     texts = ([text for where, text in choices if where == address]
              or [text for where, text in choices if where is None])

@@ -220,8 +220,11 @@ class XrtDriver(base.PciDriver):
             super()._quarantined(device, before, reason))
 
     def _with_mailbox(self, device):
-        """The device with what its mailbox takes now; everything where that
-        cannot be read. Without xclmgmt it takes nothing."""
+        """Set guest_can_reprogram from the requests that the mailbox accepts.
+
+        Assume that it accepts all of them if it cannot be read, and none
+        without xclmgmt.
+        """
         address = device.address
         try:
             is_open = (pci.driver(self.kernel, address) == MANAGEMENT_DRIVER
@@ -337,10 +340,11 @@ class XrtDriver(base.PciDriver):
             return None
 
     def _interface(self, address) -> str | None:
-        """What an xclbin has to be made for, None where nothing tells.
+        """Return the interface that an xclbin must be built for, None if
+        unknown.
 
-        The shell exports it; the base, whose line is before, exports what the
-        shell is made for.
+        The shell exports it; the base, whose line precedes it, exports that of
+        the shell.
         """
         try:
             return self._last_uuid(address, 'interface_uuids')
@@ -361,8 +365,8 @@ class XrtDriver(base.PciDriver):
         return self._number(address, MAILBOX) or 0
 
     def _takes(self, address, requests) -> bool:
-        """Whether the mailbox takes one of these requests from a guest, with
-        what the guest sends."""
+        """Return whether the mailbox accepts one of these requests, with its
+        data, from a guest."""
         harmless = self._refused(address)
         if self._number(address, FETCH):
             harmless |= FETCHED_REQUESTS
@@ -436,7 +440,7 @@ class XrtDriver(base.PciDriver):
 
     @staticmethod
     def _is_the_guests(address) -> bool:
-        """Whether guests may load what they like."""
+        """Return whether guests may load any function."""
         return address in base.whole_cards()
 
     def _file_interface(self, address) -> str | None:
@@ -454,9 +458,10 @@ class XrtDriver(base.PciDriver):
         return lines[min(1, len(lines) - 1)] if lines else None
 
     def _shown(self, user) -> str | None:
-        """What xocl has loaded; None without xocl, or where it has nothing.
+        """Return what xocl has loaded, None without xocl or without a
+        function.
 
-        There is a line for each slot, of which the first is the FPGA's.
+        Each slot has a line, and the first is the FPGA's.
         """
         try:
             lines = self.kernel.read(pci.path(user, 'xclbinuuid')).split()
@@ -480,9 +485,8 @@ class XrtDriver(base.PciDriver):
         return None
 
     def _layout(self, address) -> bytes | None:
-        """The IP_LAYOUT of what is loaded, at most a page of it.
-
-        b'' where nothing is, None where the driver does not say (Versal).
+        """Return the IP_LAYOUT of the loaded function, at most a page of it;
+        b'' without a function, None if the driver does not report it (Versal).
         """
         for name in self.kernel.listdir(pci.path(address)):
             if re.fullmatch('icap[.]m[.][0-9]+', name):
@@ -537,8 +541,8 @@ class XrtDriver(base.PciDriver):
             raise
 
     def _offer(self, what, address, bitstream):
-        """Place the file for the guest, before: where that cannot be, no guest
-        could use the function."""
+        """Place the file for the guest before programming: without the file no
+        guest could use the function."""
         if self._is_the_guests(address):
             return
         try:

@@ -49,7 +49,7 @@ def largest(kernel, address: str) -> int:
 
 def guest_bits(host_bits: int, cpu_mode: str | None, mode: str | None,
                bits: object) -> int | None:
-    """Return how many address bits a guest under KVM is told.
+    """Return how many physical address bits a guest under KVM sees.
 
     :param host_bits: of the host's CPU.
     :param cpu_mode: of the guest, as [libvirt] cpu_mode.
@@ -64,8 +64,8 @@ def guest_bits(host_bits: int, cpu_mode: str | None, mode: str | None,
 
 
 def unseen(memory: int, sizes: Sequence[int], bits: int) -> str:
-    """Return why a guest does not see each device, a clause; '' where it
-    does.
+    """Return why a guest cannot see all of its devices, as a clause; '' if it
+    can.
 
     :param memory: of the guest, bytes.
     :param sizes: the largest region of each device, bytes.
@@ -81,11 +81,11 @@ def unseen(memory: int, sizes: Sequence[int], bits: int) -> str:
 
 
 def placed(memory: int, sizes: Iterable[int], bits: int) -> int:
-    """Return how many devices find room above a guest's memory.
+    """Return how many devices fit above a guest's memory.
 
     A region begins at a multiple of its size. The small regions of the same
-    device are beside it in the window of the device's port. Hence the next
-    one begins a whole size later (issue 12997 of tianocore/edk2).
+    device are beside it in the window of the device's port. Hence the next one
+    begins a whole size later (issue 12997 of tianocore/edk2).
 
     :param memory: of the guest, bytes.
     :param sizes: the largest region of each device, bytes, a power of two.

@@ -123,7 +123,7 @@ def _to_the_slot(kernel, vendor, path):
 
 
 def most(kernel, function: str, port: str) -> tuple[int, int]:
-    """Return (lanes, MT/s) that a link can have, 0 for what is not known.
+    """Return the (lanes, MT/s) that a link supports, 0 for an unknown value.
 
     :param port: the function at its other end.
     :raises OSError: one of the two is not there.
@@ -157,15 +157,19 @@ def _errors(found, where) -> Iterator[signals.Reading]:
 
 @functools.lru_cache(maxsize=64)
 def _counters(text: str) -> Mapping[str, int]:
-    """Return those of lines '<name> <count>' that are not 0, but for the
-    total. Most functions have the same text: no errors."""
+    """Return the counters above 0 of lines '<name> <count>', without the
+    total.
+
+    Most functions have the same text: no errors.
+    """
     return {_LONG_NAMES.get(name, name): int(value)
             for name, value in _COUNTER.findall(text)
             if not name.startswith('TOTAL_')}
 
 
 def _link(own, port) -> Iterator[signals.Reading]:
-    """What the link has less than both of its ends can."""
+    """Yield readings of a link that does less than both of its ends support.
+    """
     width, most = _number(own, _WIDTH), _least(own, port, _MOST_WIDTH)
     # 0, or a width of another kind, while the link is not known
     if width and most and width < most:
@@ -178,12 +182,13 @@ def _link(own, port) -> Iterator[signals.Reading]:
 
 
 def _least(own, port, name) -> int:
-    """What both ends can; 0 where one does not tell."""
+    """Return what both ends support, 0 if one is unknown."""
     return min(_number(own, name), _number(port, name))
 
 
 def _number(found, name) -> int:
-    """Lanes, or MT/s of '16.0 GT/s PCIe'; 0 for what is not a number."""
+    """Return the lanes, or the MT/s of '16.0 GT/s PCIe'; 0 for any other text.
+    """
     return _parsed(found.get(name, ''))
 
 

@@ -40,7 +40,7 @@ def file_name(function: str, interface: str) -> str:
 
 def offer(place: str, card: str, name: str, content: bytes, ip_layout: bytes,
           ) -> None:
-    """Offer a file for a card, in place of the one that was offered before.
+    """Place a file for a card, in place of the earlier one.
 
     :param place: XCLBINS, or a simulated host's.
     :param card: PCI address of its management function, already checked.

@@ -77,7 +77,7 @@ class Kernel:
 
     @limited.blocking
     def read_some(self, path: str, names: Iterable[str]) -> dict[str, str]:
-        """Return those attributes of a directory that can be read, by name.
+        """Return the readable attributes of a directory, by name.
 
         Faster than read() for each, above all under eventlet.
 
@@ -201,11 +201,12 @@ class Kernel:
 
     @limited.blocking
     def has_iova_bitmap(self) -> bool:
-        """Whether the kernel reports to QEMU what a device has written.
+        """Return whether the kernel can report to QEMU what a device has
+        written.
 
-        VFIO does so by functions that are left out without
-        CONFIG_IOMMUFD_DRIVER (include/linux/iova_bitmap.h of Linux); then
-        QEMU can begin, and fails.
+        VFIO needs functions for this that are left out without
+        CONFIG_IOMMUFD_DRIVER (include/linux/iova_bitmap.h of Linux). Without
+        them QEMU begins a migration, and fails.
         """
         # a module can bring the function
         return _has_iova_bitmap(
@@ -324,7 +325,8 @@ class Kernel:
         return privileged.read_device_serial(function)
 
     def read_acs(self, function: str) -> int | None:
-        """Return how a port treats what passes it on its way to another one.
+        """Return how a port treats traffic that passes it on its way to
+        another port.
 
         :returns: the control register of ACS; None where it has no ACS.
         :raises OSError: its configuration space cannot be read.
@@ -377,7 +379,7 @@ class Kernel:
 
     @limited.blocking
     def read_firmware(self, function: str) -> dict[str, str]:
-        """Return the versions that devlink shows of a function.
+        """Return the versions that devlink shows for a function.
 
         :returns: name -> version, for example {'fw': '32771'}; empty when its
             driver tells none.
@@ -454,8 +456,8 @@ class Kernel:
             firmware.XCLBINS, firmware.file_name(function_uuid, interface))
 
     def xclbin_layout(self, function: str) -> bytes | None:
-        """Return the layout that offer_xclbin() was given for a card, None
-        where no file is placed for it."""
+        """Return the layout that offer_xclbin() got for a card, None if no
+        file is placed for it."""
         return firmware.layout(firmware.XCLBINS, function)
 
     def read_qat_heartbeat(self, pf: str) -> int:
@@ -640,8 +642,8 @@ def _read(path: str, directory: int | None) -> str:
 
 
 def change_of(message: bytes) -> Change | None:
-    """Return what a message of the kernel (kobject_uevent) says; None where
-    it is of no interest."""
+    """Return the change that a message of the kernel (kobject_uevent) reports;
+    None if it is of no interest."""
     fields = dict(
         line.split('=', 1) for line in message.decode(
             errors='replace').split('\0') if '=' in line)
@@ -659,7 +661,8 @@ def change_of(message: bytes) -> Change | None:
 
 @functools.lru_cache(maxsize=1)
 def _vfio_aliases(path, changed):
-    """The lines of modules.alias for VFIO drivers, of some ten thousand.
+    """Return the lines of modules.alias for VFIO drivers; the file has some
+    ten thousand lines.
 
     :param changed: when the file was changed.
     """

@@ -153,7 +153,7 @@ def start(function, *args) -> concurrent.futures.Future:
 
 
 class Background:
-    """A piece of work in the background, never twice at the same time."""
+    """A task in the background, never running twice at the same time."""
 
     def __init__(self, function: Callable[[], object], failure: str):
         """
@@ -172,7 +172,7 @@ class Background:
         self._began_at = 0.0
 
     def start(self) -> None:
-        """Have the function run now; where it runs, once more after that."""
+        """Run the function now; if it is running, run it again afterwards."""
         with self._lock:
             self._asked_at = time.monotonic()
             if self._ended:
@@ -198,7 +198,8 @@ class Background:
             self._fails(error)
 
     def start_if_due(self, seconds: float) -> None:
-        """The same, where that was asked for so long ago, or never."""
+        """Run the function if the last run was requested more than ``seconds``
+        ago, or never."""
         if time.monotonic() - self._asked_at >= seconds:
             self.start()
 
@@ -207,7 +208,7 @@ class Background:
         self._asked_at = time.monotonic()
 
     def end(self) -> None:
-        """The work is done for good: it is not begun again."""
+        """End the task for good; it is not started again."""
         with self._lock:
             self._ended, self._again = True, False
 
@@ -226,7 +227,7 @@ class Background:
             self.run()
 
     def run(self) -> None:
-        """Call the function here and now; what it raises is logged."""
+        """Call the function in this thread; log what it raises."""
         try:
             self._function()
             self._once.forget('failure')
@@ -241,7 +242,7 @@ class Background:
 
 
 def wait(future, seconds: float, what: str):
-    """Return the result of a started call.
+    """Return the result of a call that was started.
 
     :param what: the beginning of the error: who does what.
     :raises DeviceTimeout: after seconds; the call goes on.

@@ -97,14 +97,15 @@ class Gpu(NamedTuple):
 
 
 class Failed(Exception):
-    """A sentence that says why."""
+    """An error as a sentence with the reason."""
 
 
 def change(library: Any, action: str, address: str, wanted: dict[int, Gpu],
            ) -> str:
-    """Have the partition of some GPUs active or inactive; or only look.
+    """Activate or deactivate the partition of some GPUs, or only read its
+    state.
 
-    What is so already is left alone. What has been changed is read again.
+    A partition in the wanted state is left alone. A change is read back.
 
     :param library: libnvfm.
     :param action: ACTIVATE, DEACTIVATE or LOOK.
@@ -221,7 +222,7 @@ def _check(call, result):
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Do what the arguments say, and exit.
+    """Carry out the arguments, and exit.
 
     :param arguments: action, address of Fabric Manager, then
         <module>=<PCI address> or <module>=<PCI address>/<VF> for each GPU.

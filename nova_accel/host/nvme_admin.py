@@ -80,7 +80,7 @@ class Namespace:
 
     @classmethod
     def parse(cls, text: str) -> 'Namespace':
-        """Read what str() returned.
+        """Parse what str() returned.
 
         :raises ValueError: it did not return that.
         """
@@ -92,13 +92,14 @@ class Namespace:
                    None if metadata is None else int(metadata))
 
     def has_format_of(self, other: 'Namespace') -> bool:
-        """Whether the block formats are the same, as far as known."""
+        """Return whether the block formats are the same, as far as known."""
         return (self.block_size == other.block_size and (
             None in (self.metadata, other.metadata)
             or self.metadata == other.metadata))
 
     def is_like(self, other: 'Namespace') -> bool:
-        """Whether size and block format are the same, as far as known."""
+        """Return whether size and block format are the same, as far as known.
+        """
         return self.blocks == other.blocks and self.has_format_of(other)
 
 

@@ -60,10 +60,10 @@ def address(text: str) -> str:
 
 
 def from_lspci(text: str) -> str:
-    """Return an address in sysfs form, also that of a region (with _region0),
-    and any other text as it is.
+    """Return an address of lspci, or a region name with one, in the form of
+    sysfs; any other text unchanged.
 
-    lspci leaves out the domain if all devices of the machine are in 0000.
+    lspci omits the domain if all devices of the machine are in 0000.
     """
     address, mark, region = text.partition('_')
     lower = as_in_sysfs(address)
@@ -131,8 +131,8 @@ def ids(kernel, function: str) -> tuple[str, str]:
 
 
 def subsystem(kernel, function: str) -> str:
-    """Return vendor and device id of the subsystem, '10de:1533'; '' where the
-    kernel has none, as it does for bridges."""
+    """Return vendor and device id of the subsystem, for example 10de:1533;
+    empty for functions without one, such as bridges."""
     try:
         return ':'.join(identifier(kernel, function, f'subsystem_{what}')
                         for what in ('vendor', 'device'))
@@ -206,16 +206,16 @@ def ports(kernel, function: str) -> str:
 
 
 def below_root(above: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of bridges() that are functions, the root port first; of a
-    root complex below a function (Intel's VMD) those below it."""
+    """Return the bridges that are functions, the root port first. For a root
+    complex below a function (Intel's VMD), return those below it."""
     roots = [number for number, name in enumerate(above)
              if name.startswith('pci')]
     return above[roots[-1] + 1:] if roots else above
 
 
 def ports_between(above: tuple[str, ...], switch: str) -> tuple[str, ...]:
-    """Return the downstream ports of switches among bridges() that are between
-    a switch, one of switches(), and a function below it."""
+    """Return the downstream switch ports among bridges() between a switch, one
+    of switches(), and a function below it."""
     return above[above.index(switch) + 1::2]
 
 
@@ -236,17 +236,17 @@ def driver(kernel, function: str) -> str | None:
 
 
 def is_for_vfio(kernel, function: str) -> bool:
-    """Whether the function is bound to vfio-pci or to a variant of it.
+    """Return whether the function is bound to vfio-pci or to a variant of it.
 
-    A variant, as mlx5_vfio_pci or xe-vfio-pci, is known by the device of VFIO
-    that the function has with any of them (vfio_init_device() of Linux 6.1).
+    A variant, for example mlx5_vfio_pci or xe-vfio-pci, is recognized by the
+    VFIO device of the function (vfio_init_device() of Linux 6.1).
     """
     return (driver(kernel, function) == VFIO
             or kernel.exists(path(function, 'vfio-dev')))
 
 
 def is_open(kernel, function: str) -> bool:
-    """Whether a guest has the function from VFIO.
+    """Return whether a process has opened the function by VFIO.
 
     vfio-pci and its variants enable a function while a process has it open
     (vfio_pci_core_enable() and enable_show() of Linux).
@@ -287,11 +287,11 @@ def can_have_vfs(kernel, function: str) -> bool:
 
 
 def answers(kernel, function: str) -> bool:
-    """Whether the configuration space of a PF can be read.
+    """Return whether the configuration space of a PF can be read.
 
     A device that fell off the bus reads as all ones, while the attribute
-    ``vendor`` still has what the kernel saw at boot. Not for VFs: theirs reads
-    0xffff by the SR-IOV specification.
+    ``vendor`` still has the value from boot. Not for VFs, which read 0xffff by
+    the SR-IOV specification.
     """
     return kernel.read_bytes(path(function, 'config'), 2) != b'\xff\xff'
 

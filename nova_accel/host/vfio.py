@@ -82,8 +82,8 @@ def migrates(kernel, handle: model.AttachHandle, device: str,
 
 def shared_groups(kernel, device: model.Device,
                   ) -> tuple[tuple[str, ...], ...]:
-    """Return the members of the IOMMU groups of a device and of its VFs, of
-    those groups that are not of one handle alone."""
+    """Return the members of the IOMMU groups of a device and of its VFs, for
+    groups with more than one handle."""
     found = set()
     for own in _units(kernel, device):
         for function in own:

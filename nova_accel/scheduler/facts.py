@@ -99,7 +99,7 @@ class Facts:
         return self._summaries[provider].get('root_provider_uuid', provider)
 
     def place(self, provider: str) -> tuple[str | None, str | None]:
-        """Return the NUMA node and the PCI root complex of a provider, as
+        """Return the NUMA node and the PCI root complex of a provider; see
         naming.place_of()."""
         found = self._places.get(provider)
         if found is None:

@@ -25,7 +25,7 @@ _LATER = 'try again later, or choose another flavor'
 
 
 class Answer(enum.Enum):
-    """What Placement says of groups."""
+    """The answer of Placement for request groups."""
 
     #: a host has them free, all together
     FREE = 'free'

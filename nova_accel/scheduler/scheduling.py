@@ -180,8 +180,8 @@ class Schedulings:
             self._begun.pop(spec, None)
 
     def of(self, spec) -> Scheduling | None:
-        """Return the scheduling of a request; one without facts where Nova
-        did not begin it, and None where an error of nova_accel was caught."""
+        """Return the scheduling of a request, without facts if Nova did not
+        begin it, None if nova_accel failed."""
         # without the lock: once for each host, and a look-up is atomic
         try:
             return self._begun[spec]

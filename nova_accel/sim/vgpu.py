@@ -163,7 +163,7 @@ class MdevParent(card.Card):
 
 @dataclasses.dataclass(frozen=True)
 class VgpuCard(MdevParent):
-    """A GPU under one of the FRAMEWORKS."""
+    """A simulated GPU under one of the FRAMEWORKS."""
 
     ids: tuple[str, str, str, str] = ('10de', '26b9', '10de', '0000')
     class_code: str = '0x030200'

@@ -206,7 +206,7 @@ class Case(unittest.TestCase):
 
     @staticmethod
     def refusal(device: model.Device | None) -> str:
-        """Why Placement does not get a device, or ''."""
+        """Return why Placement would refuse a device, or ''."""
         found: list[str] = []
         if device:
             providers.providers(

@@ -174,7 +174,8 @@ class ServerTests(discovery.DiscoveryTests):
             self.assertUndone(device, handle, settings)
 
     def _settings(self, device, handle) -> dict[str, str]:
-        """Prepare a handle; what it changes, as it was before."""
+        """Prepare a handle, and return the changed settings with their earlier
+        values."""
         before = self._attributes(device)
         self.prepare(device, handle)
         return {place: before[place] for place, value in self._attributes(
