@@ -275,8 +275,12 @@ class Explored(world.World):
         self.exchanged ^= {pair}
 
     def _pull(self, event):
-        """A card is away after a power cut, or comes back."""
-        self._power_cut(event)
+        """A card is away after a power cut, or comes back; another disk may
+        be in its slot."""
+        if event.which % 2:
+            self._exchange(event)
+        else:
+            self._power_cut(event)
         card = (*DISKS, A)[event.which % 3]
         self.kernel.set_fault(
             card, vanish=None if card in self.away() else True)
@@ -301,9 +305,10 @@ class Explored(world.World):
         """An older copy is put back, or none, while nova-compute is stopped.
         """
         is_copied = event.which % 3 and os.path.exists(self.copy)
-        # what a new store finds in a slot the operator has to accept if it is
-        # another disk later
-        if not is_copied and (self.away() or self.exchanged):
+        # the operator has to accept a disk that a new store finds where it
+        # had another one; and a server that comes has no guest that says so
+        if not is_copied and (self.away() or self.exchanged) or any(
+                server.state == 'coming' for server in self.servers):
             return False
         self.compute.end()
         for suffix in '', '-wal', '-shm':
@@ -371,11 +376,11 @@ class Explored(world.World):
 #: event -> how often it is drawn
 EVENTS = {
     'boot': 12, 'delete': 5, 'stop': 4, 'start': 5, 'rebuild': 2, 'resize': 6,
-    'migrate': 4, 'confirm': 12, 'revert': 9, 'come': 5, 'does_not_come': 2,
+    'migrate': 4, 'confirm': 12, 'revert': 9, 'come': 8, 'does_not_come': 2,
     'arrive': 10, 'leave': 2, 'forget': 2, 'restart': 3, 'reconcile': 3,
-    'rest': 3, 'report': 2, 'power_cut': 1, 'exchange': 2, 'pull': 2,
+    'rest': 5, 'report': 2, 'power_cut': 1, 'exchange': 2, 'pull': 2,
     'exclude': 2, 'replace_store': 3, 'disable': 2,
-    'enable': 3, 'reserve': 1, 'lose_allocation': 2, 'program': 1, 'clean': 1,
+    'enable': 3, 'reserve': 1, 'lose_allocation': 3, 'program': 1, 'clean': 1,
     'ask': 2,
 }
 #: the kinds that each order has

@@ -129,3 +129,9 @@ class FpgaTest(FpgaTest):  # noqa: F821
             self.assertHolds()
             self.delete()
         self.at_each_point(begin, lambda: [['run_runtime']], after)
+
+
+class OneTimeUseTest(OneTimeUseTest):  # noqa: F821
+
+    def check_journal(self):
+        """A hand-over that cannot be written is logged, and stops nothing."""

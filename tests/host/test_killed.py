@@ -667,13 +667,16 @@ class OneTimeUseTest(KilledTestCase):
 
     def after(self):
         self.delete()
-        self.assertEqual(
-            SERVER, self.host.command().handovers()[-1].server)
+        self.check_journal()
         for _ in range(2):
             self.compute.run([['report'], ['report']])
             name, = self.compute.run([['fenced']])[0]
             self.assertIn('_accel_pool_GPU_', name)
         self.reattach()
+
+    def check_journal(self):
+        self.assertEqual(
+            SERVER, self.host.command().handovers()[-1].server)
 
     def reattach(self):
         self.compute.run([['reattach']])

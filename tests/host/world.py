@@ -378,7 +378,9 @@ class World:
 
     def finish(self):
         """End all, and check that nothing is left of any server."""
+        self.rest()
         self._to_rights()
+        self.rest()
         for server in [*self.servers]:
             if server.state == 'coming':
                 self.roll_back(server)
@@ -391,6 +393,9 @@ class World:
         if claims or guests or fenced or why:
             raise Broken(f'After the last server: claims {claims}, guests '
                          f'{guests}, withheld {fenced}: {why}')
+        for function in vf(A), vf(B):
+            if base.function_on_card(self.kernel, function) == plain(OWN):
+                raise Broken(f'{function} carries the image of a project')
         if self._shown() != self.shown:
             raise Broken(f'Placement shows {self._shown()}, and showed '
                          f'{self.shown} at the start')
