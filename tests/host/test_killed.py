@@ -317,6 +317,32 @@ class FpgaTest(KilledTestCase, OperationsMixin):
         self.assertNothingLeft()
 
 
+class RegionResetTest(KilledTestCase):
+    """Between two servers a region is reset, and carries what it did."""
+
+    DEVICES = {'cards': [{'address': A}]}
+    SPECS = base.asks(FUNCTION)
+    LOOKS = ((['carries', A], plain(FUNCTION)),)
+
+    def set_up_host(self):
+        self.useFixture(config_fixture.Config(conf.CONF)).config(
+            handover=['reset'], group='accel')
+        super().set_up_host()
+
+    def booted(self, uuid_=SERVER):
+        super().booted(uuid_)
+        kernel = self.simulated.kernel
+        self.found = kernel.guest_reads(vf(A)).get('registers')
+        kernel.guest_writes(vf(A), registers=f'of {uuid_}')
+
+    def check_next(self):
+        self.assertIsNone(self.found)
+
+    def test_unplug(self):
+        self.at_each_point(
+            self.booted, lambda: [['delete', SERVER]], self.delete)
+
+
 class TenantsImageTest(KilledTestCase):
     """What a server has in its region is its project's image."""
 
@@ -551,7 +577,8 @@ class ExchangedTest(DiskTest):
             self.delete()
             self.compute.end()
             self.simulated.kernel.exchange_cards(DISK, self.SLOT)
-        self.at_each_point(begin, lambda: [['reconcile']], after)
+        self.at_each_point(begin, lambda: [['reconcile']], after,
+                           of_the_start=True)
 
 
 class XrtTest(KilledTestCase):

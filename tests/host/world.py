@@ -268,6 +268,21 @@ class World:
         self._check_data(guests)
         self._check_functions(guests)
 
+    def check_offers(self):
+        """After a report: Placement offers no disk with a server's data."""
+        state = self.cloud.read()
+        there = {p['name'].rpartition('_')[2]: (uuid_, p['inventory'])
+                 for uuid_, p in state['providers'].items()}
+        for serial, (address, _) in self._disks().items():
+            uuid_, inventory = there.get(address, ('', {}))
+            used = sum(a.get(uuid_, {'resources': {SSD: 0}})['resources'][SSD]
+                       for a in state['allocations'].values())
+            if serial in self.secrets and SSD in inventory and (
+                    used < inventory[SSD]['total'] - inventory[SSD][
+                        'reserved']):
+                raise Broken(f'Placement offers {address}, which has the data '
+                             f'of {self.secrets[serial]}')
+
     def _check_disabled(self, claims):
         """No server gets a device that the operator has disabled."""
         for claim in claims:
@@ -309,6 +324,7 @@ class World:
                 ['report'])
         self.check()
         left, withheld = self.compute.run([['left'], ['withheld']])
+        self.check_offers()
         certain = [s for s in self.servers if s.state in CERTAIN]
         self._check_claims(certain, withheld)
         self._check_metadata(certain)
