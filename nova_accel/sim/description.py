@@ -32,6 +32,8 @@ KINDS: dict[str, type[card.Card]] = {
 }
 
 
+#: methods of a kind whose state does not change as time passes
+_TIMELESS = card.Card.settle, card.Card.is_busy
 #: entry points of kinds of other packages: list in the file -> class
 NAMESPACE = 'nova_accel.simulated_devices'
 
@@ -79,6 +81,8 @@ def load(path: str) -> operations.Host:
             item.claim(used, found.addresses())
             bridges.update({bridge: item for bridge in found.bridges[1:]})
             host.cards[found.address] = found
+            if (kind.settle, kind.is_busy) != _TIMELESS:
+                host.timed[found.address] = found
     for bridge, item in bridges.items():
         if bridge in used:
             raise item.error('bridges', None, f'has {bridge}, which another '

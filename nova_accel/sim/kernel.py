@@ -574,7 +574,7 @@ class SimulatedKernel(sysfs.Reads,
         with self._lock:
             host, state = self._look()
             busy = [card.is_busy(state['cards'][address])
-                    for address, card in host.cards.items()]
+                    for address, card in host.timed.items()]
             if self._sys[0] is not state or self._sys[1] != busy:
                 self._sys = state, busy, _build(host, state)
             return self._sys[2]
@@ -617,7 +617,7 @@ def _held(card, state):
 
 
 def _settle(host, state):
-    for address, card in host.cards.items():
+    for address, card in host.timed.items():
         card.settle(state['cards'][address])
 
 

@@ -30,6 +30,8 @@ class Host:
     huge_pages: dict[int, list[int]]
     #: PCI address of the physical function -> card
     cards: dict[str, card.Card]
+    #: those of cards whose state changes as time passes
+    timed: dict[str, card.Card] = dataclasses.field(default_factory=dict)
 
 
 class Operations:
