@@ -124,8 +124,8 @@ Example: ``0000:1a:00.0=2,0000:1b:00.0=4``."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
 Seconds after which nova-compute checks for added and removed devices, and for
 their health. It does so when Nova reports what the host has: a value below
-``[DEFAULT] update_resources_interval``, by default 60, changes nothing. What
-the kernel tells of devices is heard at once."""),
+``[DEFAULT] update_resources_interval``, by default 60, changes nothing. Events
+of the kernel about devices are handled at once."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""
 Seconds that a scan of the devices may take, all of them side by side. A device
 that takes longer is fenced alone; the start of nova-compute waits for it

@@ -39,6 +39,9 @@ ROWS = {
     'make (a device': r'\b(?:makes?|made|making) (?:an? |the )?'
                       r'(?:devices?|providers?|VFs?)\b',
     'ours, mine': r'\b(?:ours|mine)\b',
+    'hear of': r'\b(?:hears?|heard)\b',
+    'let go of': r'\b(?:lets?|letting) go\b',
+    'goes to no server': r'\b(?:go|goes|went) to no\b',
 }
 _PATTERN = re.compile('|'.join(f'(?:{row})' for row in ROWS.values()), re.I)
 #: they quote what they forbid

@@ -300,8 +300,8 @@ def _check_live_migration(instance):
                f'{cold}')
     elif (instance.vm_state == vm_states.PAUSED and
           instance.flavor.extra_specs[request.LIVE_MIGRATION_KEY] == 'detach'):
-        why = (f'Server {instance.uuid} is paused, and its guest has to let '
-               f'go of its accelerators: unpause it, or use {cold}')
+        why = (f'Server {instance.uuid} is paused, and its guest must '
+               f'release its accelerators: unpause it, or use {cold}')
     else:
         return
     # Nova answers its own exception with 400 (31 to 34)

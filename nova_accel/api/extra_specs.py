@@ -97,7 +97,7 @@ VALIDATORS = [
         description='What becomes of the accelerators of a server that '
                     'migrates while it runs. Without it that is refused.',
         value={'type': str, 'enum': ['detach', 'transparent'],
-               'description': 'detach: the guest lets go of them, and gets '
+               'description': 'detach: the guest releases them, and gets '
                               'others on the new host. transparent: it takes '
                               'their state along, to like ones.'}),
     base.ExtraSpecValidator(

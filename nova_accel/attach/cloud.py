@@ -194,7 +194,7 @@ class Cloud(typing.Protocol):
                handles: Iterable[model.AttachHandle]) -> None:
         """Take devices out of a running guest; return when they are out.
 
-        :raises DeviceError: the guest did not let go of one.
+        :raises DeviceError: the guest did not release one.
         """
 
     def attach(self, instance_uuid: str,

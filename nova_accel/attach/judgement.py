@@ -58,7 +58,7 @@ class Verdict(enum.Enum):
     LOST = 'lost'
     #: the running guest of its server has not got the device
     OUT = 'out'
-    #: the move has ended here, and this host did not hear of it, as of a live
+    #: the move has ended here, and this host did not notice it, as of a live
     #: migration while nova-compute was down: it is the server's
     ARRIVED = 'arrived'
 
@@ -153,7 +153,7 @@ class Snapshot:
                            c.consumer_uuid
                            for c in self._by_server.get(server, ())}
         # from a pool the server may have its new device, after a confirm; a
-        # revert has ended the guest with that before Placement hears of it
+        # revert has ended the guest with that before Placement is changed
         elif not any(c.provider_uuid == claim.provider_uuid
                      and c.handle.address in self.guests.get(server, ())
                      for c in self.of(server)):

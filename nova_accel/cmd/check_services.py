@@ -528,8 +528,8 @@ def _not_cleared(users) -> Iterator[Line]:
         yield Line(
             WARNING, f'{shown} {lets} users program regions of type '
                      f'{uuid.UUID(region_type)}, and {why[region_type]}: '
-                     f'a region which a project programmed goes to no other '
-                     f'server then',
+                     f'no other server gets a region that a project '
+                     f'programmed',
             f'upload an image with {glance.CLEARS} and '
             f'{glance.REGION_TYPE_ID}={uuid.UUID(region_type)}, and make it '
             f'public or add its project to [accel] bitstream_owners')

@@ -2,7 +2,7 @@
 """nova-accel disable, drain and enable: whether servers get a device.
 
 That is written into the claim store, whether nova-compute runs or not.
-nova-compute hears of it (nova_accel/admin/orders.py) or finds it at its start.
+nova-compute notices it (nova_accel/admin/orders.py), or finds it at its start.
 """
 
 from cliff import command

@@ -105,7 +105,7 @@ class _Worker(threading.Thread):
             self.name = IDLE
             ends = len(_IDLE) >= _MOST_IDLE
             if not ends:
-                # first: who hears of the result may start the next call
+                # first: the caller that gets the result may start the next call
                 _IDLE.append(self)
             tell()
             tell = None

@@ -17,7 +17,7 @@ from nova_accel import model
 from nova_accel.virt import errors
 from nova_accel.virt import expanders
 
-#: how long a guest may take to let go of a device
+#: how long a guest may take to release a device
 _DETACH_SECONDS = 20
 #: VIR_DOMAIN_PAUSED_UNKNOWN of virDomainPausedReason
 _UNKNOWN = 0
@@ -97,7 +97,7 @@ class Hostdevs:
     def detach(self, guest, handles: Iterable[model.AttachHandle]) -> None:
         """Out of a running guest; ends when they are out.
 
-        :raises DeviceError: the guest does not let go.
+        :raises DeviceError: the guest does not release it.
         """
         there = self.addresses(guest)
         hostdevs = [hostdev for handle in handles

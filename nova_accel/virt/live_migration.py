@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Servers that migrate while they run.
 
-For flavors with accel:live_migration=detach: the guest lets go of its devices,
+For flavors with accel:live_migration=detach: the guest releases its devices,
 moves, and gets like ones on the new host. So does Nova with network cards that
 a guest has whole (LibvirtDriver._detach_direct_passthrough_vifs).
 
@@ -105,7 +105,7 @@ class LiveMigrations:
                     f'there.')
         if instance.uuid not in self._cloud.running():
             _refuse(f'The guest of server {instance.uuid} does not run, and '
-                    f'has to let go of its accelerators: start it, or migrate '
+                    f'must release its accelerators: start it, or migrate '
                     f'it cold.')
 
     def _check_movable(self, instance, data):
@@ -233,7 +233,7 @@ class LiveMigrations:
             raise nova_exception.MigrationError(
                 reason=f'Server {instance.uuid} was given up by this live '
                        f'migration, and moves by a later one.')
-        # of one that this host did not hear the end of
+        # of one whose end this host did not notice
         self._guests.unplug(context, instance.uuid, model.Role.OLD)
         try:
             claims = self._parts.accelerators.plug(

@@ -211,7 +211,7 @@ class GuestTest(operations.OperationsTestBase):
             self.allocated(self.server['id']))
 
     def test_suspend_fails(self):
-        """Suspend, where the guest does not let go of a device: it goes on
+        """Suspend, where the guest does not release a device: it goes on
         with all of them."""
         self.suspend_fails()
         self.assertKept()

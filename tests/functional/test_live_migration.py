@@ -212,7 +212,7 @@ class DetachTest(LiveMigrationTestBase):
     def test_detach(self):
         """Live migration where the flavor has
         ``accel:live_migration=detach``: devices on the new host, programmed
-        there before the guest lets go of the old ones; it has none while it
+        there before the guest releases the old ones; it has none while it
         moves."""
         self.forget_places()
         self.live_migrate()
@@ -232,7 +232,7 @@ class DetachTest(LiveMigrationTestBase):
         self.delete_all()
 
     def test_guest_keeps_its_device(self):
-        """Live migration where the guest does not let go of a device: it
+        """Live migration where the guest does not release a device: it
         stays, with all of them."""
         self.useFixture(fixtures.MockPatchObject(guest, '_DETACH_SECONDS', 1))
         with mock.patch.object(
@@ -377,7 +377,7 @@ class DetachTest(LiveMigrationTestBase):
     # Nova leaves the server in ERROR
     @cloud.fresh
     def test_new_host_does_not_hear(self):
-        """Live migration whose end the new host does not hear: the server is in
+        """Live migration whose end the new host does not notice: the server is in
         ERROR there, and its guest gets its devices when nova-compute next
         compares."""
         with mock.patch.object(
