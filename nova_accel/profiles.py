@@ -370,7 +370,8 @@ def _granular(groups: Iterable[Mapping[str, str]],
     for index, group in enumerate(groups):
         amount = int(group.get(fpgas, 1))
         if amount == 1:
-            yield f'_ACCEL{index}', group
+            yield f'{request.PROFILE_GROUP}{index}', group
         else:
             for number in range(amount):
-                yield f'_ACCEL{index}_{number}', {**group, fpgas: '1'}
+                yield (f'{request.PROFILE_GROUP}{index}_{number}',
+                       {**group, fpgas: '1'})

@@ -27,6 +27,8 @@ LOG = logging.getLogger(__name__)
 PROFILE_KEY = 'accel:device_profile'
 #: says which profile the groups of an expanded flavor came from
 EXPANDED_KEY = 'accel:profile'
+#: how the suffixes of groups begin that a device profile has
+PROFILE_GROUP = '_ACCEL'
 #: where all accelerators of a server must be; of the whole flavor
 AFFINITY_KEY = 'accel:numa_affinity'
 SAME_KEY = 'accel:same'
@@ -88,6 +90,8 @@ class AcceleratorRequest:
         default_factory=dict, hash=False)
     #: traits of which a device has the first one it can
     prefer: tuple[str, ...] = ()
+    #: the device profile that has the group; '' for one of the flavor
+    profile: str = dataclasses.field(default='', compare=False)
 
     def preferred(self, traits: Collection[str]) -> str | None:
         """The best of the preferred traits that a device has."""
@@ -162,6 +166,9 @@ class AcceleratorRequest:
 
     def __str__(self) -> str:
         where = f'group {self.group}' if self.group else 'the unnumbered group'
+        if self.profile:
+            number = self.group.removeprefix(PROFILE_GROUP).partition('_')[0]
+            where = f'group {number} of the device profile {self.profile}'
         return f'{where} ({self.resource_class}={self.amount})'
 
 
@@ -303,7 +310,10 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
     written = _groups(modernize(extra_specs))
     requests = []
     for group in sorted(written):
-        requests += _parse_group(group, **written[group])
+        requests += [dataclasses.replace(wanted, profile=(
+            extra_specs.get(EXPANDED_KEY, '')
+            if group.startswith(PROFILE_GROUP) else ''))
+            for wanted in _parse_group(group, **written[group])]
     affinity(extra_specs)
     for key in FLAVOR_KEYS:
         if key in extra_specs and not requests and (

@@ -2,6 +2,7 @@
 """Describe the devices of a server to Nova and to its owner."""
 
 from collections.abc import Mapping
+import uuid
 
 from nova_accel.attach import holdings as server_holdings
 from nova_accel import inventory as host_inventory
@@ -87,6 +88,11 @@ class Descriptions:
             found.update(dict.fromkeys(
                 claim.handle.functions, tuple(filter(None, (
                     f'accel{claim.group}', device.type if device else '',
-                    region.function_name or region.function_uuid if region
-                    else '')))))
+                    _function(region) if region else '')))))
         return found
+
+
+def _function(region: model.Region) -> str:
+    """Return the name of what a region carries, else its id; '' for none."""
+    return region.function_name or (
+        str(uuid.UUID(region.function_uuid)) if region.function_uuid else '')

@@ -79,8 +79,9 @@ class RuntimeProgramming:
                    for future in self._start_all())
 
     def _start_all(self):
+        # also of devices that cannot be programmed: their owners read why
         held = {c.instance_uuid for c in self._holdings.all()
-                if c.role is model.Role.CURRENT and c.region_index is not None}
+                if c.role is model.Role.CURRENT}
         return [self._start(server.uuid)
                 for server in (self._cloud.servers(held) if held else ())
                 if self._has_work(server)]
@@ -298,8 +299,8 @@ class RuntimeProgramming:
         _, region = self._inventory.find_held(now[0])
         if function and not (region and region.function_uuid == function):
             raise exception.DeviceUnavailable(
-                f'Function {function} is lost, and it is not known from which '
-                f'image it came: rebuild the server.')
+                f'Function {uuid.UUID(function)} is lost, and it is not known '
+                f'from which image it came: rebuild the server.')
         self._holdings.bound_as_before(now)
 
     def _detached(self, claims, error):

@@ -34,6 +34,7 @@ import dataclasses
 import errno
 import re
 import time
+import uuid
 
 from nova_accel.bitstream import xclbin
 from nova_accel.drivers import base
@@ -510,7 +511,7 @@ class XrtDriver(base.PciDriver):
         """
         address = device.address
         what = (f'{region.name} of {address} had to be programmed with '
-                f'{bitstream.function_uuid}')
+                f'{uuid.UUID(bitstream.function_uuid)}')
         if base.is_fixed(address):
             raise exception.ProgrammingFailed(
                 f'{what}, and [accel] fixed_devices has the card: request the '

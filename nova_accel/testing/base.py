@@ -235,7 +235,13 @@ class Case(unittest.TestCase):
         if _is_opened(handle):
             self.kernel.guest_opens(handle.address)
         else:
-            self.kernel.guest_takes(*handle.addresses)
+            try:
+                self.kernel.guest_takes(*handle.addresses)
+            except OSError as error:
+                raise self.failureException(
+                    f'{" and ".join(handle.addresses)} cannot be given to a '
+                    f'guest ({error}): HOST must describe each function that '
+                    f'guests get, a second one of a card in others') from error
         yield
         self.end_guest(handle)
 

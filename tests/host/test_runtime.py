@@ -101,7 +101,7 @@ class RuntimeTestCase(base.HostTestCase):
 
 class ReadTest(RuntimeTestCase):
 
-    def test_only_servers_that_hold_a_region(self):
+    def test_only_servers_that_have_accelerators(self):
         # each half minute, of every host of a cloud
         store = self.host.store
         mine, = store.claims(self.server)
@@ -113,11 +113,30 @@ class ReadTest(RuntimeTestCase):
         with mock.patch.object(self.host.cloud, 'servers',
                                wraps=self.host.cloud.servers) as servers:
             self.host.runtime.run()
-            servers.assert_called_once_with({self.server})
+            servers.assert_called_once_with({self.server, other})
             servers.reset_mock()
-            store.update([mine], region_index=None)
+            store.remove(store.claims())
             self.host.runtime.run()
             servers.assert_not_called()
+
+    def test_tag_of_a_function(self):
+        # as its id is spelled in flavors and images
+        self.assertEqual(
+            {vf(A): ('accel1', 'FPGA', FUNCTION)},
+            self.host.descriptions.roles(self.server))
+
+    def test_device_that_cannot_be_programmed(self):
+        mine, = self.host.store.claims(self.server)
+        self.host.store.update([mine], region_index=None)
+        with self.host.cloud.state() as state:
+            state['servers'][self.server]['extra_specs'] = {
+                'resources1:CUSTOM_ACCELERATOR_GPU': '1'}
+        self.assertEqual(
+            (0, f'failed {self.image}: accel:bitstream_id does not belong to '
+                f'a group of the flavor that may be programmed at run time, '
+                f'which are none: the operator allows it by '
+                f'accel<group>:runtime_programming=true.'),
+            self.ask(self.image))
 
 
 class OwnerTest(RuntimeTestCase):

@@ -239,6 +239,13 @@ class MistakeTest(AcmeTestCase):
         self.assertIn('The contract (nova_accel.drivers.base) says: "',
                       failures)
 
+    def test_second_function_that_host_lacks(self):
+        self.package.change(
+            'driver', 'self.function_handles(device.address)',
+            "self.function_handles(device.address, ('0000:3b:00.1',))")
+        self.assertIn('a second one of a card in others',
+                      ''.join(self.play('test_policy_clear')))
+
 
 @ddt.ddt
 class MisuseTest(AcmeTestCase):

@@ -80,6 +80,15 @@ class ProfilesTest(testtools.TestCase):
         }, self.expand(accel__device_profile='nlb',
                        hw__cpu_policy='dedicated'))
 
+    def test_group_by_its_profile(self):
+        """As owners and operators read it, who do not see its suffix."""
+        self.write(NLB)
+        wanted, = request.parse(self.expand(accel__device_profile='nlb'))
+        self.assertEqual(f'group 0 of the device profile nlb ({FPGA}=1)',
+                         str(wanted))
+        wanted, = request.parse({f'resources_ACCEL0:{FPGA}': '1'})
+        self.assertEqual(f'group _ACCEL0 ({FPGA}=1)', str(wanted))
+
     def test_expand_once(self):
         self.write(NLB)
         once = self.expand(accel__device_profile='nlb')
