@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Guests carry the claims of their servers: written, compared and read.
+"""Write, compare and read the claims that guests carry in their metadata.
 
 The text is a part of the guest's XML when Nova defines it. It is written again
-where claims change while the guest stays, and each comparison of claims writes
-what is missing, as after a process that was killed between the two.
+if claims change while the guest exists. Each comparison of claims writes
+missing texts, for example after nova-compute was killed in between.
 """
 
 from nova_accel.attach import carried

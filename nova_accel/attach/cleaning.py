@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What a server left in an FPGA region is taken away before the next one.
+"""Clean FPGA regions of the content that a server left in them.
 
 ======================== ================================ ==================
 What the region carries  Policy clear                     Policy reset

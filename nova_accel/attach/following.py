@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Claims that follow their cards to other addresses.
+"""Move claims to the new addresses of their cards.
 
 A boot may number the buses otherwise, as after a card was added, and people
 move cards. Where the card of a claim is, inventory.identity says. The claims of

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What becomes of each claim, judged from snapshots; pure, no I/O.
+"""Judge each claim by snapshots of Nova, Placement and libvirt. Pure, no I/O.
 
 A snapshot is taken in one order: which claims there are, Placement, libvirt,
 the claims again, Nova. A server that is built meanwhile has a claim in the

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What an operation has to do for a server; pure decisions, no I/O.
+"""Plan which devices a server keeps, takes and releases. Pure, no I/O.
 
 A request, what Placement allocated, and what the server holds go in; a Plan
 comes out, or an error that says why not:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Servers that hold devices without an allocation in Placement.
+"""Restore allocations of servers that hold devices without one.
 
 Nova removes the allocation when a rebuild or an unshelve fails, and the server
 stays, or its guest runs. An operator may remove it as well. Placement would

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Claims end: written as DELETING, cleaned, and free.
+"""End claims: mark them as DELETING, clean their handles, and free them.
 
-What cannot be written when a server loses it is written before the next
-operation of the server, or by the next comparison.
+If the store cannot be written when a server loses a claim, the next operation
+of the server, or the next comparison, writes it.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Allocations that follow their devices to other providers.
+"""Move allocations when another provider shows their device.
 
 A device can come to be shown by another provider while a server has it: at an
 upgrade to pools, when [accel] pools changes, when a card has other traits. The

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Devices that may have data of a server although no claim says so.
+"""Settle devices that may contain data of a server without a claim.
 
 The table ``holds`` of the store has them: those of a host whose store is
 new or an older copy (attach.store_age), and a card that was gone when its

@@ -1,17 +1,22 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The claim store at the start of nova-compute: is it as new as the host?
+"""Find out, when nova-compute starts, whether the claim store is as new as the
+host.
 
-It is not where it was lost or moved away, nor where an older copy of it was put
-back. Guests carry the claims of their servers (attach.carrying), also guests
-that do not run. What they carry and the store has not seen (store.lineage) is
-restored at once and exactly, before any claim is used. Then every device is
-withheld until attach.settling knows that no server has it.
+The store is older if it was lost or moved away, or if an older copy was put
+back. Guests carry the claims of their servers (attach.carrying), even if they
+do not run. Claims in guests that the store has not seen (store.lineage) are
+restored exactly, before any claim is used. Then every device is withheld until
+attach.settling knows that no server has it.
 
-Where guests are lost as well, Placement still says that a server of this host
-has more of a class than it has claims: the devices of the class are withheld.
+If guests are lost as well, Placement still shows a server of this host with
+more of a class than it has claims: the devices of that class are withheld.
+Damaged metadata, and those of another compute host, are not used; devices that
+only such a guest has are withheld.
 
-Metadata of a guest that are damaged, or of another compute host, are not used,
-and what only that guest has is withheld.
+For example, the disk of a host is restored from yesterday's backup. Server A
+was created today and has a GPU. The store does not contain its claim, and the
+guest's metadata do: the claim is restored, and every GPU without a claim is
+cleaned before it is offered.
 """
 
 import collections

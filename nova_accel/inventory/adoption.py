@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Take over what drivers report, and find out of which card it is.
+"""Accept reports of drivers, and find out which card each is about.
 
 ================================  ============================================
 adopt() gets at an address        known of the device from then on

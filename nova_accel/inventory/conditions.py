@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What follows from the health of devices.
+"""Draw conclusions from the health of devices.
 
 ========================  ====================================================
 A finding                 What follows

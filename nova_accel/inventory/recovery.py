@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Bringing back what has failed, while no server has anything of the card.
+"""Recover failed devices and regions of cards that no server uses.
 
 ==================  =========================================================
 What has failed     What is done

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Ask the drivers which devices the host has, and how each card is.
+"""Ask drivers for the devices of the host, and examine each card.
 
-A scan asks every driver for the addresses of its devices and has each card
-examined alone (inventory.examination), all at the same time under one limit. A
-card that fails or hangs is withheld, and the others are scanned all the same.
+A scan asks every driver for the addresses of its devices, and examines each
+card in a thread of its own (inventory.examination), all under one time limit.
+A card that fails or hangs is withheld, and does not delay the others.
 """
 
 import collections

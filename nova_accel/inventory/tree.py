@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Our providers in Nova's provider tree, which Nova reports to Placement.
+"""Write nova_accel's providers into the tree that Nova reports to Placement.
 
 Providers of nova_accel are recognized by their names only; no state is kept of
 them. The ledger has what nova_accel reserves.

@@ -1,18 +1,18 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Servers that migrate while they run.
+"""Live migration of servers with accelerators.
 
 For flavors with accel:live_migration=detach: the guest releases its devices,
-moves, and gets like ones on the new host. So does Nova with network cards that
-a guest has whole (LibvirtDriver._detach_direct_passthrough_vifs).
+moves, and gets equal ones on the new host. Nova does the same with network
+cards that are passed through (LibvirtDriver._detach_direct_passthrough_vifs).
 
 For flavors with accel:live_migration=transparent: the guest keeps its devices,
 and QEMU loads their state into equal ones on the new host, which Nova writes
-into the XML of the guest there (nova.virt.libvirt.migration). Both hosts say
-what they have: the source in what it checks, the destination of what it would
-give, and of what it has claimed.
+into the XML of the guest there (nova.virt.libvirt.migration). The hosts
+exchange descriptions of devices in Nova's migrate_data: those of the source,
+and those that the destination would claim, and then has claimed.
 
-Others are refused. In the order of Nova's calls (31 to 34), with who has the
-devices then, in the stores of the two hosts:
+Other flavors are refused. The calls of Nova (31 to 34), in their order, and the
+owners of the devices in the stores of the two hosts:
 
 =================================== =========== =============== ==============
 Call of Nova                        Host        Old devices     New devices
@@ -30,8 +30,8 @@ post_live_migration_at_destination  destination                 the server's
 Placement allocates the new ones to the server and the old ones to the
 migration from before the first of these calls. After a failure
 rollback_live_migration_at_source() gives the guest its devices back, and
-rollback_live_migration_at_destination() releases the new ones; where Nova does
-not come so far, attach.reconcile does both.
+rollback_live_migration_at_destination() releases the new ones; if Nova does not
+call them, attach.reconcile does both.
 """
 
 from collections.abc import Callable
