@@ -102,7 +102,7 @@ class Step:
                 self._began_at = time.monotonic()
 
     def give_up(self) -> bool:
-        """Stop to wait for the worker; return whether it has begun."""
+        """Stop waiting for the worker; return whether it has begun."""
         with self._lock:
             self._given_up = True
             return self.has_begun

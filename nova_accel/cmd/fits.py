@@ -123,7 +123,8 @@ def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
 
 
 def _asked(cloud, names) -> list[tuple[str, typing.Any]]:
-    """(name of a flavor, question, or error of a malformed one)."""
+    """Return (name of a flavor, question); an error in place of the question
+    if the flavor is malformed."""
     found: list[tuple[str, typing.Any]] = []
     for flavor in map(cloud.flavor, names) if names else cloud.flavors():
         try:

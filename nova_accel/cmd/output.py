@@ -188,7 +188,8 @@ def _lines(column):
 
 
 def _words(column):
-    """Return what is not broken: words, and lines of two."""
+    """Return the parts of a column that must not be broken: words, and pairs
+    of lines."""
     return [word for line in _lines(column)
             # of a tree a cell begins with spaces
             for word in re.findall(r'^ *[^ ]+(?: [^ ]+)?$|^ *[^ ]+|[^ ]+',

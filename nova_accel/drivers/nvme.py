@@ -447,9 +447,8 @@ class NvmeDriver(base.PciDriver):
     # What servers get
 
     def prepare(self, device, handle, created_type, fresh, use):
-        """See the base class; nothing is made. Another disk than the
-        recorded one is refused, and one with something on it that no server
-        left there."""
+        """See the base class; creates nothing. Refuses a disk other than the
+        recorded one, and a disk with data that no server left there."""
         self.check_unused(handle)
         try:
             if handle.address == device.address:

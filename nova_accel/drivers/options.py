@@ -24,8 +24,8 @@ CONF = conf.CONF
 
 
 def _handover():
-    """A policy for a driver that does not exist would be without effect, and
-    a device be given on as another policy says."""
+    """Refuse a policy for an unknown driver: it would have no effect, and
+    devices would be cleaned by another policy."""
     drivers.check_installed(handover.OPTION, [
         about for about in handover.policies().named
         if about and ':' not in about])

@@ -259,8 +259,8 @@ class DeviceRules:
         self.left_out: set[str] = set()
 
     def found(self, driver: str, addresses: Iterable[str], kernel) -> None:
-        """Note whether a rule of include_devices names a device of a driver,
-        before applied() is called for them."""
+        """Note whether a rule of include_devices names a device of a driver.
+        Called before applied()."""
         for address in addresses if self.include else ():
             values = {'address': address}
             if pci.ADDRESS.fullmatch(address):

@@ -622,7 +622,8 @@ class XrtDriver(base.PciDriver):
                 f'reset if others fail as well.') from e
 
     def _read_back(self, what, address, user, bitstream) -> str:
-        """The function, where nothing that the drivers show contradicts."""
+        """Return the function that was programmed, unless the drivers show
+        another one."""
         try:
             wanted = xclbin.layout(bitstream.path)
             layout, shown = self._layout(address), self._shown(user)

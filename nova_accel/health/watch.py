@@ -47,7 +47,7 @@ class Finding:
 
 
 class Card(typing.NamedTuple):
-    """What of a device the findings depend on."""
+    """The properties of a device on which its findings depend."""
 
     #: driver, and which product it is: devices with the same are alike
     kind: tuple[str, str]
@@ -105,7 +105,7 @@ class Watch:
         self._reset: set[str] = set()
 
     def begin(self) -> None:
-        """Note that the devices are read from now on, for the next round."""
+        """Note that a reading of the devices begins, for the next round."""
         self._looks += 1
 
     def restart_counters(self, address: str, is_reset: bool) -> None:

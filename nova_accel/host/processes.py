@@ -67,8 +67,8 @@ def keeping(kernel, device: model.Device, handle: model.AttachHandle,
 
 def of_host(kernel, device: model.Device, handle: model.AttachHandle,
             ) -> list[str]:
-    """Return what drivers of the host have of a handle and of the company of
-    its device.
+    """Return the uses of a handle, and of the company of its device, by
+    drivers of the host.
 
     :raises OSError: sysfs cannot be read.
     """

@@ -91,10 +91,10 @@ def url(groups: Mapping[str, request.Group], limit: int, *,
 
 def url_of_part(query: str, groups: Mapping[str, request.Group],
                 in_tree: str | None = None) -> str:
-    """Return the question whether one host has some groups of a request.
+    """Return the request to Placement whether one host satisfies some groups.
 
-    Of the rest of the request it has which hosts the server may go to, and as
-    little as Placement needs for that: one MiB of the host's memory.
+    Of the rest of the request it contains the restrictions on hosts, and one
+    MiB of the host's memory, because Placement needs a resource.
 
     :param query: Nova's question for the whole request, a query string.
     :param groups: by suffix. The traits of the unnumbered one are those of

@@ -255,7 +255,7 @@ class Facts:
 
 
 def _using(summary, name, used):
-    """Return a summary in which that much of a class is used."""
+    """Return a summary in which an amount of a class is used."""
     resources = summary['resources']
     return {**summary, 'resources': {
         **resources, name: {**resources[name], 'used': used}}}

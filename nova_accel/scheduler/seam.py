@@ -116,7 +116,7 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
                                   float], str],
                    end: Callable[[typing.Any], typing.Any] = lambda spec: None,
                    ) -> None:
-    """Have NoValidHost of this process say what we know; idempotent.
+    """Add nova_accel's reason to NoValidHost in this process. Idempotent.
 
     :param why: takes the SchedulerManager, the context, the RequestSpec, the
         number of servers and the seconds that it took to find no host, and
@@ -174,7 +174,7 @@ def _parameters(method) -> list[str]:
 
 
 def _tell_unknown(method, parameters, lost):
-    """Log what a Nova costs that does not have a method as we know it."""
+    """Log the consequences if Nova does not have a method in a known form."""
     LOG.error(
         'nova_accel looks for SchedulerManager.%(method)s(%(parameters)s) in '
         'nova.scheduler.manager, and this Nova does not have it: %(lost)s '

@@ -151,8 +151,8 @@ def _ask(get, url, **parts):
 
 def order_forced(found: scheduling.Scheduling, spec,
                  candidates: typing.Any) -> None:
-    """Put the best candidate of a host first that an operator named: Nova
-    asks no filter about it, and claims the first one.
+    """Put the best candidate first for a host that an operator has forced:
+    Nova calls no filter for it, and claims the first candidate.
 
     :param candidates: provider -> its candidates; the lists are modified.
     """

@@ -187,7 +187,7 @@ def _in_order(claims: Iterable[model.Claim]) -> tuple[model.Claim, ...]:
 
 
 def _row(claim: model.Claim) -> dict[str, Any]:
-    """Values by column."""
+    """Return the values of a claim by column."""
     row = {_RENAMED.get(name, name): getattr(claim, name) for name in _FIELDS}
     return {**row, 'state': claim.state.value,
             'handle_type': claim.handle.type.value,

@@ -602,7 +602,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self.guests.unplug(context, instance.uuid, model.Role.OLD)
 
     def cleanup_lingering_instance_resources(self, instance):
-        """For deleted servers whose migration involved this host."""
+        """Release the devices of deleted servers whose migration involved this
+        host."""
         super().cleanup_lingering_instance_resources(instance)
         for role in model.Role:
             self.guests.unplug(

@@ -15,7 +15,7 @@ _TAG = 'claims'
 
 
 class Claims(config.LibvirtConfigObject):
-    """The element in guest XML that is being made."""
+    """The element with the claims in new guest XML."""
 
     def __init__(self, text: str):
         super().__init__(root_name=_TAG, ns_prefix=PREFIX, ns_uri=NAMESPACE)

@@ -86,7 +86,7 @@ def topology(kernel, places: Iterable[Place]) -> str:
 
 
 def _attributes(kernel, switch: str, above: Sequence[str]) -> dict[str, str]:
-    """What can be read of a switch."""
+    """Return the readable attributes of a switch."""
     found = {}
     with contextlib.suppress(OSError):
         found = kernel.read_some(pci.path(switch), _IDS)
