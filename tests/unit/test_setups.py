@@ -118,6 +118,37 @@ CHECKED = {
     'address as in lspci': (
         'accel', {'fixed_devices': '5e:00.0'}, 'options', 'failure',
         '5e:00.0'),
+    'pools of nothing': (
+        'accel', {'pools': 'numa'}, 'options', 'failure',
+        "pools cannot be read (Valid values are [host, numa_node, none], but "
+        "found 'numa')"),
+    'weight that is not a number': (
+        'accel', {'weight_multiplier': 'many'}, 'options', 'failure',
+        'weight_multiplier cannot be read'),
+    'time limit of nothing': (
+        'accel', {'device_timeout': '0'}, 'options', 'failure',
+        'device_timeout cannot be read'),
+    'negative number of VFs': (
+        'accel', {'virtual_functions': f'{A}=-1'}, 'options', 'failure',
+        'virtual_functions has', '<PCI address>=<number>'),
+    'unknown mode of health': (
+        'accel', {'health': 'on'}, 'options', 'failure',
+        "'on' is neither off nor observe nor act"),
+    'set of one device': (
+        'accel', {'device_sets': GPU}, 'options', 'failure',
+        'not two or more PCI addresses'),
+    'bus of a card that has other functions on it': (
+        'accel', {'handover': 'gpu=bus'}, GPU, 'failure',
+        'cannot be reset by its bus', f'set [accel] handover to {GPU}=clear'),
+    'bus of a card that is erased otherwise': (
+        'accel', {'handover': 'dfl=bus'}, A, 'failure',
+        'does not clean it by a reset of its bus', f'to {A}=clear'),
+    'profiles that are another file': (
+        'accel', {'device_profiles': '/etc/hostname'}, 'profiles', 'failure',
+        '/etc/hostname, line 1: a profile has to be a mapping'),
+    'class for the driver': (
+        'DEFAULT', {'compute_driver': 'nova_accel.virt.AccelLibvirtDriver'},
+        'compute driver', 'failure', 'set it to accel.AccelLibvirtDriver'),
     'VFs of a GPU given whole': (
         'accel', {'virtual_functions': f'{GPU}=4'}, GPU, 'failure',
         'virtual_functions wants 4 VFs', 'supports SR-IOV'),
@@ -161,6 +192,10 @@ class CheckedTest(CheckTestCase):
         # nothing else repeats it
         self.assertEqual(
             len(bad), len({line['Found'] for line in bad}), bad)
+        self.assertEqual([], [
+            line for line in bad if line['Check'] != 'options'
+            and told[0] == 'options' and 'Value for option' in line['Found']
+            or line['Found'].startswith('the option ')], bad)
 
     def assertTold(self, check, result, *words):
         answer = self.call('-f', 'json')
