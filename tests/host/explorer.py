@@ -262,8 +262,7 @@ class Explored(world.World):
         self.do(['reconcile'], ['settle'], at=event.kill_at)
 
     def _report(self, event):
-        if not self.do(['report'], at=event.kill_at):
-            self.check_offers()
+        self.do(['report'], at=event.kill_at)
 
     def _power_cut(self, event):
         self.compute.end()
@@ -273,17 +272,23 @@ class Explored(world.World):
 
     def _exchange(self, event):
         """Two cards change places while the host is off."""
+        if self.old_store:
+            return False
+        # a copy from before it has claims for other addresses of its cards,
+        # and those of two servers may be for one card: the operator has to
+        # release one of them
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.copy)
         self._power_cut(event)
         pair = EXCHANGED[event.which % 3 == 0]
         self.kernel.exchange_cards(*pair)
         self.exchanged ^= {pair}
+        return True
 
     def _pull(self, event):
         """A card is away after a power cut, or comes back; another disk may
         be in its slot."""
-        if event.which % 2:
-            self._exchange(event)
-        else:
+        if not event.which % 2 or self._exchange(event) is False:
             self._power_cut(event)
         card = (*DISKS, A)[event.which % 3]
         self.kernel.set_fault(

@@ -24,6 +24,7 @@ import uuid
 import fixtures
 
 from nova_accel.attach import carried
+from nova_accel import model
 from nova_accel.store import claim_store
 from tests.host import base
 from tests.host import cloud as clouds
@@ -268,8 +269,8 @@ class World:
         self._check_data(guests)
         self._check_functions(guests)
 
-    def check_offers(self):
-        """After a report: Placement offers no disk with a server's data."""
+    def _check_offers(self):
+        """Placement offers no disk with a server's data."""
         state = self.cloud.read()
         there = {p['name'].rpartition('_')[2]: (uuid_, p['inventory'])
                  for uuid_, p in state['providers'].items()}
@@ -324,7 +325,7 @@ class World:
                 ['report'])
         self.check()
         left, withheld = self.compute.run([['left'], ['withheld']])
-        self.check_offers()
+        self._check_offers()
         certain = [s for s in self.servers if s.state in CERTAIN]
         self._check_claims(certain, withheld)
         self._check_metadata(certain)
@@ -350,7 +351,7 @@ class World:
     def _check_claims(self, servers, withheld):
         """Each consumer has claims of what Placement has allocated to it."""
         allocations = self.cloud.read()['allocations']
-        claims = self.claims()
+        claims = self._kept()
         for server in servers:
             for consumer in server.consumers:
                 # what a live migration has here is allocated to its server
@@ -370,8 +371,14 @@ class World:
                         f'{consumer} of a server that is {server.state} has '
                         f'claims of {dict(has)}, and is allocated {allocated}')
 
+    def _kept(self):
+        """Return the claims but for those that end: a disk that is away is
+        cleaned when it comes back."""
+        return [c for c in self.claims()
+                if c.state is not model.ClaimState.DELETING]
+
     def _check_metadata(self, servers):
-        guests, claims = self.cloud.read()['guests'], self.claims()
+        guests, claims = self.cloud.read()['guests'], self._kept()
         for server in servers:
             if server.uuid not in guests:
                 continue
@@ -419,6 +426,8 @@ class World:
 
     def _to_rights(self):
         """The operator undoes what he did."""
+        if self.old_store:
+            self.do(['reconcile'])
         self.compute.end()
         self.compute.options['exclude_devices'] = []
         self.are_off()
