@@ -377,8 +377,8 @@ class DetachTest(LiveMigrationTestBase):
     # Nova leaves the server in ERROR
     @cloud.fresh
     def test_new_host_does_not_hear(self):
-        """Live migration whose end the new host does not notice: the server is in
-        ERROR there, and its guest gets its devices when nova-compute next
+        """Live migration whose end the new host does not notice: the server is
+        in ERROR there, and its guest gets its devices when nova-compute next
         compares."""
         with mock.patch.object(
                 manager.ComputeManager, 'post_live_migration_at_destination',
