@@ -213,77 +213,36 @@ class Kernel:
             os.path.join(self._proc, 'kallsyms'),
             tuple(sorted(os.listdir(self._at('module')))))
 
-    # Operations; functions are given by their PCI addresses
+    # Operations, see nova_accel.host.privileged; functions are given by their
+    # PCI addresses
 
-    def program_dfl_port(self, pf: str, port: int, path: str, offset: int,
-                         size: int) -> None:
-        """Reconfigure a port from a part of a file; block until done.
-
-        :param pf: PCI address of the function with the FME.
-        :param port: the id of the port.
-        :param path: absolute path of the bitstream file.
-        :param offset: start of the part for the hardware, bytes.
-        :param size: length of that part, bytes.
-        :raises OSError: EIO when the hardware refused (the cause is in the
-            manager's status), ETIMEDOUT when it did not finish, EBUSY when
-            another process programs the card, ENODEV when the function has no
-            FME.
-        """
-        privileged.program_dfl_port(pf, port, path, offset, size)
-
-    def reset_dfl_port(self, function: str, port: int) -> None:
-        """Reset the user logic of a port: its registers and what is under
-        way, neither its function nor the memory of the card.
-
-        Source: DFL_FPGA_PORT_RESET in include/uapi/linux/fpga-dfl.h of Linux.
-
-        :param function: PCI address of the function that shows the port.
-        :param port: the id of the port.
-        :raises OSError: ENODEV when the function does not show that port,
-            EBUSY when another process programs it, ETIMEDOUT when the port
-            does not end what it is doing.
-        """
-        privileged.reset_dfl_port(function, port)
-
-    def read_afu(self, function: str) -> str:
-        """Return the id of the AFU whose registers a function has.
-
-        For a function that no driver shows as a port. Source: DFH, GUID_L and
-        GUID_H at the begin of memory region 0, in drivers/fpga/dfl.h of Linux;
-        resource0 in Documentation/PCI/sysfs-pci.rst.
-
-        :returns: 32 hex digits.
-        :raises OSError: ENODEV when no AFU is there, or it does not answer;
-            EPERM when the kernel is locked down.
-        """
-        return privileged.read_afu(function)
-
-    def clear_dfl_port_errors(self, function: str, port: int) -> None:
-        """Clear the attribute errors of a port, if it has one."""
-        privileged.clear_dfl_port_errors(function, port)
-
-    def release_dfl_port(self, pf: str, port: int) -> None:
-        """Release a port of the PF for a VF."""
-        privileged.release_dfl_port(pf, port)
-
-    def assign_dfl_port(self, pf: str, port: int) -> None:
-        """Give a released port back to the PF."""
-        privileged.assign_dfl_port(pf, port)
-
-    def program_xclbin(self, function: str, path: str, size: int) -> None:
-        """Program the user partition of a card under XRT; block until done.
-
-        :param function: PCI address of the management function.
-        :param path: absolute path of the xclbin file.
-        :param size: its length according to its header, bytes.
-        :raises OSError: EINVAL or ENOENT when the file is for another shell,
-            EOPNOTSUPP for the same with a shell without UUIDs, EKEYREJECTED
-            for its signature, EBUSY while the present function is in use,
-            ENOTTY when the card is not ready, ENODEV when it has no device
-            node, EIO and others when the card failed. Source: icap.c and
-            mgmt-ioctl.c of XRT's xclmgmt.
-        """
-        privileged.program_xclbin(function, path, size)
+    assign_dfl_port = staticmethod(privileged.assign_dfl_port)
+    check_disks = staticmethod(privileged.check_disks)
+    clear_dfl_port_errors = staticmethod(privileged.clear_dfl_port_errors)
+    close_mailbox = staticmethod(privileged.close_mailbox)
+    create_mdev = staticmethod(privileged.create_mdev)
+    exit_nvme_sanitize_failure = staticmethod(
+        privileged.exit_nvme_sanitize_failure)
+    format_nvme_vf = staticmethod(privileged.format_nvme_vf)
+    is_group_open = staticmethod(privileged.is_group_open)
+    probe = staticmethod(privileged.probe)
+    program_dfl_port = staticmethod(privileged.program_dfl_port)
+    program_xclbin = staticmethod(privileged.program_xclbin)
+    read_acs = staticmethod(privileged.read_acs)
+    read_afu = staticmethod(privileged.read_afu)
+    read_device_serial = staticmethod(privileged.read_device_serial)
+    read_qat_heartbeat = staticmethod(privileged.read_qat_heartbeat)
+    release_dfl_port = staticmethod(privileged.release_dfl_port)
+    remove_mdev = staticmethod(privileged.remove_mdev)
+    reset_dfl_port = staticmethod(privileged.reset_dfl_port)
+    reset_function = staticmethod(privileged.reset_function)
+    reset_nvme = staticmethod(privileged.reset_nvme)
+    reset_nvme_vf = staticmethod(privileged.reset_nvme_vf)
+    set_numvfs = staticmethod(privileged.set_numvfs)
+    start_nvme_sanitize = staticmethod(privileged.start_nvme_sanitize)
+    unbind = staticmethod(privileged.unbind)
+    withdraw_xclbin = staticmethod(privileged.withdraw_xclbin)
+    write_timecard = staticmethod(privileged.write_timecard)
 
     def call(self, operation: Callable, function: str, *args):
         """Call an operation of a driver's own package.
@@ -305,44 +264,6 @@ class Kernel:
         """
         by(function, driver)
 
-    def unbind(self, function: str) -> None:
-        """Take a function from its driver, if it has one."""
-        privileged.unbind(function)
-
-    def probe(self, function: str) -> None:
-        """Have the kernel choose the driver of a function.
-
-        Source: drivers_probe in Documentation/ABI/testing/sysfs-bus-pci.
-        """
-        privileged.probe(function)
-
-    def read_device_serial(self, function: str) -> str:
-        """Return the Device Serial Number of a PCI function.
-
-        :returns: 16 hex digits; '' when it has none.
-        :raises OSError: its configuration space cannot be read.
-        """
-        return privileged.read_device_serial(function)
-
-    def read_acs(self, function: str) -> int | None:
-        """Return how a port treats traffic that passes it on its way to
-        another port.
-
-        :returns: the control register of ACS; None where it has no ACS.
-        :raises OSError: its configuration space cannot be read.
-        """
-        return privileged.read_acs(function)
-
-    def is_group_open(self, function: str) -> bool:
-        """Whether a process has a device of a function's IOMMU group open by
-        VFIO.
-
-        Waits while a process opens one, which resets the device.
-
-        :raises OSError: ENOENT when the group has no node.
-        """
-        return privileged.is_group_open(function)
-
     def processes(self, functions: Iterable[str],
                   ) -> list[host_processes.Process]:
         """Return which processes have device nodes of functions open, also
@@ -356,27 +277,6 @@ class Kernel:
         return [host_processes.Process(*found)
                 for found in privileged.processes(list(functions))]
 
-    def reset_function(self, function: str) -> None:
-        """Reset a PCI function by the first of its methods that works.
-
-        Blocks until the function answers, up to a minute. Source: reset in
-        Documentation/ABI/testing/sysfs-bus-pci, pci_reset_function() of Linux.
-
-        :raises OSError: ENOENT or ENOTTY when no method works, EIO and others
-            when the device failed.
-        """
-        privileged.reset_function(function)
-
-    def write_timecard(self, function: str, attribute: str, value: str,
-                       ) -> None:
-        """Write an attribute of the time card of a function.
-
-        :param attribute: one of privileged.TIMECARD_WRITABLE.
-        :raises OSError: EINVAL for a value that the card does not have,
-            EOPNOTSUPP for a connector that cannot be changed.
-        """
-        privileged.write_timecard(function, attribute, value)
-
     @limited.blocking
     def read_firmware(self, function: str) -> dict[str, str]:
         """Return the versions that devlink shows for a function.
@@ -387,18 +287,6 @@ class Kernel:
         """
         return devlink.versions(function)
 
-    def set_numvfs(self, pf: str, count: int, probe: bool = True) -> None:
-        """Enable count VFs; 0 disables all.
-
-        :param probe: whether the kernel binds the VFs to a driver of the host,
-            also when a guest returns one (sriov_drivers_autoprobe in
-            Documentation/ABI/testing/sysfs-bus-pci of Linux).
-
-        :raises OSError: EBUSY when another number is enabled, EINVAL when a
-            DFL card has fewer released ports.
-        """
-        privileged.set_numvfs(pf, count, probe)
-
     def write_attribute(self, function: str, attribute: str, value: str,
                         by: Callable[[str, str, str], None]
                         = privileged.write_attribute) -> None:
@@ -408,21 +296,6 @@ class Kernel:
             privileged.WRITABLE, that of a driver's own package others.
         """
         by(function, attribute, value)
-
-    def close_mailbox(self, function: str, requests: int, opens: int = 0,
-                      ) -> None:
-        """Have the mailbox of a card under XRT refuse requests of a guest.
-
-        Those that it refuses already stay refused, but for those of `opens`.
-        Source: mgmt-sysfs.c and req_is_disabled() in mailbox.c of XRT.
-
-        :param function: PCI address of the management function.
-        :param requests: a bit for each, by the numbers of mailbox_proto.h.
-        :param opens: privileged.FETCHED_REQUESTS, or none; only where
-            xclmgmt ignores what else a guest sends with them.
-        :raises OSError: ENOENT when its driver has no such setting.
-        """
-        privileged.close_mailbox(function, requests, opens)
 
     def offer_xclbin(self, function: str, path: str, size: int,
                      function_uuid: str, interface: str, layout: bytes,
@@ -442,13 +315,6 @@ class Kernel:
             function, path, size,
             firmware.file_name(function_uuid, interface), layout)
 
-    def withdraw_xclbin(self, function: str) -> None:
-        """Remove the file that offer_xclbin() placed for a card.
-
-        :raises OSError: it cannot be removed.
-        """
-        privileged.withdraw_xclbin(function)
-
     def offers_xclbin(self, function_uuid: str, interface: str) -> bool:
         """Whether guests can load a function, as nova-compute or the operator
         has placed its file; see offer_xclbin()."""
@@ -459,28 +325,6 @@ class Kernel:
         """Return the layout that offer_xclbin() got for a card, None if no
         file is placed for it."""
         return firmware.layout(firmware.XCLBINS, function)
-
-    def read_qat_heartbeat(self, pf: str) -> int:
-        """Return the heartbeat of a QAT card in debugfs, readable by root.
-
-        Source: adf_heartbeat.c of Linux.
-
-        :returns: 0 when the engines respond, otherwise -1; also -1 when the
-            last read was less than the card's timer (200 or 500 ms) ago.
-        :raises OSError: ENOENT when the card is down or debugfs is not
-            mounted, EPERM when the kernel is locked down.
-        """
-        return privileged.read_qat_heartbeat(pf)
-
-    def check_disks(self, function: str) -> None:
-        """Check that no disk of a function is mounted or otherwise held.
-
-        Also detects uses without an attribute: ZFS, and mounts of containers.
-        Source: O_EXCL in open(2) for block devices.
-
-        :raises OSError: EBUSY when a disk is held.
-        """
-        privileged.check_disks(function)
 
     def read_signatures(self, function: str) -> list[tuple[str, str]]:
         """Return what is on the disks of a function, as wipefs(8) finds it:
@@ -493,17 +337,6 @@ class Kernel:
         """
         return [(disk, kind) for disk, kind
                 in privileged.read_signatures(function)]
-
-    def reset_nvme(self, function: str) -> None:
-        """Reset an NVMe controller; block until the driver has it again.
-
-        Source: nvme_sysfs_reset of drivers/nvme/host/sysfs.c of Linux. With a
-        primary controller all its secondary ones go offline.
-
-        :raises OSError: ENODEV when the host's driver has no controller,
-            EBUSY or ENETRESET when it does not come back.
-        """
-        privileged.reset_nvme(function)
 
     def read_nvme(self, function: str) -> nvme_admin.Controller:
         """Return what an NVMe controller reports.
@@ -527,23 +360,6 @@ class Kernel:
         """
         return nvme_admin.SanitizeStatus(
             *privileged.read_nvme_sanitize(function))
-
-    def start_nvme_sanitize(self, function: str, method: str) -> None:
-        """Begin to sanitize a disk, and return at once.
-
-        :param method: crypto, block or overwrite.
-        :raises OSError: EBUSY when the host uses a namespace, EIO when the
-            controller refuses, ENODEV without controller.
-        """
-        privileged.start_nvme_sanitize(function, method)
-
-    def exit_nvme_sanitize_failure(self, function: str) -> None:
-        """End the failure mode that follows a failed sanitize operation.
-
-        :raises OSError: EIO when the controller refuses, ENODEV without
-            controller.
-        """
-        privileged.exit_nvme_sanitize_failure(function)
 
     def format_nvme(self, function: str,
                     formats: Sequence[nvme_admin.Namespace] = ()) -> None:
@@ -580,52 +396,6 @@ class Kernel:
         """
         return [nvme_admin.Secondary.from_tuple(found)
                 for found in privileged.read_nvme_vfs(pf)]
-
-    def format_nvme_vf(self, pf: str, vf: int) -> int:
-        """Take the controller of a VF offline, and erase its namespaces.
-
-        It has no queues and interrupts then: reset_nvme_vf() gives it some.
-
-        :param vf: its number, from 1.
-        :returns: how many namespaces it has.
-        :raises OSError: EBUSY when another VF has one of them as well,
-            EOPNOTSUPP when the PF has no Format NVM, Namespace Management or
-            Virtualization Management, or formats all namespaces at once,
-            otherwise as read_nvme().
-        """
-        return privileged.format_nvme_vf(pf, vf)
-
-    def reset_nvme_vf(self, pf: str, vf: int, queues: int, interrupts: int,
-                      ) -> None:
-        """Take the controller of a VF offline, and bring it online.
-
-        :param vf: its number, from 1.
-        :param queues: flexible resources that it needs, which going offline
-            takes away; 0 where it needs none.
-        :param interrupts: the same.
-        :raises OSError: as format_nvme_vf(); EIO without resources where it
-            needs them.
-        """
-        privileged.reset_nvme_vf(pf, vf, queues, interrupts)
-
-    def create_mdev(self, parent: str, type_name: str, uuid: str) -> None:
-        """Create a mediated device.
-
-        Source: Documentation/driver-api/vfio-mediated-device.rst of Linux.
-
-        :param parent: name of the parent in class/mdev_bus.
-        :param type_name: name of the type below mdev_supported_types.
-        :raises OSError: ENOSPC or EUSERS when the parent has no room, EEXIST
-            when the uuid is in use, ENOENT when the type is unknown.
-        """
-        privileged.create_mdev(parent, type_name, uuid)
-
-    def remove_mdev(self, uuid: str) -> None:
-        """Remove a mediated device; block while it is open.
-
-        :raises OSError: ENOENT when it does not exist.
-        """
-        privileged.remove_mdev(uuid)
 
 
 def _read(path: str, directory: int | None) -> str:

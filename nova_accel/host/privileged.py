@@ -130,6 +130,18 @@ def credentials_here() -> tuple[int, int]:
 @privsep.ctx.entrypoint
 def program_dfl_port(pf: str, port: int, path: str, offset: int,
                      size: int) -> None:
+    """Reconfigure a port from a part of a file; block until done.
+
+    :param pf: PCI address of the function with the FME.
+    :param port: the id of the port.
+    :param path: absolute path of the bitstream file.
+    :param offset: start of the part for the hardware, bytes.
+    :param size: length of that part, bytes.
+    :raises OSError: EIO when the hardware refused (the cause is in the
+        manager's status), ETIMEDOUT when it did not finish, EBUSY when
+        another process programs the card, ENODEV when the function has no
+        FME.
+    """
     check_function(pf)
     check_number('port', port, MAX_PORTS - 1)
     with mapped(path, offset, size) as start, _fme(pf) as fme:
@@ -159,11 +171,13 @@ def _cache() -> str:
 
 @privsep.ctx.entrypoint
 def release_dfl_port(pf: str, port: int) -> None:
+    """Release a port of the PF for a VF."""
     _move_port(_FME_PORT_RELEASE, pf, port)
 
 
 @privsep.ctx.entrypoint
 def assign_dfl_port(pf: str, port: int) -> None:
+    """Give a released port back to the PF."""
     _move_port(_FME_PORT_ASSIGN, pf, port)
 
 
@@ -176,6 +190,17 @@ def _move_port(request, pf, port):
 
 @privsep.ctx.entrypoint
 def reset_dfl_port(function: str, port: int) -> None:
+    """Reset the user logic of a port: its registers and what is under
+    way, neither its function nor the memory of the card.
+
+    Source: DFL_FPGA_PORT_RESET in include/uapi/linux/fpga-dfl.h of Linux.
+
+    :param function: PCI address of the function that shows the port.
+    :param port: the id of the port.
+    :raises OSError: ENODEV when the function does not show that port,
+        EBUSY when another process programs it, ETIMEDOUT when the port
+        does not end what it is doing.
+    """
     check_function(function)
     check_number('port', port, MAX_PORTS - 1)
     for found in _ports(function, port):
@@ -193,6 +218,16 @@ def _ports(function, port) -> list[str]:
 
 @privsep.ctx.entrypoint
 def read_afu(function: str) -> str:
+    """Return the id of the AFU whose registers a function has.
+
+    For a function that no driver shows as a port. Source: DFH, GUID_L and
+    GUID_H at the begin of memory region 0, in drivers/fpga/dfl.h of Linux;
+    resource0 in Documentation/PCI/sysfs-pci.rst.
+
+    :returns: 32 hex digits.
+    :raises OSError: ENODEV when no AFU is there, or it does not answer;
+        EPERM when the kernel is locked down.
+    """
     check_function(function)
     fd = os.open(f'{SYS}/bus/pci/devices/{function}/resource0',
                  os.O_RDONLY | os.O_CLOEXEC)
@@ -210,6 +245,7 @@ def read_afu(function: str) -> str:
 
 @privsep.ctx.entrypoint
 def clear_dfl_port_errors(function: str, port: int) -> None:
+    """Clear the attribute errors of a port, if it has one."""
     check_function(function)
     check_number('port', port, MAX_PORTS - 1)
     for found in _ports(function, port):
@@ -221,6 +257,18 @@ def clear_dfl_port_errors(function: str, port: int) -> None:
 
 @privsep.ctx.entrypoint
 def program_xclbin(function: str, path: str, size: int) -> None:
+    """Program the user partition of a card under XRT; block until done.
+
+    :param function: PCI address of the management function.
+    :param path: absolute path of the xclbin file.
+    :param size: its length according to its header, bytes.
+    :raises OSError: EINVAL or ENOENT when the file is for another shell,
+        EOPNOTSUPP for the same with a shell without UUIDs, EKEYREJECTED
+        for its signature, EBUSY while the present function is in use,
+        ENOTTY when the card is not ready, ENODEV when it has no device
+        node, EIO and others when the card failed. Source: icap.c and
+        mgmt-ioctl.c of XRT's xclmgmt.
+    """
     check_function(function)
     with mapped(path, 0, size) as start:
         # the driver copies the number of bytes that the header says
@@ -260,6 +308,15 @@ def bind(function: str, driver: str, drivers: Collection[str]) -> None:
 
 @privsep.ctx.entrypoint
 def set_numvfs(pf: str, count: int, probe: bool = True) -> None:
+    """Enable count VFs; 0 disables all.
+
+    :param probe: whether the kernel binds the VFs to a driver of the host,
+        also when a guest returns one (sriov_drivers_autoprobe in
+        Documentation/ABI/testing/sysfs-bus-pci of Linux).
+
+    :raises OSError: EBUSY when another number is enabled, EINVAL when a
+        DFL card has fewer released ports.
+    """
     check_function(pf)
     check_number('count', count, MAX_VFS)
     device = f'{SYS}/bus/pci/devices/{pf}'
@@ -296,6 +353,17 @@ def write(function: str, attribute: str, value: str,
 
 @privsep.ctx.entrypoint
 def close_mailbox(function: str, requests: int, opens: int = 0) -> None:
+    """Have the mailbox of a card under XRT refuse requests of a guest.
+
+    Those that it refuses already stay refused, but for those of `opens`.
+    Source: mgmt-sysfs.c and req_is_disabled() in mailbox.c of XRT.
+
+    :param function: PCI address of the management function.
+    :param requests: a bit for each, by the numbers of mailbox_proto.h.
+    :param opens: privileged.FETCHED_REQUESTS, or none; only where
+        xclmgmt ignores what else a guest sends with them.
+    :raises OSError: ENOENT when its driver has no such setting.
+    """
     check_function(function)
     check_number('set of requests', requests, (1 << 64) - 1)
     device = f'{SYS}/bus/pci/devices/{function}'
@@ -323,12 +391,25 @@ def offer_xclbin(function: str, path: str, size: int, name: str,
 
 @privsep.ctx.entrypoint
 def withdraw_xclbin(function: str) -> None:
+    """Remove the file that offer_xclbin() placed for a card.
+
+    :raises OSError: it cannot be removed.
+    """
     check_function(function)
     firmware.withdraw(firmware.XCLBINS, function)
 
 
 @privsep.ctx.entrypoint
 def read_qat_heartbeat(pf: str) -> int:
+    """Return the heartbeat of a QAT card in debugfs, readable by root.
+
+    Source: adf_heartbeat.c of Linux.
+
+    :returns: 0 when the engines respond, otherwise -1; also -1 when the
+        last read was less than the card's timer (200 or 500 ms) ago.
+    :raises OSError: ENOENT when the card is down or debugfs is not
+        mounted, EPERM when the kernel is locked down.
+    """
     check_function(pf)
     # qat_<class of device>_<address>; source: adf_dbgfs.c of Linux
     found = glob.glob(f'{SYS}/kernel/debug/qat_*_{pf}/heartbeat/status')
@@ -340,6 +421,15 @@ def read_qat_heartbeat(pf: str) -> int:
 
 @privsep.ctx.entrypoint
 def create_mdev(parent: str, type_name: str, uuid: str) -> None:
+    """Create a mediated device.
+
+    Source: Documentation/driver-api/vfio-mediated-device.rst of Linux.
+
+    :param parent: name of the parent in class/mdev_bus.
+    :param type_name: name of the type below mdev_supported_types.
+    :raises OSError: ENOSPC or EUSERS when the parent has no room, EEXIST
+        when the uuid is in use, ENOENT when the type is unknown.
+    """
     check_text('parent', parent, _PARENT)
     check_text('type of mediated device', type_name, _MDEV_TYPE)
     check_text('UUID', uuid, _UUID)
@@ -349,12 +439,23 @@ def create_mdev(parent: str, type_name: str, uuid: str) -> None:
 
 @privsep.ctx.entrypoint
 def remove_mdev(uuid: str) -> None:
+    """Remove a mediated device; block while it is open.
+
+    :raises OSError: ENOENT when it does not exist.
+    """
     check_text('UUID', uuid, _UUID)
     _write(f'{SYS}/bus/mdev/devices/{uuid}/remove', '1')
 
 
 @privsep.ctx.entrypoint
 def check_disks(function: str) -> None:
+    """Check that no disk of a function is mounted or otherwise held.
+
+    Also detects uses without an attribute: ZFS, and mounts of containers.
+    Source: O_EXCL in open(2) for block devices.
+
+    :raises OSError: EBUSY when a disk is held.
+    """
     check_function(function)
     with contextlib.ExitStack() as stack:
         _hold_disks(function, stack)
@@ -407,6 +508,14 @@ def _signatures(fd) -> list[str]:
 
 @privsep.ctx.entrypoint
 def reset_nvme(function: str) -> None:
+    """Reset an NVMe controller; block until the driver has it again.
+
+    Source: nvme_sysfs_reset of drivers/nvme/host/sysfs.c of Linux. With a
+    primary controller all its secondary ones go offline.
+
+    :raises OSError: ENODEV when the host's driver has no controller,
+        EBUSY or ENETRESET when it does not come back.
+    """
     check_function(function)
     found = _controllers(function)
     if len(found) != 1:
@@ -417,6 +526,11 @@ def reset_nvme(function: str) -> None:
 
 @privsep.disks.entrypoint
 def read_device_serial(function: str) -> str:
+    """Return the Device Serial Number of a PCI function.
+
+    :returns: 16 hex digits; '' when it has none.
+    :raises OSError: its configuration space cannot be read.
+    """
     found = _capability(function, _DEVICE_SERIAL)
     if not found:
         return ''
@@ -428,6 +542,12 @@ def read_device_serial(function: str) -> str:
 
 @privsep.disks.entrypoint
 def read_acs(function: str) -> int | None:
+    """Return how a port treats traffic that passes it on its way to another
+    port.
+
+    :returns: the control register of ACS; None where it has no ACS.
+    :raises OSError: its configuration space cannot be read.
+    """
     found = _capability(function, _ACS)
     # after what the port is able to
     return struct.unpack_from('<H', found, 2)[0] if found else None
@@ -474,6 +594,12 @@ def read_nvme_sanitize(function: str) -> tuple:
 
 @privsep.disks.entrypoint
 def start_nvme_sanitize(function: str, method: str) -> None:
+    """Begin to sanitize a disk, and return at once.
+
+    :param method: crypto, block or overwrite.
+    :raises OSError: EBUSY when the host uses a namespace, EIO when the
+        controller refuses, ENODEV without controller.
+    """
     check_text('method of Sanitize', method, _METHOD)
     with _controller(function, hold=True) as fd:
         nvme_admin.start_sanitize(fd, method)
@@ -481,6 +607,11 @@ def start_nvme_sanitize(function: str, method: str) -> None:
 
 @privsep.disks.entrypoint
 def exit_nvme_sanitize_failure(function: str) -> None:
+    """End the failure mode that follows a failed sanitize operation.
+
+    :raises OSError: EIO when the controller refuses, ENODEV without
+        controller.
+    """
     with _controller(function) as fd:
         nvme_admin.exit_sanitize_failure(fd)
 
@@ -508,6 +639,17 @@ def read_nvme_vfs(pf: str) -> list:
 
 @privsep.disks.entrypoint
 def format_nvme_vf(pf: str, vf: int) -> int:
+    """Take the controller of a VF offline, and erase its namespaces.
+
+    It has no queues and interrupts then: reset_nvme_vf() gives it some.
+
+    :param vf: its number, from 1.
+    :returns: how many namespaces it has.
+    :raises OSError: EBUSY when another VF has one of them as well,
+        EOPNOTSUPP when the PF has no Format NVM, Namespace Management or
+        Virtualization Management, or formats all namespaces at once,
+        otherwise as read_nvme().
+    """
     check_number('VF', vf, MAX_VFS)
     with _controller(pf) as fd, contextlib.ExitStack() as stack:
         controller = _secondary(fd, pf, vf)
@@ -521,6 +663,15 @@ def format_nvme_vf(pf: str, vf: int) -> int:
 
 @privsep.disks.entrypoint
 def reset_nvme_vf(pf: str, vf: int, queues: int, interrupts: int) -> None:
+    """Take the controller of a VF offline, and bring it online.
+
+    :param vf: its number, from 1.
+    :param queues: flexible resources that it needs, which going offline
+        takes away; 0 where it needs none.
+    :param interrupts: the same.
+    :raises OSError: as format_nvme_vf(); EIO without resources where it
+        needs them.
+    """
     check_number('VF', vf, MAX_VFS)
     check_number('queues', queues, _MAX_RESOURCES)
     check_number('interrupts', interrupts, _MAX_RESOURCES)
@@ -763,6 +914,13 @@ TIMECARD_WRITABLE = {
 
 @privsep.ctx.entrypoint
 def is_group_open(function: str) -> bool:
+    """Whether a process has a device of a function's IOMMU group open by
+    VFIO.
+
+    Waits while a process opens one, which resets the device.
+
+    :raises OSError: ENOENT when the group has no node.
+    """
     check_function(function)
     group = os.path.basename(os.readlink(
         f'{SYS}/bus/pci/devices/{function}/iommu_group'))
@@ -832,6 +990,14 @@ def _open_nodes() -> Iterator[tuple[int, str, _Node]]:
 
 @privsep.ctx.entrypoint
 def reset_function(function: str) -> None:
+    """Reset a PCI function by the first of its methods that works.
+
+    Blocks until the function answers, up to a minute. Source: reset in
+    Documentation/ABI/testing/sysfs-bus-pci, pci_reset_function() of Linux.
+
+    :raises OSError: ENOENT or ENOTTY when no method works, EIO and others
+        when the device failed.
+    """
     check_function(function)
     with _disks_held(function):
         _write(f'{SYS}/bus/pci/devices/{function}/reset', '1')
@@ -839,6 +1005,7 @@ def reset_function(function: str) -> None:
 
 @privsep.ctx.entrypoint
 def unbind(function: str) -> None:
+    """Take a function from its driver, if it has one."""
     check_function(function)
     driver = f'{SYS}/bus/pci/devices/{function}/driver'
     with _disks_held(function):
@@ -848,6 +1015,10 @@ def unbind(function: str) -> None:
 
 @privsep.ctx.entrypoint
 def probe(function: str) -> None:
+    """Have the kernel choose the driver of a function.
+
+    Source: drivers_probe in Documentation/ABI/testing/sysfs-bus-pci.
+    """
     check_function(function)
     device = f'{SYS}/bus/pci/devices/{function}'
     with _disks_held(function):
@@ -860,6 +1031,12 @@ def probe(function: str) -> None:
 
 @privsep.ctx.entrypoint
 def write_timecard(function: str, attribute: str, value: str) -> None:
+    """Write an attribute of the time card of a function.
+
+    :param attribute: one of privileged.TIMECARD_WRITABLE.
+    :raises OSError: EINVAL for a value that the card does not have,
+        EOPNOTSUPP for a connector that cannot be changed.
+    """
     check_function(function)
     if (attribute not in TIMECARD_WRITABLE or not isinstance(value, str)
             or not re.fullmatch(TIMECARD_WRITABLE[attribute], value)):
