@@ -284,7 +284,6 @@ def register_novas() -> None:
 
 
 def _nova_directory() -> str:
-    """Return the directory in which Nova is installed."""
     found = importlib.util.find_spec('nova')
     package = found.origin if found and found.origin else __file__
     return os.path.abspath(os.path.join(os.path.dirname(package), '..'))

@@ -504,12 +504,10 @@ def vgpu_trait(vendor: str, product_id: str, title: str) -> str:
 # Providers
 
 def device_provider_name(node: str, address: str) -> str:
-    """Return the provider name of a device on a compute node."""
     return f'{node}_accel_{address}'
 
 
 def region_provider_name(node: str, address: str, index: int) -> str:
-    """Return the provider name of a region of a device."""
     return f'{device_provider_name(node, address)}_region{index}'
 
 

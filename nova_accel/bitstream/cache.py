@@ -226,10 +226,7 @@ class BitstreamCache:
 
     def _make_room(self, image) -> None:
         """Count a download from its beginning on; wait while those that are
-        under way leave it no room.
-
-        :raises LockTimeout: they have not ended in the time that one may take.
-        """
+        under way leave it no room."""
         limit = CONF.accel.bitstream_cache_size << 20
         size = image.size or 0
 

@@ -97,7 +97,6 @@ def find(client, request: accel_request.AcceleratorRequest,
 
     :param request: a request with an image, a function or a function's name.
     :param region_type: UUID in the form of model.uuid_hex.
-    :param project_id: of the server.
     :param operators: a client that sees the operator's images where the first
         one may not; no other image is taken from it.
     :returns: the image, and the client with which to fetch it.
@@ -688,11 +687,7 @@ def _are(found, is_valid) -> bool:
 def _list(client, filters, most: int | None = None) -> Iterator[dict]:
     """
     :param most: of how many images a project may have had a part; the first
-        ones count.
-    :raises BitstreamError: there are more than _MOST.
-    :raises GlanceUnavailable: see transport.get_json(); the pages did not
-        arrive within download_seconds(), or have no end.
-    """
+        ones count."""
     # Glance filters by the first one; _may_use() checks the owner
     key, value = next(iter(filters.items()))
     what = f'the images with {key}={text.printable(value)}'

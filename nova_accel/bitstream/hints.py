@@ -48,7 +48,6 @@ def not_counted(client, wanted: accel_request.AcceleratorRequest,
     """Tell of images that a request means and does not find.
 
     :param client: sees the images of all projects.
-    :param project_id: of the server.
     :returns: sentences for the operator; '' where images are found.
     """
     found: dict[str, Mapping[str, typing.Any]] = {}

@@ -128,8 +128,6 @@ def _within(client, what, end, response, function, *args) -> typing.Any:
 
     :param end: when that is, as time.monotonic().
     :param response: which is closed then, None before it began.
-    :raises _Late: the function did not end in time, or too many calls that
-        did not end are still there.
     """
     if len(_LATE) >= _MOST_LATE:
         raise _Late(

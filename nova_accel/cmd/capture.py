@@ -148,7 +148,6 @@ def _read_also(recorded, function):
 
 
 def write(recorded: recorder.Recorder, names, file) -> None:
-    """Write a capture with stand-ins."""
     stand_ins = redaction.Redaction(
         (CONF.host, socket.gethostname(), socket.getfqdn()))
     answers = sorted(recorded.answers.values(),
@@ -181,7 +180,6 @@ def _of_tree(answer, recorded):
 
 
 def _options():
-    """Options of devices that are not at their default."""
     found = {}
     for option in conf.CAPTURED_OPTS:
         value = CONF.accel[option.dest]

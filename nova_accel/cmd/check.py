@@ -101,11 +101,7 @@ def _summary(counts) -> str:
 
 def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
     """(check, line) of everything, each service with the configuration that
-    it reads.
-
-    :raises ConfigurationError: the configuration cannot be read, or does not
-        tell which services there are.
-    """
+    it reads."""
     # files -> services that read them
     groups: dict[tuple[str, ...], list[str]] = {}
     for service in checks.SERVICES:

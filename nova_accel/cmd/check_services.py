@@ -55,10 +55,7 @@ class Refused(Exception):
 
 
 def _placement(path: str) -> typing.Any:
-    """Return Placement's answer to nova-compute's own credentials.
-
-    :raises Refused: it does not.
-    """
+    """Return Placement's answer to nova-compute's own credentials."""
     try:
         auth = ks_loading.load_auth_from_conf_options(CONF, 'placement')
         if auth is None:
@@ -479,7 +476,6 @@ def _flavors() -> Iterator[dict]:
     """Nova's flavors with their extra specs.
 
     :raises KeyError: Nova does not show these.
-    :raises NoCredentials: [service_user] has none.
     """
     auth = ks_loading.load_auth_from_conf_options(CONF, 'service_user')
     if auth is None:

@@ -124,7 +124,7 @@ class Host:
             self.providers = list(found.shown.providers_of(
                 CONF.host, shown.ANY_ROOT).values())
             self.unreported = found.shown.unreported(CONF.host)
-            self.offered = found.offered()
+            self.offered = found.offers.now()
             # the readers of malformed options would say them again
             if not options.malformed():
                 self._judge(found)

@@ -352,7 +352,6 @@ class Cloud:
         return server['name'] if server else None
 
     def _pages(self, path, key, what='') -> Iterator[dict]:
-        """What Nova lists, page by page."""
         start: str | None = path
         while start:
             body = self.get('compute', start, what=what or path)

@@ -137,7 +137,6 @@ class Enable(_OfDevice):
 
 
 def _about(address, known) -> list[values.Disabled]:
-    """Return the rows of a store that disable a device, one by one."""
     devices, gone = known.devices(), known.gone()
     return [row for row in known.disabled()
             if address in identity.disabled(devices, [row], gone)]

@@ -170,7 +170,6 @@ class Discover(output.Lister):
                 self.colored(str(hold), output.RED))
 
     def _rows_of(self, device, held):
-        """A row of the device, and one for each region."""
         health = self._health((device.address, None), device)
         if not device.regions:
             yield (device.address, _what(device), '',
@@ -202,7 +201,6 @@ class Discover(output.Lister):
                 else shown.reason or _OK)
 
     def _holds_of(self, device):
-        """Return the holds of a device, for JSON."""
         return [{'kind': hold.kind.value, 'scope': hold.scope.value,
                  'region': hold.region,
                  'handle': hold.handle and hold.handle.key,
@@ -228,7 +226,6 @@ class Discover(output.Lister):
             found.devices, claims, map(self._with_why, facts), sets.wanted())
 
     def _why(self, part):
-        """Return the holds of a part, with the times at which they began."""
         return [dataclasses.replace(hold, since=hold.since or self._began.get(
             hold.key, '')) for hold in self._offered.why(part)]
 
@@ -389,10 +386,7 @@ def _configure(parsed_args):
 
 
 def _take_options(kernel, path):
-    """Have CONF say what it said on the host that was captured.
-
-    :raises InvalidSimulation: an option has a value that it cannot have.
-    """
+    """Have CONF say what it said on the host that was captured."""
     options = getattr(kernel, 'options', None)
     # neither a capture nor one from which they were removed
     if not options:

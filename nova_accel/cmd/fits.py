@@ -152,7 +152,6 @@ def of_host(asked: capacity.Wanted, host: Host) -> tuple[int, capacity.Limit]:
 
 
 def most_common(of_hosts: Iterable[tuple[str, int, capacity.Limit]]) -> str:
-    """Return the most frequent limit of hosts, as a text."""
     count: Mapping[str, int] = collections.Counter(
         limit.what for _, _, limit in of_hosts)
     if not count:

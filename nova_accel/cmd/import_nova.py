@@ -109,10 +109,6 @@ class Translation:
     """What Nova's options of this host are in nova_accel."""
 
     def __init__(self, kernel):
-        """
-        :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
-        :raises ConfigurationError: nova.conf cannot be read.
-        """
         self.files = [ini.File(path) for path in conf.files()]
         #: profiles of devices, with the keys of a file
         self.profiles: list[dict] = []
@@ -193,7 +189,7 @@ class Translation:
 
         :param options: of [accel], that differ from nova.conf.
         :returns: devices by address, Inventory.failures(), and
-            Inventory.offered().
+            Offered.now().
         """
         for name, value in options.items():
             CONF.set_override(name, value, group='accel')
@@ -203,7 +199,7 @@ class Translation:
                 claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
             found.scanner.scan()
             # which reads the options
-            offered = found.offered()
+            offered = found.offers.now()
         finally:
             for name in options:
                 CONF.clear_override(name, group='accel')
@@ -351,7 +347,6 @@ class Translation:
             self._add('enabled_drivers', driver)
 
     def _add(self, option, *values):
-        """Add values to an option that does not have them."""
         there = [*CONF.accel[option], *self._new[option]]
         self._new[option] += [v for v in values if v not in there]
 
@@ -495,7 +490,6 @@ class Translation:
         self._add('include_devices', *self._rules)
 
     def _write(self):
-        """Add to [accel] of the file that has it."""
         target = next((file for file in reversed(self.files)
                        if file.has('accel')), self._changed[0])
         for option, values in self._new.items():
@@ -513,7 +507,6 @@ class Translation:
                 target.add('accel', option, values)
 
     def _verify(self, specs):
-        """Tell what would not be offered with the new options."""
         self._after, _, offered = self._scan(**{
             option: [*CONF.accel[option], *values]
             for option, values in self._new.items()})

@@ -131,7 +131,6 @@ def text_of(made: Mapping[str, typing.Any]) -> str:
 
 
 def _read(file):
-    """:raises ConfigurationError: it is not an answer of Cyborg."""
     try:
         if file == '-':
             found = yaml.safe_load(sys.stdin)

@@ -26,7 +26,6 @@ class File(iniparser.BaseParser):
     """A configuration file that oslo.config reads, and what it should be."""
 
     def __init__(self, path: str):
-        """:raises ConfigurationError: it cannot be read."""
         self.path = path
         self.entries: list[Entry] = []
         self._section = 'DEFAULT'
@@ -71,7 +70,6 @@ class File(iniparser.BaseParser):
     # Changes
 
     def has(self, section: str) -> bool:
-        """Return whether the file has a section."""
         return section in self._headers
 
     def drop(self, entry: Entry) -> None:

@@ -133,7 +133,6 @@ class Lister(Table):
 
     @property
     def for_people(self) -> bool:
-        """Whether the format is a table."""
         return self._format == 'table'
 
     @property

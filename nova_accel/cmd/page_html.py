@@ -239,7 +239,6 @@ def _table(title, columns, rows) -> Iterator[str]:
 
 
 def _days(counts: Mapping[tuple[str, bool], int]) -> Iterator[str]:
-    """Hand-overs of the last days, from the last one back."""
     if not counts:
         return
     last = datetime.date.fromisoformat(max(day for day, _ in counts))
@@ -260,7 +259,6 @@ def _days(counts: Mapping[tuple[str, bool], int]) -> Iterator[str]:
 
 
 def _map(found) -> Iterator[str]:
-    """A tile for each host."""
     yield '<h2>A tile for each host</h2><div class="map">'
     for position, (host, providers) in enumerate(found.items()):
         amounts = _of(providers)
@@ -279,7 +277,6 @@ def _map(found) -> Iterator[str]:
 
 def _part(host: str, product: str, alike: list[tree.Provider],
           facts: Facts) -> str:
-    """Providers of a host that are of one product."""
     return (f'<div class="part"><span>{_text(product)}</span>'
             f'<div class="cells">'
             + ''.join(cell for provider in alike for cell in _cells(

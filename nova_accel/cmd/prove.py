@@ -91,7 +91,6 @@ class Prove(output.Table):
 
 
 def _free(known, name) -> model.Device:
-    """:raises InvalidRequest: the device is not free."""
     devices = known.devices()
     address = identity.named(name, devices)
     device = devices[address]

@@ -31,7 +31,6 @@ def add_device_argument(parser) -> None:
 
 
 def server(text: str) -> str:
-    """Return the UUID of a server, as an argument of a command."""
     try:
         return str(uuid.UUID(text))
     except ValueError:
@@ -64,7 +63,6 @@ def given_whole(known: claim_store.ClaimStore, kernel,
 
     The host sees of such a card only that a guest may have it.
 
-    :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
     :returns: address -> device.
     """
     held = {claim.handle.address for claim in known.claims()}

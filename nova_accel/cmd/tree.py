@@ -299,7 +299,6 @@ def _image_name(service: cloud.Cloud, query: str) -> str | None:
 # What providers are
 
 def _short_name(provider: Provider, providers: Iterable[Provider]) -> str:
-    """The name without that of its parent."""
     names = {p.uuid: p.name for p in providers}
     if provider.parent in names:
         return provider.name.removeprefix(f'{names[provider.parent]}_')

@@ -213,7 +213,6 @@ class Answer:
     """The answers of Placement and Glance to a question.
 
     :param host: name of the only host that is asked for.
-    :param project_id: of the server.
     """
 
     def __init__(self, cloud: clouds.Cloud, question: Question,
@@ -264,7 +263,6 @@ class Answer:
         return trees
 
     def _ask(self, host):
-        """Take Placement's candidates, and return its provider summaries."""
         if not self._trees:
             return {}
         began = time.monotonic()
@@ -322,7 +320,6 @@ class Answer:
         return rows + self._preferences()
 
     def _preferences(self):
-        """Rows for preferred traits that no provider has."""
         preferred = {trait for wanted in self._question.server.wanted
                      for trait in wanted.prefer}
         there = preferred and self._cloud.get(

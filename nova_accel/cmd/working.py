@@ -76,7 +76,6 @@ def _locked(path, address) -> int:
 
 
 def _lock(file, how, address) -> None:
-    """:raises InvalidRequest: another process has it locked."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:

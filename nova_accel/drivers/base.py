@@ -668,7 +668,6 @@ class PciDriver(AcceleratorDriver):
             return False
 
     def _quarantined(self, device, before, reason) -> model.Device:
-        """Return the device with what was known of it, quarantined."""
         if before and self.POOLED:
             # it stays in its pool
             device = dataclasses.replace(
@@ -934,8 +933,6 @@ class PciDriver(AcceleratorDriver):
         return ', '.join(done)
 
     def _check_after_reset(self, device, address):
-        """:raises DeviceError: the function does not answer, or its ids are
-        not those of the device."""
         config = self.kernel.read_bytes(pci.path(address, 'config'), 8)
         # command and status; the ids of a VF read as ones by the SR-IOV
         # specification

@@ -554,7 +554,6 @@ class DflDriver(base.PciDriver):
             model.AttachHandle(model.HandleType.PCI, port.function),))
 
     def _with_slot(self, region, address, vfs):
-        """The region with all VFs as one accelerator."""
         reason = next(filter(None, (
             pci.obstacle(self.kernel, vf, vfs) for vf in vfs)), '')
         if reason or not vfs:
@@ -663,11 +662,7 @@ class DflDriver(base.PciDriver):
             raise _Defect('the card does not answer after it')
 
     def _clear_errors(self, port):
-        """Clear the errors of a port; the log keeps them.
-
-        :raises OSError: EBUSY with the reason where the port is in AP6
-            (afu_port_err_clear() in dfl-afu-error.c of Linux).
-        """
+        """Clear the errors of a port; the log keeps them."""
         with contextlib.suppress(OSError, ValueError):
             found = self.kernel.read(f'{port.path}/errors/errors')
             if int(found, 0):
@@ -784,7 +779,6 @@ class DflDriver(base.PciDriver):
             f'the card if others fail as well.') from error
 
     def _read_back(self, what, address, index) -> str | None:
-        """The function of a region after it was programmed."""
         try:
             try:
                 return self._read_function(address, index)

@@ -99,7 +99,6 @@ def obstacle(kernel, device: model.Device, option: str,
              found: Iterable[rules.Rule]) -> str:
     """Return why a device is not to be offered, as a clause, or ''.
 
-    :param kernel: nova_accel.host.kernel, or a simulated one.
     :param option: that has the rules, ``[accel] include_devices``.
     :param found: its rules. A rule names a device by the whole address only: a
         wildcard includes GPUs that the operator did not think of.
@@ -251,7 +250,6 @@ def obstacle_of_vfs(kernel, device: model.Device, vfs: Iterable[str]) -> str:
     With one VF for each GPU, gim lets all GPUs of a board reach each other's
     memory, with several it does not (mi300_xgmi_is_fb_sharing_allowed()).
 
-    :param kernel: nova_accel.host.kernel, or a simulated one.
     :param vfs: all of them.
     """
     if (not _is_instinct(kernel, device)

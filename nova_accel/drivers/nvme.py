@@ -179,8 +179,6 @@ class NvmeDriver(base.PciDriver):
         and with what is on it if it is new.
 
         :param is_new: it was never offered.
-        :raises Defect: the disk is not as recorded, cannot be erased, or
-            cannot be read.
         """
         address = device.address
         now = self._identity(address)
@@ -254,7 +252,6 @@ class NvmeDriver(base.PciDriver):
         """What is on the disks of a controller, a clause, or ''.
 
         :param signed: only what has a signature.
-        :raises Defect: that cannot be read.
         """
         try:
             found = self.kernel.read_signatures(address)
@@ -275,8 +272,6 @@ class NvmeDriver(base.PciDriver):
                 f'/dev/{disk}')
 
     def _check_detached(self, address):
-        """:raises Defect: the disk has namespaces that the host does not see,
-        which a server could attach, and which are deleted after it."""
         try:
             count = self.kernel.read_nvme(address).detached
         except OSError:
@@ -298,7 +293,6 @@ class NvmeDriver(base.PciDriver):
             if re.fullmatch('nvme[0-9]+n[0-9]+', name))
 
     def _check_layout(self, device, before):
-        """:raises Defect: the namespaces are not as recorded."""
         # the kernel finds them one by one, after the controller is live
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
@@ -390,10 +384,7 @@ class NvmeDriver(base.PciDriver):
 
     def _cleanable(self, device, handles, before):
         """Return those VFs that can be cleaned after a server and are its own
-        only, and those for which nothing has to be done.
-
-        :raises Defect: there are VFs, and none of them can be given away.
-        """
+        only, and those for which nothing has to be done."""
         free = {h.address for h in handles if handover.policy(device, h.address)
                 in (Policy.NONE, Policy.OPERATOR)}
         obstacles: dict = {}
@@ -417,7 +408,6 @@ class NvmeDriver(base.PciDriver):
         """Why a server cannot get a VF, '' where it can.
 
         :returns: none where the operator answers for all VFs.
-        :raises Defect: none can be cleaned, or the PF does not tell.
         """
         address = device.address
         vfs = pci.virtual_functions(self.kernel, address)
@@ -498,7 +488,6 @@ class NvmeDriver(base.PciDriver):
                 self._erasable(device)
 
     def _check_vf(self, device, vf):
-        """:raises Defect: a server is not to get the VF."""
         obstacle = self._vf_obstacles(device).get(
             vf, 'the PF does not have it now')
         if obstacle:
@@ -577,7 +566,6 @@ class NvmeDriver(base.PciDriver):
             {'controller reset': reset} if bound == _DRIVER else {})}
 
     def _check_unused(self, address):
-        """:raises OSError: the host uses the disk, or it cannot be told."""
         used = usage.usage(self.kernel, address)
         if used:
             raise OSError(errno.EBUSY, used)
@@ -644,7 +632,6 @@ class NvmeDriver(base.PciDriver):
                 f'[accel] handover to operator for it; it is tried again.')
 
     def _await_sanitize(self, address, status):
-        """:raises DeviceError: its progress does not change."""
         progress, deadline = None, 0.0
         while status.state == 'running':
             if status.progress != progress:
@@ -671,7 +658,6 @@ class NvmeDriver(base.PciDriver):
         """Restore the number and sizes of the namespaces.
 
         :returns: the controller as it is then.
-        :raises OSError: it refuses, or has other namespaces nevertheless.
         """
         if _has_sizes_of(found, layout):
             return found
@@ -689,7 +675,6 @@ class NvmeDriver(base.PciDriver):
         return found
 
     def _refuse(self, device, found):
-        """:raises DeviceError: serial number or firmware differ."""
         difference = _identity_difference(device, found.serial,
                                           found.firmware)
         if difference:
@@ -815,7 +800,6 @@ def _recorded_layout(device) -> tuple[str, ...]:
 
 
 def _are_alike(before, now) -> bool:
-    """Compare two layouts."""
     one, two = ([nvme_admin.Namespace.parse(n) for n in layout]
                 for layout in (before, now))
     return len(one) == len(two) and all(

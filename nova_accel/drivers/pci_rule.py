@@ -97,7 +97,6 @@ class PciRuleDriver(slot.SlotDriver):
         yield from several
 
     def _without_match(self, rule):
-        """Return the sentence for a rule that matches no function but VFs."""
         without_driver = dataclasses.replace(rule, pairs={
             key: value for key, value in rule.pairs.items()
             if key != 'driver'})
@@ -217,10 +216,7 @@ class PciRuleDriver(slot.SlotDriver):
             is_gpu and not pci.has_vfs(self.kernel, address)) else ''
 
     def _together(self, address) -> model.AttachHandle:
-        """All VFs of a function, as one accelerator.
-
-        :raises Defect: it has none, or a guest cannot have one of them.
-        """
+        """All VFs of a function, as one accelerator."""
         vfs = pci.virtual_functions(self.kernel, address)
         if not vfs:
             if address in sriov.wanted():

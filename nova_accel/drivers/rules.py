@@ -311,7 +311,6 @@ class DeviceRules:
                 for region in device.regions))
 
     def includes(self, device: model.Device) -> bool:
-        """Whether a rule of include_devices names the device."""
         return bool(self._matching(self.include, device, device.address))
 
     def excludes(self, address: str) -> bool:

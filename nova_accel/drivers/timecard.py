@@ -300,8 +300,6 @@ class TimecardDriver(base.PciDriver):
 
     @staticmethod
     def _compare(address, before, now):
-        """:raises DeviceError: it is not the card, or not with the firmware,
-            that the server got."""
         for name, value in before.items():
             if name.startswith(_SETTING) or now.get(name) == value:
                 continue

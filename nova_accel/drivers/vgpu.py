@@ -137,10 +137,7 @@ class VgpuDriver(base.PciDriver):
                 f'{elsewhere} before it starts.')
 
     def _share_out(self, address):
-        """Write what each VF of a GPU gets, before its VFs are made.
-
-        :raises DeviceError: the kernel refused.
-        """
+        """Write what each VF of a GPU gets, before its VFs are made."""
         if not sriov.missing(self.kernel, address):
             return
         for name, value in wanted_quotas().get(address, {}).items():
@@ -155,7 +152,6 @@ class VgpuDriver(base.PciDriver):
                     f'{_SINCE[name]}.') from error
 
     def _warn_of_types(self):
-        """Warn of types of the option that no device offers."""
         offers = {}
         if not wanted_types():
             return
@@ -701,7 +697,6 @@ def _whole(types: Iterable[VgpuType], offer: _Offer,
     """Those that have all of their GPU.
 
     :param traits: by the name of the type.
-    :raises Defect: none has, or they are mediated devices.
     """
     if any(handle.managed for handle in (*offer.free, *offer.made)):
         raise base.Defect(

@@ -468,10 +468,7 @@ def format_of_secondary(fd: int, of: str, namespaces: list[int]) -> None:
 # Commands
 
 def _able(fd, of, bit, what) -> bytes:
-    """Identify a controller that has an optional command.
-
-    :raises OSError: EOPNOTSUPP when it has not.
-    """
+    """Identify a controller that has an optional command."""
     about = _identify(fd, _CNS_CONTROLLER)
     supported, = struct.unpack_from('<H', about, 256)
     if not supported & bit:
@@ -541,11 +538,7 @@ def _format_index(page, wanted, of) -> int:
 
 
 def _namespaces(fd, cns) -> list[int]:
-    """Return the numbers of namespaces, read in lists of up to 1024.
-
-    :raises OSError: EIO for a controller that repeats itself, which would be
-        read for ever.
-    """
+    """Return the numbers of namespaces, read in lists of up to 1024."""
     found: list[int] = []
     while True:
         last = found[-1] if found else 0
@@ -560,10 +553,7 @@ def _namespaces(fd, cns) -> list[int]:
 
 
 def _check_order(numbers, what):
-    """Numbers in a list are in increasing order (NVM Express Base 2.0).
-
-    :raises OSError: EIO: they are not.
-    """
+    """Numbers in a list are in increasing order (NVM Express Base 2.0)."""
     if sorted(set(numbers)) != numbers:
         raise OSError(errno.EIO, f'the controller lists its {what} twice or '
                                  f'out of order')
@@ -581,10 +571,7 @@ def _text(field) -> str:
 
 def _command(fd, opcode, namespace, cdw10, timeout=_SHORT_MS,
              page=None, cdw11=0) -> int:
-    """Send a command, and return dword 0 of its completion.
-
-    :raises OSError: EIO with the status that the controller answered.
-    """
+    """Send a command, and return dword 0 of its completion."""
     command = bytearray(COMMAND.pack(
         opcode, 0, 0, namespace, 0, 0, 0,
         ctypes.addressof(page) if page else 0, 0, len(page) if page else 0,

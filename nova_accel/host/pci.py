@@ -379,7 +379,6 @@ def is_denied(kernel, function: str) -> bool:
 
 
 def siblings(kernel, function: str) -> list[str]:
-    """Return the other functions of the same slot."""
     slot = function.rpartition('.')[0]
     return [other for other in _on_bus(kernel, function)
             if other.rpartition('.')[0] == slot]

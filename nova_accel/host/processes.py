@@ -97,7 +97,6 @@ def is_taken(kernel, handle: model.AttachHandle) -> bool:
 
 
 def _of_host(kernel, handle) -> list[str]:
-    """The functions of a handle that drivers of the host have."""
     if handle.type is not model.HandleType.PCI or not handle.managed:
         return []
     return [function for function in handle.addresses

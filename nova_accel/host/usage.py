@@ -16,7 +16,6 @@ _UP = 0x1
 def usage(kernel, function: str) -> str:
     """Return what the host uses a function for, as a clause, or ''.
 
-    :param kernel: nova_accel.host.kernel, or a simulated one.
     :param function: its PCI address.
     :raises OSError: an attribute cannot be read.
     """

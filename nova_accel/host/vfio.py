@@ -194,7 +194,6 @@ def seconds_to_copy(memory: int, bandwidth: int) -> float:
 
 
 def _driver(kernel, handle, device) -> str:
-    """The VFIO driver that a handle has in a guest."""
     if handle.type is model.HandleType.MDEV:
         parent = handle.parent or device
         if pci.ADDRESS.fullmatch(parent):

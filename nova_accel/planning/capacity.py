@@ -464,7 +464,6 @@ def _reached(host, free, part, serve, caps, isolated):
 
 
 def _of_provider(host, free, number, kinds, limits, isolated):
-    """The vectors of one provider."""
     has = dict(zip(host.classes[number], free[number]))
     found: list[_Vector] = []
 

@@ -98,7 +98,6 @@ class Costs:
                         for wanted in requests]
 
     def function(self) -> Callable[[facts.Candidate], float]:
-        """Return the function that computes the cost of a candidate."""
         [wanted, costs, unknown], *others = self._groups
         if wanted.group and not others and not self._facts.has_taken:
             # there are thousands of candidates, most of them of one group

@@ -85,7 +85,6 @@ class Facts:
     # Providers
 
     def kinds(self, resource_class: str) -> dict[Kind, list[str]]:
-        """Return the providers of a class, by their kind."""
         result: dict[Kind, list[str]] = collections.defaultdict(list)
         for provider, summary in self._summaries.items():
             found = summary['resources'].get(resource_class)

@@ -200,7 +200,6 @@ def _where_the_flavor_demands(hosts, scheduling, spec):
 
 
 def _guest(scheduling, spec):
-    """The NUMA topology of a guest that has to be where its devices are."""
     if not scheduling.affinity.with_guest or 'numa_topology' not in spec:
         return None
     return spec.numa_topology

@@ -112,7 +112,6 @@ def reason(groups: Mapping[str, request.Group], servers: int,
 
 
 def _of_group(suffix, group, answer, is_one_of_several, ask):
-    """What is missing of a group that no host has free."""
     cuts = _cuts(suffix, group)
     bare = group
     for cut in cuts:

@@ -137,10 +137,7 @@ def _of_host(get, query, root, groups):
 
 
 def _ask(get, url, **parts):
-    """Return candidates.answer() to a question.
-
-    :raises ConnectionError: Placement does not say.
-    """
+    """Return candidates.answer() to a question."""
     try:
         return placement.answer(get(url, _VERSION), **parts)
     except ConnectionError as error:

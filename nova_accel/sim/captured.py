@@ -109,10 +109,7 @@ def _to_plain(answer):
 
 
 def _load(path):
-    """Return (tree, answers, options of [accel]).
-
-    :raises InvalidSimulation: the file is malformed.
-    """
+    """Return (tree, answers, options of [accel])."""
     try:
         with open(path, encoding='utf-8') as file:
             found = yaml.load(file, Loader=_Loader)

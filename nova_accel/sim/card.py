@@ -272,7 +272,6 @@ class Card:
                       else 'function reset')
 
     def ends(self, mine, step) -> None:
-        """End what a step of recovery ends."""
         if self.faulty(mine).get('ends_by') == step:
             for name in 'dead', 'controller', 'attributes', 'ends_by':
                 mine['faults'].pop(name, None)

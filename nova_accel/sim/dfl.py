@@ -274,7 +274,6 @@ class DflCard(card.Card):
 
 
 def _base_region(tree, place, function, count):
-    """Add the region of the function itself, which has no compat_id."""
     name = f'region{count}'
     base: sysfs.Directory = {'compat_id': sysfs.Errno(errno.ENOENT)}
     function['fpga_region'] = {name: base}
@@ -427,7 +426,6 @@ class DflOperations(operations.Operations):
 
     @staticmethod
     def _bound_card(host, state, pf, port):
-        """Return the card of a PF bound to dfl-pci that has the port."""
         found = host.cards.get(pf)
         if (not isinstance(found, DflCard)
                 or found.faulty(state['cards'][pf]).get('vanish')

@@ -74,10 +74,7 @@ class SimulatedKernel(sysfs.Reads,
         """
         :param path: the description, a YAML file.
         :param writes: whether changes are kept for other processes; else they
-            are in memory alone, and no file is written.
-        :raises InvalidSimulation: the file is malformed; the error names
-            file, line and key.
-        """
+            are in memory alone, and no file is written."""
         self.path = os.path.abspath(path)
         self._state_path = f'{self.path}.state'
         self._writes = writes

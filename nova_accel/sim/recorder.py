@@ -143,7 +143,6 @@ class Recorder:
     # The tree
 
     def _place(self, path, follow_last=True) -> str:
-        """Return a path without links, and note the links on the way."""
         parts = [part for part in path.split('/') if part]
         at: list[str] = []
         links = 0

@@ -67,7 +67,6 @@ class Redaction:
         return self.stand_ins[value]
 
     def tree(self, node: typing.Any, name: str = '') -> typing.Any:
-        """Return a copy of a tree, or of a node of it, with stand-ins."""
         if isinstance(node, dict):
             return {self.name(key): self.tree(value, key)
                     for key, value in node.items()}

@@ -65,7 +65,6 @@ class MdevParent(card.Card):
 
     @classmethod
     def describe_shares(cls, item, mixed) -> dict:
-        """Read the units to share and the types of vGPUs."""
         types = []
         for one in item.sequence('types'):
             types.append(VgpuType(
