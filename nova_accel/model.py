@@ -6,12 +6,15 @@ regions, each reprogrammed alone; other devices have none. An attach handle
 is what a guest can be given. An accelerator is a handle in a server's hands.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 import dataclasses
 import enum
+import functools
+import typing
 from typing import Any, NamedTuple
 import uuid
 
+_Value = typing.TypeVar('_Value')
 
 #: origin of what a region carries, where the operator put it there; every
 #: other origin is the id of a project
@@ -35,16 +38,37 @@ def uuid_hex(value: str) -> str:
     return uuid.UUID(text).hex
 
 
-def _known(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a stored value that this release knows.
+def from_dict(cls: Callable[..., _Value],
+              fields: Mapping[str, Any]) -> _Value:
+    """Return the value of which dataclasses.asdict() made a dict, also in an
+    earlier release.
 
-    Unknown fields are left out, and missing required ones are empty: an
-    earlier or a later release wrote the value.
+    Fields that this release does not know are left out, and those that it
+    requires and the writer did not know are empty.
+
+    :raises ValueError: an enum does not have a value.
     """
-    return {field.name: fields[field.name] if field.name in fields
-            else field.type() if field.type in (str, int) else None
-            for field in dataclasses.fields(cls)
-            if field.name in fields or field.default is dataclasses.MISSING}
+    kinds = _kinds(cls)
+    return cls(**{
+        field.name: _decoded(kinds[field.name], fields[field.name])
+        if field.name in fields
+        else field.type() if field.type in (str, int) else None
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if field.name in fields or field.default is dataclasses.MISSING})
+
+
+#: the types of the fields of a dataclass
+_kinds = functools.cache(typing.get_type_hints)
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return from_dict(typing.cast(Any, kind), value)
+    if typing.get_origin(kind) is tuple:
+        first, *others = typing.get_args(kind)
+        return tuple(_decoded(first, item) for item in value or ()
+                     ) if others == [...] else tuple(value)
+    return kind(value) if isinstance(kind, enum.EnumMeta) else value
 
 
 class Health(enum.Enum):
@@ -97,17 +121,6 @@ class AttachHandle:
         """All that a guest gets with it, as Cloud.running() names it."""
         return (self.address, *self.companions)
 
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> 'AttachHandle':
-        """A handle from what dataclasses.asdict() made of one, also in
-        another release.
-
-        :raises ValueError: this release does not know its type.
-        """
-        known = _known(cls, fields)
-        return cls(**{**known, 'type': HandleType(known['type']),
-                      'companions': tuple(known.get('companions') or ())})
-
 
 @dataclasses.dataclass(frozen=True)
 class CreatableType:
@@ -124,30 +137,6 @@ class CreatableType:
     memory: int = 0
     #: as the host's kernel calls it now, 'nvidia-558'; '' where it is not known
     kernel_name: str = ''
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> 'CreatableType':
-        """See AttachHandle.from_dict()."""
-        return cls(**_known(cls, fields))
-
-
-def _handles(items: Iterable[Mapping[str, Any]]) -> tuple[AttachHandle, ...]:
-    """Those of a type that this release knows: others it cannot give."""
-    types = {t.value for t in HandleType}
-    return tuple(AttachHandle.from_dict(item) for item in items
-                 if item.get('type') in types)
-
-
-def _health(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return health and reason; quarantined if this release does not know the
-    health."""
-    value = fields.get('health', Health.OK.value)
-    reason = fields.get('reason', '')
-    try:
-        return {'health': Health(value), 'reason': reason}
-    except ValueError:
-        return {'health': Health.QUARANTINED,
-                'reason': reason or f'its health {value} is of another release'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,13 +195,6 @@ class Region:
         """The image of the content, if it belongs, or may belong, to the
         operator."""
         return None if self.has_projects_content else self.bitstream_id
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> 'Region':
-        """See AttachHandle.from_dict(); takes every health."""
-        known = _known(cls, fields)
-        return cls(**{**known, **_health(fields),
-                      'handles': _handles(known.get('handles') or ())})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,30 +328,6 @@ class Device:
                 *(h.address for h in handles if h.type is HandleType.PCI),
                 *(h.parent for h in handles if h.parent),
                 *(c for h in handles for c in h.companions)}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> 'Device':
-        """See AttachHandle.from_dict(); takes every health.
-
-        Not of what as_dict() gives, which is for people.
-        """
-        known = _known(cls, fields)
-        for name in ('bridges', 'company', 'traits', 'state_traits'):
-            if name in known:
-                known[name] = tuple(known[name] or ())
-        known['groups'] = tuple(map(tuple, known.get('groups') or ()))
-        known['record'] = tuple(
-            (str(name), str(value))
-            for name, value in known.get('record') or ())
-        known['memory'] = tuple(
-            (str(kind), int(mib)) for kind, mib in known.get('memory') or ())
-        return cls(**{
-            **known, **_health(fields),
-            'regions': tuple(Region.from_dict(item)
-                             for item in known.get('regions') or ()),
-            'handles': _handles(known.get('handles') or ()),
-            'creatable': tuple(CreatableType.from_dict(item)
-                               for item in known.get('creatable') or ())})
 
     def as_dict(self) -> dict:
         """The form of the Cyborg agent-driver specification, JSON-ready."""

@@ -97,9 +97,6 @@ def _carried(server_uuid, version, node, run, changes, claims):
 
 
 def _claim(fields, server_uuid):
-    if type(fields) is dict:
-        # a guest of an earlier commit does not carry it
-        fields = {'ports': '', **fields}
     _check_names(fields, _FIELDS)
     for name, value in fields.items():
         _check_type(name, value)
@@ -116,7 +113,7 @@ def _claim(fields, server_uuid):
                 handle['address'], *handle['companions']))):
         raise ValueError('handle')
     return model.Claim(**{
-        **fields, 'handle': model.AttachHandle.from_dict(handle),
+        **fields, 'handle': model.from_dict(model.AttachHandle, handle),
         'state': model.ClaimState.BOUND})
 
 

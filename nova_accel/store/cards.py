@@ -31,7 +31,7 @@ class Cards(file.File):
                 'SELECT address, device, record FROM cards '
                 'WHERE placed AND device IS NOT NULL').fetchall()
         with self._reading('in its table cards'):
-            return {address: model.Device.from_dict({
+            return {address: model.from_dict(model.Device, {
                         **json.loads(text), 'address': address,
                         'record': json.loads(record)})
                     for address, text, record in found}
@@ -43,7 +43,7 @@ class Cards(file.File):
                 'SELECT address, notes FROM cards '
                 'WHERE placed AND device IS NOT NULL').fetchall()
         with self._reading('in its table cards'):
-            return {address: values.Notes.from_dict(json.loads(notes))
+            return {address: model.from_dict(values.Notes, json.loads(notes))
                     for address, notes in found}
 
     def gone(self) -> set[str]:
@@ -141,7 +141,6 @@ class Cards(file.File):
 
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
-        """Store the content of a region of the card at an address."""
         with self._transaction() as db, self._facts(db):
             if loaded != model.AS_READ:
                 self._write(db, rows.card_at(db, address), index, loaded)
@@ -268,7 +267,7 @@ def _away(db: sqlite3.Connection) -> tuple[values.Card, ...]:
             (str(name), str(value))
             for name, value in json.loads(row['record'])),
         loaded.get(row['number'], {}),
-        values.Notes.from_dict(json.loads(row['notes'])).marks)
+        model.from_dict(values.Notes, json.loads(row['notes'])).marks)
         for row in db.execute(
             'SELECT number, address, serial, ids, ports, record, notes FROM '
             "cards WHERE device IS NULL AND address || serial <> ''"))

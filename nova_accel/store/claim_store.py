@@ -20,11 +20,11 @@ from nova_accel.store import file as store_file
 from nova_accel.store import holds
 from nova_accel.store import journal
 from nova_accel.store import lineage
-from nova_accel.store import reserved
 from nova_accel.store import schema
 from nova_accel.store import values
 
 MEMORY = store_file.MEMORY
+_LEDGER = ('provider_uuid', 'resource_class', *values.Reserved._fields)
 
 
 def file_name(host: str) -> str:
@@ -32,8 +32,7 @@ def file_name(host: str) -> str:
     return f'accel_claims_{host}.sqlite'
 
 
-class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
-                 journal.Journal):
+class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
     """The claims, cards and holds of a host, in a SQLite file.
 
     Each method is one transaction; all may be called from any thread. Each may
@@ -119,6 +118,16 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
             with self._transaction() as db:
                 self._exchange_claims(db, old, new)
 
+    def reserved(self) -> dict[tuple[str, str], values.Reserved]:
+        """Return the ledger of inventory.ledger, by provider uuid and resource
+        class."""
+        with self._transaction(write=False) as db:
+            rows = db.execute(
+                f'SELECT {", ".join(_LEDGER)} FROM ledger').fetchall()
+        with self._reading('in its table ledger'):
+            return {tuple(row)[:2]: values.Reserved(*tuple(row)[2:])
+                    for row in rows}
+
     def set_reserved(
             self, rows: Mapping[tuple[str, str], values.Reserved | None],
             returned: Iterable[model.Claim] = ()) -> None:
@@ -128,7 +137,13 @@ class ClaimStore(claim_rows.Claims, cards.Cards, reserved.Reserved,
         :param returned: claims of handles that the operator has released.
         """
         with self._transaction() as db:
-            reserved.write(db, rows)
+            for key, row in rows.items():
+                db.execute('DELETE FROM ledger WHERE provider_uuid = ? '
+                           'AND resource_class = ?', key)
+                if row:
+                    db.execute(
+                        f'INSERT INTO ledger ({", ".join(_LEDGER)}) '
+                        f'VALUES (?, ?, ?, ?, ?)', (*key, *row))
             self._exchange_claims(db, returned, ())
 
     def refresh(self) -> bool:

@@ -196,17 +196,11 @@ def _row(claim: model.Claim) -> dict[str, Any]:
 
 
 def _claim(row: sqlite3.Row) -> model.Claim:
-    """:raises ValueError: for a handle that this release cannot know."""
     fields: dict[str, Any] = {name: row[_RENAMED.get(name, name)]
                               for name in _FIELDS}
-    handle = model.AttachHandle.from_dict({
+    handle = model.from_dict(model.AttachHandle, {
         **json.loads(row['handle']), 'type': row['handle_type'],
         'address': row['handle_address']})
-    try:
-        state = model.ClaimState(row['state'])
-    except ValueError:
-        state = model.ClaimState.UNKNOWN
-        fields['error'] = fields['error'] or (
-            f'state {row["state"]} is of another release')
-    return model.Claim(**{**fields, 'handle': handle, 'state': state,
-                          'prepared': bool(row['prepared'])})
+    return model.Claim(**{
+        **fields, 'handle': handle, 'state': model.ClaimState(row['state']),
+        'prepared': bool(row['prepared'])})

@@ -173,8 +173,6 @@ class File:
         """Check that the path still names the open file.
 
         Rows written into a file that was replaced are lost with this process.
-
-        :raises AcceleratorsUnavailable: it does not.
         """
         now = _inode(self.path)
         if now != self._inode:

@@ -113,10 +113,10 @@ def _unsettled(row, settled):
             return values.Unsettled(had_at, row['serial'], row['ids'],
                                     settled, True, since, row['ports'])
         return values.Unsettled(had_at, ids=row['ids'] if settled else '',
-                                but_for=settled, since=since)
+                                settled=settled, since=since)
     if row['serial'] and not row['placed']:
         return values.Unsettled(
-            serial=row['serial'], but_for=settled, since=since)
+            serial=row['serial'], settled=settled, since=since)
     # it may not report its serial number any more
     return values.Unsettled(row['address'], row['serial'], row['ids'], settled,
                             since=since, ports=row['ports'])
@@ -152,14 +152,14 @@ def unsettle(db: sqlite3.Connection, row: values.Unsettled) -> None:
         db.executemany(
             'DELETE FROM settled WHERE card = ? AND part = ?',
             [(number, part)
-             for part in _settled(db, number) - row.but_for])
+             for part in _settled(db, number) - row.settled])
         if before['kind'] == OWNER_UNKNOWN:
             return
         db.execute('DELETE FROM holds WHERE card = ? AND kind = ?',
                    (number, RETURNED))
     else:
         db.executemany('INSERT INTO settled (card, part) VALUES (?, ?)',
-                       [(number, part) for part in row.but_for])
+                       [(number, part) for part in row.settled])
     _add(db, number, _kind(row), address=row.address)
 
 

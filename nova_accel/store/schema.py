@@ -2,55 +2,21 @@
 """The tables of the claim store, and their version (PRAGMA user_version).
 
 No release has had a claim store yet, so there is one schema. Until the first
-release, a commit that changes a table increases VERSION: the stores of the
-commits before it are refused. After it, such a commit also adds a step to
-MIGRATIONS.
+release, a commit that changes a table, or adds a value that rows of a later
+release alone have, increases VERSION: the stores of the commits before it are
+refused. After it, such a commit also adds a step to MIGRATIONS.
 """
 
 from collections.abc import Callable, Mapping
-import json
 import sqlite3
 
 #: of the tables below
 VERSION = 20
 
-
-def _name_types_of_vgpus(db: sqlite3.Connection) -> None:
-    """Replace the kernel's numbers of vGPU types, which an update of the host
-    may change, with their traits, as the devices showed them last."""
-    for number, address, placed, text in db.execute(
-            'SELECT number, address, placed, device FROM cards '
-            'WHERE device IS NOT NULL').fetchall():
-        device = json.loads(text)
-        if device['driver'] != 'vgpu':
-            continue
-        for type_ in device['creatable']:
-            type_['kernel_name'], type_['name'] = (
-                type_['name'], type_['trait'])
-            db.execute('UPDATE claims SET created_type = ? WHERE ? AND '
-                       'device_address = ? AND created_type = ?',
-                       (type_['name'], placed, address, type_['kernel_name']))
-        db.execute('UPDATE cards SET device = ? WHERE number = ?',
-                   (json.dumps(device), number))
-
-
-def _add_withheld(db: sqlite3.Connection) -> None:
-    """Add the table of the holds that applied at the last report."""
-    db.execute(_WITHHELD)
-
-
-def _add_ports(db: sqlite3.Connection) -> None:
-    """Add the paths of ports; the next reports of drivers supply them."""
-    for table in 'claims', 'cards', 'handovers':
-        db.execute(f"ALTER TABLE {table} ADD COLUMN ports TEXT NOT NULL "
-                   f"DEFAULT ''")
-
-
 #: version of a store of an earlier release -> what makes it one of the next
 #: version, inside a transaction. A lower version is of a commit before the
 #: first release
-MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {
-    17: _name_types_of_vgpus, 18: _add_withheld, 19: _add_ports}
+MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {}
 
 _CLAIMS = """
 CREATE TABLE claims (

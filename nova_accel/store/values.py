@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 import dataclasses
 import enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nova_accel import model
 
@@ -24,15 +24,6 @@ class Notes:
     gone_since: str = dataclasses.field(default='', compare=False)
     #: whether nova.conf is why its driver does not find it
     left_out: bool = False
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> 'Notes':
-        """Return the notes that dataclasses.asdict() made a dict of."""
-        return cls(tuple(fields.get('earlier_traits', ())),
-                   tuple(fields.get('marks', ())),
-                   str(fields.get('gone', '')),
-                   str(fields.get('gone_since', '')),
-                   bool(fields.get('left_out', False)))
 
     def with_mark(self, mark: str, is_so: bool) -> 'Notes':
         """Return these notes with a mark, or without it."""
@@ -196,7 +187,7 @@ class Unsettled:
     ids: str = ''
     #: parts() that were settled; the others had no handle then, for example a
     #: VF that is still bound to VFIO
-    but_for: frozenset[str] = frozenset()
+    settled: frozenset[str] = frozenset()
     #: the card has left its address: the row is about it wherever it is
     moved: bool = False
     #: when it was written, UTC, as 2026-11-22T02:17:43+00:00
@@ -210,10 +201,10 @@ class Unsettled:
         """True if the owner of the data is unknown and the row identifies the
         device by address only."""
         return self.moved or not self.serial and (
-            not self.ids or bool(self.but_for))
+            not self.ids or bool(self.settled))
 
     def means(self, device: model.Device) -> bool:
-        if self.but_for and self.parts(device) <= self.but_for:
+        if self.settled and self.parts(device) <= self.settled:
             return False
         return model.CardKey(
             self.address, self.serial, self.ids, self.ports).means(device.card)

@@ -129,7 +129,7 @@ class Discovery(TestCase):
         for found in known, self.driver.discover(known):
             self.assertEqual(places, {a: d.place for a, d in found.items()})
         self.assertEqual(above, found[A].as_dict()['bridges'])
-        self.assertEqual(found[A], model.Device.from_dict(json.loads(
+        self.assertEqual(found[A], model.from_dict(model.Device, json.loads(
             json.dumps(dataclasses.asdict(found[A]),
                        default=lambda kind: kind.value))))
 

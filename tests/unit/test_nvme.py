@@ -455,7 +455,7 @@ class ReleaseTestCase(TestCase):
         if bound:
             self.kernel.rebind(A, bound)
         # as the claim store gives it back after a restart
-        self.device = model.Device.from_dict(json.loads(json.dumps(
+        self.device = model.from_dict(model.Device, json.loads(json.dumps(
             dataclasses.asdict(found[A]), default=lambda v: v.value)))
         self.assertEqual(found[A], self.device)
         self.handle = self.device.handles[0]
@@ -939,8 +939,8 @@ class Record(ReleaseTestCase):
         known = dataclasses.asdict(self.device)
         for name in ('serial', 'record'):
             del known[name]
-        self.device = model.Device.from_dict(
-            {**known, 'health': 'ok', 'handles': []})
+        self.device = model.from_dict(
+            model.Device, {**known, 'health': 'ok', 'handles': []})
         self.assertEqual((
             ('serial number', 'S00005e000'), ('firmware', 'SIM1'),
             ('namespace', '1073741824x512+0')), self.look().record)

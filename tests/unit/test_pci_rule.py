@@ -455,8 +455,9 @@ class Slot(TestCase):
 
     def test_known_again(self):
         device = self.start()
-        self.assertEqual(device, model.Device.from_dict(json.loads(json.dumps(
-            dataclasses.asdict(device), default=lambda kind: kind.value))))
+        self.assertEqual(device, model.from_dict(
+            model.Device, json.loads(json.dumps(
+                dataclasses.asdict(device), default=lambda kind: kind.value))))
 
 
 class Release(TestCase):

@@ -80,7 +80,7 @@ class HoldsTest(testtools.TestCase):
         self.disable(A, 'hot', 'x')
         one, = self.unclean('0000:3b:00.1', serial='x')
         self.store.settle(todo=[values.Unsettled(
-            serial='x', but_for=frozenset(['0000:3b:00.2']))])
+            serial='x', settled=frozenset(['0000:3b:00.2']))])
         self.put()
         self.put(a='')
         other, = self.unclean('0000:3b:00.3')
@@ -91,7 +91,7 @@ class HoldsTest(testtools.TestCase):
         self.assertEqual([('x', 'hot')], [
             (row.serial, row.reason) for row in self.store.disabled()])
         self.assertEqual({frozenset(['0000:3b:00.2'])}, {
-            row.but_for for row in self.store.unsettled()})
+            row.settled for row in self.store.unsettled()})
 
     def test_of_the_operator_and_of_health(self):
         self.put(a='')
@@ -128,13 +128,13 @@ class HoldsTest(testtools.TestCase):
         self.disable(A, 'hot', 'x')
         self.unclean('0000:3b:00.1', serial='x')
         self.store.settle(todo=[values.Unsettled(
-            serial='x', but_for=frozenset(['0000:3b:00.2']))])
+            serial='x', settled=frozenset(['0000:3b:00.2']))])
         self.store.place(test_identity.device(B, 'x'), False, {})
         self.assertEqual([A, B], [
             row.device_address for row in self.store.disabled()])
         self.assertEqual(2, len(self.store.unclean()))
         self.assertEqual([frozenset(['0000:3b:00.2'])] * 2, [
-            row.but_for for row in self.store.unsettled()])
+            row.settled for row in self.store.unsettled()])
 
     def test_settled_parts(self):
         """A part that one row has and another has not may have data."""
@@ -143,13 +143,13 @@ class HoldsTest(testtools.TestCase):
         for parts, left in (((one, other), {one, other}), ((one,), {one}),
                             ((other,), set())):
             self.store.settle(todo=[values.Unsettled(
-                A, ids=IDS, but_for=frozenset(parts))])
+                A, ids=IDS, settled=frozenset(parts))])
             row, = self.store.unsettled()
-            self.assertEqual(left, row.but_for)
+            self.assertEqual(left, row.settled)
         self.store.settle(done=self.store.unsettled())
         self.store.settle(todo=[values.Unsettled(A)])
         row, = self.store.unsettled()
-        self.assertEqual((frozenset(), True), (row.but_for, row.by_address))
+        self.assertEqual((frozenset(), True), (row.settled, row.by_address))
 
     def test_lost_counts_more(self):
         self.put(a='')

@@ -264,9 +264,9 @@ class Release(TestCase):
         self.kernel.guest_takes(A)
         seen = self.device({A: self.known})
         self.assertEqual(self.known.record, seen.record)
-        self.assertEqual(seen, model.Device.from_dict(
-            json.loads(json.dumps(dataclasses.asdict(seen),
-                                  default=lambda e: e.value))))
+        self.assertEqual(seen, model.from_dict(
+            model.Device, json.loads(json.dumps(
+                dataclasses.asdict(seen), default=lambda e: e.value))))
 
     def test_reset_and_set_as_before(self):
         self.start()
