@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 #: we take. docs/source/contributor/architecture.rst has the same list.
 ORDER = (
     'runtime',     # attach.runtime: servers that are worked on
-    'server',      # attach.servers: exclusive(), one for each server
+    'server',      # service: Host.servers, one for each server
     'region',      # attach.handles: a region is cleaned, one for each
     'settling',    # attach.settling: one round at a time
     'guests',      # attach.carrying: claims are written into guests
@@ -180,3 +180,11 @@ class Locks:
                 entry[1] -= 1
                 if not entry[1]:
                     del self._locks[key]
+
+    def wait(self, key: Hashable) -> None:
+        """Wait until no thread holds the lock of a key.
+
+        :raises LockTimeout: that takes too long.
+        """
+        with self.held(key):
+            pass

@@ -31,12 +31,10 @@ from nova_accel.attach import gate as region_gate
 from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import handover_results
 from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import images as region_images
 from nova_accel.attach import loading
 from nova_accel.attach import migratable
 from nova_accel.attach import moves as server_moves
 from nova_accel.attach import operators_images as images_of_operator
-from nova_accel.attach import plugs as server_plugs
 from nova_accel.attach import preparation as handle_preparation
 from nova_accel.attach import programming as region_programming
 from nova_accel.attach import publishing
@@ -45,12 +43,9 @@ from nova_accel.attach import reallocation
 from nova_accel.attach import reattachment as guest_reattachment
 from nova_accel.attach import reconcile
 from nova_accel.attach import releases as server_releases
-from nova_accel.attach import reporting as periodic_report
 from nova_accel.attach import reshape as allocation_moves
 from nova_accel.attach import runtime as runtime_programming
-from nova_accel.attach import servers as server_locks
 from nova_accel.attach import settling as device_settling
-from nova_accel.attach import snapshots as claim_snapshots
 from nova_accel.attach import store_age as age
 from nova_accel import conf
 from nova_accel import drivers
@@ -59,6 +54,7 @@ from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
+from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.notify import metrics as metrics_file
@@ -89,22 +85,18 @@ class Host:
     descriptions: device_descriptions.Descriptions
     following: claim_following.Following
     guests: server_guests.Guests
-    handles: attach_handles.Handles
     moves: server_moves.Moves
-    plugs: server_plugs.Plugs
     preparation: handle_preparation.Preparation
     programming: region_programming.Programming
     readiness: device_readiness.Readiness
     releases: server_releases.Releases
     runtime: runtime_programming.RuntimeProgramming
-    servers: server_locks.Servers
+    servers: locks.Locks
     # what Placement shows of them, and what is made good
     publisher: publishing.Publisher
     reattachment: guest_reattachment.Reattachment
     reconciler: reconcile.Reconciler
-    reporting: periodic_report.Reporting
     reshape: allocation_moves.Reshape
-    settling: device_settling.Settling
     store_age: age.StoreAge
     # what is reported to others
     metrics: metrics_file.MetricsFile
@@ -112,53 +104,85 @@ class Host:
     owners: server_owners.Owners
     paused: paused_guests.Paused
     # what the operator orders
-    drill: health_drill.Drill
     maintenance: device_maintenance.Maintenance
     release: operator_release.Release
     orders: operator_orders.Orders
     #: what runs in the background after each look for changes
     after_look: tuple[limited.Background, ...]
 
+    def report(self, tree, node: str, allocations: dict | None = None,
+               starting: bool = False, edition: object = None) -> bool:
+        """Write the providers of this host into Nova's provider tree. Called
+        under the lock of Nova's resource tracker.
+
+        :param tree: nova.compute.provider_tree.ProviderTree of the host.
+        :param node: name of its root.
+        :param allocations: those of the host, which Nova writes together with
+            the tree; changed in place. None: they stay as they are.
+        :param starting: whether Nova would do that.
+        :param edition: of the tree; see inventory.tree.Tree.update().
+        :returns: False, with nothing changed, if that is needed: the caller
+            then calls again with the allocations.
+        """
+        if not self.store_age.before_report(tree, node):
+            return True
+        shown, root_uuid = self.inventory.shown, tree.data(node).uuid
+        if allocations is not None:
+            moved = self.reshape.move(
+                allocations, shown.providers_of(node, root_uuid))
+            shown.update_tree(
+                tree, node, self.publisher.placement_at_start(allocations),
+                moved)
+            return True
+        if self.reshape.is_needed(node, root_uuid) and starting:
+            return False
+        # Nova's copy of a provider is older than the last server that was
+        # scheduled to it, and Placement would refuse its report
+        shown.update_tree(tree, node, self.publisher.placement(),
+                          edition=edition)
+        return True
+
     def close(self) -> None:
         """Stop the scans of devices; plugs that run are left to their end."""
-        self.plugs.close()
+        self.guests.close()
         self.orders.close()
         self.inventory.close()
 
 
 def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
              inventory: host_inventory.Inventory, kernel=None) -> Host:
-    """Create the parts of a host; nothing runs yet.
-
-    :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
-    """
+    """Create the parts of a host; nothing runs yet."""
     holdings = server_holdings.Holdings(store)
-    servers = server_locks.Servers()
+    # held while the claims of a server change, or the devices in its running
+    # guest. A caller that begins under it sees by the server's task_state
+    # whether Nova works on it; Nova's operations wait() before they touch
+    # devices. Not Nova's own lock: calls that may not be late wait for that
+    servers = locks.Locks('server', 'The accelerators of server {}',
+                          loading.seconds_at_most)
     publisher = publishing.Publisher(inventory, cloud)
     carrying = guest_claims.Carrying(store, holdings, cloud)
-    store_age = age.StoreAge(inventory, holdings, carrying, cloud)
+    store_age = age.StoreAge(
+        store, inventory, holdings, carrying, cloud)
     settling = device_settling.Settling(
-        inventory, holdings, publisher, store_age, cloud)
+        store, inventory, holdings, publisher, store_age, cloud)
     reshape = allocation_moves.Reshape(inventory, holdings, cloud)
     following = claim_following.Following(inventory, holdings, cloud)
     loader = loading.Loader(inventory, holdings, cloud)
-    images = region_images.Images(inventory, cloud)
     gate = region_gate.Gate()
     programming = region_programming.Programming(
-        inventory, holdings, publisher, loader, attempts.Attempts(store),
-        images)
+        inventory, holdings, publisher, loader, attempts.Attempts(store))
     operators_images = images_of_operator.OperatorsImages(
-        inventory, holdings, cloud, loader, images, gate)
+        inventory, holdings, cloud, loader, gate)
     regions = cleaning.Regions(inventory, operators_images)
     calls = driver_calls.DriverCalls(inventory, holdings)
     preparation = handle_preparation.Preparation(inventory, holdings, calls)
-    handles = attach_handles.Handles(
-        inventory, holdings, cloud, calls,
-        handover_results.HandoverResults(inventory, holdings), regions)
     readiness = device_readiness.Readiness(
         inventory, holdings, preparation, programming, regions)
-    releases = server_releases.Releases(
-        cloud, holdings, handles, readiness, publisher, servers)
+    handles = attach_handles.Handles(
+        inventory, holdings, cloud, calls,
+        handover_results.HandoverResults(inventory, holdings), regions,
+        readiness, publisher)
+    releases = server_releases.Releases(holdings, handles, publisher, servers)
     moves = server_moves.Moves(
         cloud, holdings, reshape, servers, releases, carrying)
     choice = device_choice.Choice(inventory, kernel)
@@ -167,26 +191,24 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         choice, claiming.Claiming(
             store, inventory, holdings, preparation, choice, gate, releases),
         servers, releases, moves, following)
-    plugs = server_plugs.Plugs(
+    guests = server_guests.Guests(
         cloud, inventory, holdings, servers, accelerators, choice, releases)
-    snapshots = claim_snapshots.Snapshots(cloud, inventory, holdings, plugs)
     reattachment = guest_reattachment.Reattachment(
         cloud, inventory, holdings, readiness)
     reconciler = reconcile.Reconciler(
         cloud, inventory, holdings, settling, servers, releases, moves,
-        carrying, snapshots,
+        carrying, guests,
         reallocation.Reallocation(cloud, inventory, holdings, publisher),
         reattachment, publisher, following)
     paused = paused_guests.Paused(cloud, inventory, holdings)
     owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
     notices = device_notices.Notices(cloud, inventory, holdings)
     metrics = metrics_file.MetricsFile(store, inventory, loader)
-    drill = health_drill.Drill(inventory)
     maintenance = device_maintenance.Maintenance(
         cloud, kernel, store, inventory, holdings, publisher, gate,
         operators_images, releases)
     release = operator_release.Release(
-        cloud, inventory, holdings, publisher, servers, releases, snapshots)
+        cloud, inventory, holdings, publisher, servers, releases, reconciler)
     return Host(
         kernel, store, inventory, holdings,
         accelerators=accelerators,
@@ -195,9 +217,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         carrying=carrying,
         descriptions=device_descriptions.Descriptions(inventory, holdings),
         following=following,
-        guests=server_guests.Guests(
-            cloud, holdings, servers, accelerators, plugs, releases),
-        handles=handles, moves=moves, plugs=plugs, preparation=preparation,
+        guests=guests, moves=moves, preparation=preparation,
         programming=programming,
         readiness=readiness, releases=releases,
         runtime=runtime_programming.RuntimeProgramming(
@@ -205,16 +225,14 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
             carrying),
         servers=servers, publisher=publisher,
         reattachment=reattachment, reconciler=reconciler,
-        reporting=periodic_report.Reporting(
-            cloud, inventory, publisher, store_age, reshape),
-        reshape=reshape, settling=settling, store_age=store_age,
+        reshape=reshape, store_age=store_age,
         metrics=metrics, notices=notices, owners=owners, paused=paused,
-        drill=drill, maintenance=maintenance, release=release,
-        orders=operator_orders.Orders(store, inventory, publisher, cloud, {
+        maintenance=maintenance, release=release,
+        orders=operator_orders.Orders(store, inventory, publisher, {
             'clean': maintenance.clean,
             'program': maintenance.program,
             'release': release.release,
-            signals.DRILL: drill.drill,
+            signals.DRILL: health_drill.Drill(inventory).drill,
         }),
         after_look=(
             publisher.background,
@@ -233,7 +251,6 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
 
     :param host: name of this compute host.
     :param state_path: directory for the claim store.
-    :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
     :param taken_elsewhere: which of Nova's own options has a device, too.
     :raises AcceleratorsUnavailable: the claim store cannot be used.
     :raises ConfigurationError: [accel] names what is not there, or has a value

@@ -36,7 +36,6 @@ class Maintenance:
                  gate: region_gate.Gate,
                  operators_images: images.OperatorsImages,
                  releases: server_releases.Releases):
-        """:param kernel: nova_accel.host.kernel.Kernel or a simulated one."""
         self._cloud = cloud
         self._kernel = kernel
         self._store = store
@@ -74,8 +73,7 @@ class Maintenance:
                 f'which does not end: no server gets it before it is clean, '
                 f'and that is tried each minute.') from error
         claims = [held.get(c.handle, c) for c in claims]
-        self._publisher.show_devices(
-            self._cloud.admin_context(), claims)
+        self._publisher.show_devices(claims)
         self._releases.release_to_the_end(claims)
         left = [] if region else self._left_alone(device)
         return self._outcome(name, claims) + (
@@ -97,10 +95,7 @@ class Maintenance:
 
     def _check_in_no_guest(self, name, device, region):
         """Check that no guest uses a part without a claim, since the last
-        comparison.
-
-        :raises DeviceUnavailable: one has.
-        """
+        comparison."""
         parts = {a for handle in (region or device).handles
                  for a in handle.addresses}
         if region is None:
@@ -112,10 +107,7 @@ class Maintenance:
                     f'server {guest} has {address}: see virsh dumpxml {guest}.')
 
     def _claims(self, name, device, region):
-        """Return a claim of no server for each handle.
-
-        :raises DeviceUnavailable: nova_accel does not clean it.
-        """
+        """Return a claim of no server for each handle."""
         if not device.regions and not self._inventory.prepares_every_handle(
                 device):
             raise exception.DeviceUnavailable(
@@ -149,10 +141,7 @@ class Maintenance:
         return claims
 
     def _outcome(self, name, claims):
-        """Return the result of a release in a sentence, from the journal.
-
-        :raises DeviceUnavailable: it ended without cleaning one.
-        """
+        """Return the result of a release in a sentence, from the journal."""
         newest = {h.handle: h for h in self._store.handovers()}
         done = [newest[claim.handle.address] for claim in claims
                 if claim.handle.address in newest]
@@ -199,10 +188,8 @@ class Maintenance:
             device, region, f'{done.removeprefix("is ")} image {image}',
             'ordered')
         shown = self._inventory.shown.by_part()
-        self._publisher.show(
-            self._cloud.admin_context(),
-            {shown[key] for key in [(device.address, region.index)]
-             if key in shown})
+        self._publisher.show({shown[key] for key in [
+            (device.address, region.index)] if key in shown})
         return (f'{device.address} {region.name} {done} image {image}; it is '
                 f'given to no server before nova-accel enable '
                 f'{device.address}.')
@@ -219,8 +206,6 @@ class Maintenance:
 
     def _region(self, name):
         """Return a device and its region. The name may omit the only region.
-
-        :raises DeviceUnavailable: it is not there, or cannot be programmed.
         """
         device, region = self._inventory.find_free(name)
         if region is None and len(device.regions) == 1:
@@ -236,13 +221,10 @@ class Maintenance:
         return device, region
 
     def _idle(self, name):
-        """Return the address and the region of an idle region, from memory.
-
-        :raises DeviceUnavailable: a build may claim it, or it is being cleaned.
-        """
+        """Return the address and the region of an idle region, from memory."""
         device, region = self._region(name)
         part, offered = (device.address, region.index), (
-            self._inventory.offered())
+            self._inventory.offers.now())
         if not any(hold.kind is holds.Kind.DISABLED
                    for hold in offered.holds_of(part)):
             raise exception.DeviceUnavailable(

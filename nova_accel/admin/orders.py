@@ -18,7 +18,6 @@ ended is answered at the next start.
 from collections.abc import Callable, Mapping
 import threading
 
-from nova_accel.attach import cloud as novas
 from nova_accel.attach import publishing
 from nova_accel import exception
 from nova_accel.host import limited
@@ -41,7 +40,7 @@ class Orders:
 
     def __init__(self, store: claim_store.ClaimStore,
                  inventory: host_inventory.Inventory,
-                 publisher: publishing.Publisher, cloud: novas.Cloud,
+                 publisher: publishing.Publisher,
                  handlers: Mapping[str, Callable[[str], str]]):
         """
         :param handlers: by the verb of an order. A handler takes the argument
@@ -51,7 +50,6 @@ class Orders:
         self._store = store
         self._inventory = inventory
         self._publisher = publisher
-        self._cloud = cloud
         self._closed = threading.Event()
         #: by address, as they were logged last
         self._shown: dict[str, tuple[values.Disabled, ...]] = {}
@@ -93,7 +91,7 @@ class Orders:
             self._store.refresh()
             changed = self._log_changes(self._inventory.table.disabled())
             if changed:
-                self._publisher.show(self._cloud.admin_context(), [
+                self._publisher.show([
                     uuid for uuid, provider
                     in self._inventory.shown.providers().items()
                     if changed & {*provider.addresses}])

@@ -1,36 +1,32 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel release: the operator releases a claim or a handle."""
 
+import dataclasses
+
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import publishing
+from nova_accel.attach import reconcile
 from nova_accel.attach import releases as server_releases
-from nova_accel.attach import servers as server_locks
-from nova_accel.attach import snapshots as claim_snapshots
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import holds
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import text
 
 
+@dataclasses.dataclass(eq=False)
 class Release:
     """The order "release"; see release()."""
 
-    def __init__(self, cloud: novas.Cloud,
-                 inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
-                 publisher: publishing.Publisher,
-                 servers: server_locks.Servers,
-                 releases: server_releases.Releases,
-                 snapshots: claim_snapshots.Snapshots):
-        self._cloud = cloud
-        self._inventory = inventory
-        self._holdings = holdings
-        self._publisher = publisher
-        self._servers = servers
-        self._releases = releases
-        self._snapshots = snapshots
+    _cloud: novas.Cloud
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+    _publisher: publishing.Publisher
+    _servers: locks.Locks
+    _releases: server_releases.Releases
+    _reconciler: reconcile.Reconciler
 
     def release(self, name: str) -> str:
         """Release a claim without a guest, an allocation or a server, or a
@@ -43,7 +39,7 @@ class Release:
         """
         found = [c for c in self._holdings.all()
                  if name in (c.uuid, c.handle.address)]
-        waiting = [offer.claim for offer in self._inventory.offered().all()
+        waiting = [offer.claim for offer in self._inventory.offers.now().all()
                    if offer.claim and offer.has(holds.Kind.WAITING)
                    and name in (offer.claim.uuid, offer.handle.address)]
         if waiting:
@@ -52,7 +48,7 @@ class Release:
             raise exception.DeviceUnavailable(
                 f'No claim on this host is called {text.printable(name)}: '
                 f'name a handle that nova-accel claims shows.')
-        with self._servers.exclusive(found[0].instance_uuid):
+        with self._servers.held(found[0].instance_uuid):
             proof = [line for claim in self._holdings.now(found)
                      for line in self._proof(claim)]
             self._releases.release_to_the_end(found)
@@ -62,17 +58,13 @@ class Release:
     def _release_waiting(self, waiting):
         """Offer handles again that waited for the operator."""
         self._holdings.returned(waiting)
-        self._publisher.show_devices(
-            self._cloud.admin_context(), waiting)
+        self._publisher.show_devices(waiting)
         return '\n'.join(
             f'{c.handle.address} waited for you, and is free.'
             for c in waiting)
 
     def _proof(self, claim):
-        """Return sentences that prove that a claim is abandoned.
-
-        :raises DeviceUnavailable: a guest, an allocation or a server needs it.
-        """
+        """Return sentences that prove that a claim is abandoned."""
         address, server = claim.handle.address, claim.holder
         if claim.state is model.ClaimState.DELETING:
             return [f'Server {server} has released {address} before.']
@@ -87,7 +79,7 @@ class Release:
                     claim.instance_uuid, model.Role.OLD):
                 refuse(f'the guest of server {guest} has the device',
                        'delete or shelve the server')
-        snapshot, failure = self._snapshots.take([claim])
+        snapshot, failure = self._reconciler.ask([claim])
         if failure:
             raise failure
         if snapshot.has_guest(claim):

@@ -11,6 +11,8 @@ resume  a server that had devices starts again: it gets the same ones, as they
 Its third call, unplug, is attach.guests.
 """
 
+import dataclasses
+
 import os_resource_classes
 
 from nova_accel.attach import choice as device_choice
@@ -24,11 +26,11 @@ from nova_accel.attach import publishing
 from nova_accel.attach import readiness as device_readiness
 from nova_accel.attach import releases as server_releases
 from nova_accel.attach import reshape as allocation_moves
-from nova_accel.attach import servers as server_locks
 from nova_accel.attach import settling as device_settling
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import offers
+from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
@@ -40,35 +42,23 @@ _NOVAS = (os_resource_classes.VGPU,)
 _Got = tuple[request.AcceleratorRequest, offers.Offer]
 
 
+@dataclasses.dataclass(eq=False)
 class Accelerators:
     """Devices that servers of this host get, and keep."""
 
-    def __init__(self, cloud: novas.Cloud,
-                 inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
-                 publisher: publishing.Publisher,
-                 readiness: device_readiness.Readiness,
-                 settling: device_settling.Settling,
-                 reshape: allocation_moves.Reshape,
-                 choice: device_choice.Choice,
-                 claiming: handle_claiming.Claiming,
-                 servers: server_locks.Servers,
-                 releases: server_releases.Releases,
-                 moves: server_moves.Moves,
-                 following: claim_following.Following):
-        self._cloud = cloud
-        self._inventory = inventory
-        self._holdings = holdings
-        self._publisher = publisher
-        self._readiness = readiness
-        self._settling = settling
-        self._reshape = reshape
-        self._choice = choice
-        self._claiming = claiming
-        self._servers = servers
-        self._releases = releases
-        self._moves = moves
-        self._following = following
+    _cloud: novas.Cloud
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+    _publisher: publishing.Publisher
+    _readiness: device_readiness.Readiness
+    _settling: device_settling.Settling
+    _reshape: allocation_moves.Reshape
+    _choice: device_choice.Choice
+    _claiming: handle_claiming.Claiming
+    _servers: locks.Locks
+    _releases: server_releases.Releases
+    _moves: server_moves.Moves
+    _following: claim_following.Following
 
     # Plug
 
@@ -95,7 +85,7 @@ class Accelerators:
             raise exception.PlacementUnavailable(
                 f'{found}: see that it answers nova-compute.', found=found)
         self._releases.begin_postponed(server.uuid)
-        with self._servers.exclusive(server.uuid):
+        with self._servers.held(server.uuid):
             held = [] if migration else self._reshape.located(
                 self._holdings.of(server.uuid), allocations)
             steps = plan.to_plug(server.uuid, requests, allocations,
@@ -105,11 +95,10 @@ class Accelerators:
                             'to it; they are released', server.uuid)
                 self._holdings.releasing(steps.surplus)
         if steps.surplus:
-            self._releases.clean(context, steps.surplus)
+            self._releases.clean(steps.surplus)
         return self._carry_out(context, server, steps, claimed, migration)
 
     def _ours(self, allocations, held):
-        """Return the part of a server's allocations that is of nova_accel."""
         ours = self._inventory.shown.allocated(
             allocations, unused={c.part for c in held})
         # providers that do not show their devices any more are known from the
@@ -128,20 +117,19 @@ class Accelerators:
         taken = [] if claimed is None else claimed
         try:
             todo = self._claiming.claim(
-                context, server, steps, migration or server.uuid, taken)
+                server, steps, migration or server.uuid, taken)
             for keep in steps.keep:
                 self._readiness.prepare_held(context, server, keep)
             self._readiness.prepare_new(context, server, todo)
         except Exception:
             if taken:
-                self._releases.clean(
-                    context, self._releases.begin(server.uuid, taken))
+                self._releases.clean(self._releases.begin(server.uuid, taken))
                 taken.clear()
             raise
         claims = (self._holdings.of_migration(server.uuid, migration)
                   if migration else self._holdings.of(server.uuid))
         self._readiness.rescan_siblings(claims)
-        self._publisher.show(context, self._still_open(claims))
+        self._publisher.show(self._still_open(claims))
         return claims
 
     def _still_open(self, claims):
@@ -150,7 +138,7 @@ class Accelerators:
         These are reported at once, because the scheduler may choose them. Full
         providers are reported periodically.
         """
-        offered = self._inventory.offered()
+        offered = self._inventory.offers.now()
         for part, mine in server_holdings.by_region(claims).items():
             if mine[0].created_type or part[1] is not None and (
                     offered.free(part)):
@@ -210,7 +198,7 @@ class Accelerators:
         """
         requests = server.requests if requests is None else requests
         self._releases.begin_postponed(server.uuid)
-        self._settling.compare_with_guests()
+        self._settling.store_age.compare_with_guests()
         self._following.run()
         if not self._holdings.of(server.uuid):
             self._settling.settle_now()

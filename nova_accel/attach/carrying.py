@@ -29,15 +29,6 @@ class Carrying:
         #: ClaimStore.latest() when all guests carried what they have to
         self._complete: tuple[str, int] | None = None
 
-    @property
-    def node(self) -> str:
-        """The provider uuid of the compute node; '' while the store is new.
-        """
-        return self._store.lineage().node
-
-    def set_node(self, node: str) -> None:
-        self._store.set_node(node)
-
     def text_of(self, server_uuid: str) -> str:
         """Return the claims of a server as text for the metadata of its guest,
         '' for none."""

@@ -22,7 +22,6 @@ Chosen = dict[str, list[offers.Offer]]
 class Choice:
 
     def __init__(self, inventory: host_inventory.Inventory, kernel):
-        """:param kernel: nova_accel.host.kernel.Kernel or a simulated one."""
         self._inventory = inventory
         self._kernel = kernel
         #: handle -> how many guests in a row have not started with it. In
@@ -56,7 +55,7 @@ class Choice:
         :returns: provider uuid -> as many offers as are taken.
         :raises DeviceUnavailable: too few are free.
         """
-        offered = self._inventory.offered({claim.uuid for claim in soon})
+        offered = self._inventory.offers.now({claim.uuid for claim in soon})
         amounts: dict = collections.Counter()
         for take in takes:
             amounts[take.provider_uuid] += take.wanted.amount
@@ -102,8 +101,7 @@ class Choice:
             f'has free {where}: the build is retried on another host.')
 
     def is_current(self, chosen: Chosen) -> bool:
-        """Return whether all is offered as it was when it was chosen."""
-        offered = self._inventory.offered()
+        offered = self._inventory.offers.now()
         return all(offer in offered.of(offer.part)
                    for found in chosen.values() for offer in found)
 

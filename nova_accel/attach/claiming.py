@@ -8,6 +8,8 @@ chosen again. For example, two builds choose the same VF: the second one finds
 it HELD under the lock, and chooses another one.
 """
 
+import dataclasses
+
 from oslo_utils import uuidutils
 
 from nova_accel.attach import choice as device_choice
@@ -24,24 +26,17 @@ from nova_accel import request
 from nova_accel.store import claim_store
 
 
+@dataclasses.dataclass(eq=False)
 class Claiming:
-    """Claims handles; see claim()."""
+    _store: claim_store.ClaimStore
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+    _preparation: handle_preparation.Preparation
+    _choice: device_choice.Choice
+    _gate: region_gate.Gate
+    _releases: server_releases.Releases
 
-    def __init__(self, store: claim_store.ClaimStore,
-                 inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
-                 preparation: handle_preparation.Preparation,
-                 choice: device_choice.Choice, gate: region_gate.Gate,
-                 releases: server_releases.Releases):
-        self._store = store
-        self._inventory = inventory
-        self._holdings = holdings
-        self._preparation = preparation
-        self._choice = choice
-        self._gate = gate
-        self._releases = releases
-
-    def claim(self, context, server: request.Server, steps: plan.Plan,
+    def claim(self, server: request.Server, steps: plan.Plan,
               consumer: str, taken: list[model.Claim]) -> list[
                   tuple[request.AcceleratorRequest, list[model.Claim]]]:
         """Claim free handles of the allocated providers, all or none.
@@ -58,7 +53,7 @@ class Claiming:
         takes = steps.take
         if not takes:
             return []
-        self._await_clean(context, {take.provider_uuid for take in takes})
+        self._await_clean({take.provider_uuid for take in takes})
         # read what was disabled just now: its pool may have another device
         self._store.refresh()
         kept = [claim for keep in steps.keep for claim in keep.claims]
@@ -92,7 +87,7 @@ class Claiming:
             if self._choice.is_current(chosen):
                 return chosen
 
-    def _await_clean(self, context, provider_uuids):
+    def _await_clean(self, provider_uuids):
         """Wait until regions that other servers have released are clean.
 
         After a crash, this call cleans them.
@@ -101,7 +96,7 @@ class Claiming:
                 if claim.provider_uuid in provider_uuids
                 and claim.region_index is not None and not claim.error]
         if left:
-            self._releases.clean(context, left, patient=True)
+            self._releases.clean(left, patient=True)
 
     def _new_claims(self, server, take, offered, consumer):
         wanted = take.wanted

@@ -215,7 +215,6 @@ class _Search:
         return int(any(itertools.compress(counts, self._limited)))
 
     def _joined(self, first: _Best, second: _Best) -> _Best:
-        """Return the best choice of each amount from both."""
         joined: _Best = {}
         limits = [*(want.amount for want in self._wants), self._limit.most]
         # of equals the first ones: as many as there are of the first

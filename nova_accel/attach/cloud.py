@@ -77,7 +77,7 @@ class Cloud(typing.Protocol):
     def reporting(self) -> contextlib.AbstractContextManager:
         """Keep Nova's own report to Placement from being under way inside."""
 
-    def show(self, context, provider_uuid: str, change: tree.Change,
+    def show(self, provider_uuid: str, change: tree.Change,
              refused: Callable[[], None]) -> None:
         """Change a provider in Placement now; used inside reporting().
 

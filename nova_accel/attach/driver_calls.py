@@ -19,8 +19,6 @@ _MOST_REMEMBERED = 4096
 
 
 class DriverCalls:
-    """Calls drivers; see call()."""
-
     def __init__(self, inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings):
         self._inventory = inventory

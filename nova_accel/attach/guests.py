@@ -1,37 +1,170 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Devices of guests that start, run and end.
+"""Devices of guests that are built, start, run and end.
 
-The driver calls these methods in the order of a guest's life. unplug() is the
-third call of os-acc: the claims of a server are released, and each ends when
-its device is clean.
+The driver calls these methods in the order of a guest's life. plug() runs in
+the background while Nova builds a guest. unplug() is the third call of os-acc:
+the claims of a server are released, and each ends when its device is clean.
 """
 
+from collections.abc import Callable, Iterator
+import contextlib
+import dataclasses
+import typing
+
 from nova_accel.attach import accelerators as server_accelerators
+from nova_accel.attach import choice as device_choice
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import plugs as server_plugs
+from nova_accel.attach import plan
 from nova_accel.attach import releases as server_releases
-from nova_accel.attach import servers as server_locks
+from nova_accel import exception
+from nova_accel.health import signals
+from nova_accel.host import limited
+from nova_accel import inventory as host_inventory
+from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import request
 
 LOG = logging.getLogger(__name__)
+#: seconds in which the devices of a server are ready or an error has come:
+#: longer than the limits of all its parts, of which Placement's may be missing
+#: ([placement] timeout)
+_PLUG_SECONDS = 3600
+
+Allocations = Callable[[], plan.Allocations]
 
 
+@dataclasses.dataclass
+class _Plugging:
+    """A plug() that has begun, until the operation that needs it ends."""
+
+    future: typing.Any = None
+    #: what it has claimed so far
+    claimed: list[model.Claim] = dataclasses.field(default_factory=list)
+
+    def wait(self, server_uuid: str) -> None:
+        """Wait for its end.
+
+        :raises DeviceTimeout: after _PLUG_SECONDS; it goes on.
+        """
+        limited.wait(self.future, _PLUG_SECONDS,
+                     f'Preparing accelerators for server {server_uuid}')
+
+
+@dataclasses.dataclass(eq=False)
 class Guests:
+    _cloud: novas.Cloud
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+    _servers: locks.Locks
+    _accelerators: server_accelerators.Accelerators
+    _choice: device_choice.Choice
+    _releases: server_releases.Releases
 
-    def __init__(self, cloud: novas.Cloud, holdings: server_holdings.Holdings,
-                 servers: server_locks.Servers,
-                 accelerators: server_accelerators.Accelerators,
-                 plugs: server_plugs.Plugs,
-                 releases: server_releases.Releases):
-        self._cloud = cloud
-        self._holdings = holdings
-        self._servers = servers
-        self._accelerators = accelerators
-        self._plugs = plugs
-        self._releases = releases
+    def __post_init__(self) -> None:
+        self._plugging: dict[str, _Plugging] = {}
+
+    def start_plug(self, context, server: request.Server,
+                   allocations: Allocations, rebuilt: bool = False) -> None:
+        """Begin plug() in the background, once for any number of calls.
+
+        Costs nothing for a server without accelerators.
+
+        :param allocations: gives what Placement has allocated to the server;
+            called in the background.
+        :param rebuilt: the server had its devices here before, and keeps
+            them: resume() in place of plug().
+        """
+        if server.uuid in self._plugging or not server.requests:
+            return
+        accelerators, plugging = self._accelerators, _Plugging()
+        self._servers.wait(server.uuid)
+
+        def plug():
+            context.update_store()
+            if rebuilt:
+                accelerators.resume(
+                    context, server, server.wanted, plugging.claimed)
+            else:
+                accelerators.plug(
+                    context, server, allocations(), plugging.claimed)
+        plugging.future = limited.start(plug)
+        self._plugging[server.uuid] = plugging
+
+    def is_under_way(self, server_uuid: str) -> bool:
+        """Return whether a plug of the server has begun, and is needed."""
+        return server_uuid in self._plugging
+
+    @contextlib.contextmanager
+    def plugged(self, context, server: request.Server,
+                allocations: Allocations, rebuilt: bool = False,
+                ) -> Iterator[None]:
+        """Plug the devices of a guest while Nova builds it.
+
+        If the build fails, the server loses the devices that it got for this
+        guest, unless the guest runs: another server must not get its devices.
+        """
+        self.start_plug(context, server, allocations, rebuilt)
+        try:
+            yield
+            self._started(server.uuid)
+        except Exception as error:
+            self._release_failed(server.uuid, error)
+            raise
+        finally:
+            self._plugging.pop(server.uuid, None)
+
+    def _started(self, server_uuid):
+        plugging = self._plugging.get(server_uuid)
+        claimed = plugging.claimed if plugging else []
+        for claim in claimed:
+            self._inventory.health.mark(
+                claim.device_address, signals.START, False)
+        self._choice.note_started(claim.handle for claim in claimed)
+
+    def abandon(self, server_uuid: str) -> None:
+        """Release the devices of a build that failed before its guest existed.
+        """
+        try:
+            self._release_failed(server_uuid, None)
+        finally:
+            self._plugging.pop(server_uuid, None)
+
+    def _release_failed(self, server_uuid, error):
+        plugging = self._plugging.get(server_uuid)
+        if plugging is None:
+            return
+        with contextlib.suppress(Exception):
+            # its failure was told where it was joined
+            plugging.wait(server_uuid)
+        claimed = self._holdings.now(plugging.claimed)
+        # QEMU and libvirt name the device that they cannot give to a guest
+        named = ([] if isinstance(error, exception.AcceleratorError)
+                 else [claim for claim in claimed
+                       if claim.handle.address in str(error)])
+        for claim in named:
+            self._inventory.health.mark(claim.device_address, signals.START)
+        if claimed and self._runs_with(server_uuid, claimed):
+            LOG.error('Server %s failed after its guest had started (%s); it '
+                      'keeps its accelerators until the guest is gone',
+                      server_uuid, error)
+            return
+        if error:
+            # also those that could not be prepared, and are released already
+            self._choice.note_failed(
+                claim.handle for claim in named or plugging.claimed)
+        if claimed:
+            self._releases.clean(self._releases.begin(server_uuid, claimed))
+
+    def _runs_with(self, server_uuid, claims):
+        try:
+            there = self._cloud.running().get(server_uuid, frozenset())
+        except Exception as error:
+            LOG.warning('It is not known whether the guest of server %s runs '
+                        '(%s); it keeps its accelerators', server_uuid, error)
+            return True
+        return bool(there & {c.handle.address for c in claims})
 
     def handles_to_start(self, context, server: request.Server,
                          ) -> list[model.AttachHandle]:
@@ -44,8 +177,11 @@ class Guests:
         """
         if not server.requests:
             return []
-        if not self._plugs.wait(server.uuid):
-            self._servers.wait_until_idle(server.uuid)
+        plugging = self._plugging.get(server.uuid)
+        if plugging:
+            plugging.wait(server.uuid)
+        else:
+            self._servers.wait(server.uuid)
             self._accelerators.resume(context, server)
         return self.handles(server.uuid)
 
@@ -55,7 +191,7 @@ class Guests:
 
     def holds(self, server_uuid: str) -> bool:
         """Return whether a server has claims here, or a plug of it runs."""
-        return (self._plugs.is_under_way(server_uuid)
+        return (self.is_under_way(server_uuid)
                 or self._holdings.any_of(server_uuid))
 
     def reattach(self, server_uuid: str, when: str) -> None:
@@ -66,7 +202,7 @@ class Guests:
         :param when: what has happened, the beginning of a sentence.
         """
         try:
-            with self._servers.exclusive(server_uuid):
+            with self._servers.held(server_uuid):
                 handles = [claim.handle for claim
                            in self._holdings.of(server_uuid)
                            if claim.state is model.ClaimState.BOUND]
@@ -77,7 +213,7 @@ class Guests:
                       'attached to it; that is tried again: %s', when,
                       server_uuid, error)
 
-    def unplug(self, context, server_uuid: str,
+    def unplug(self, server_uuid: str,
                role: model.Role = model.Role.CURRENT,
                wait: bool = True) -> int:
         """Release the devices of a server after its guest has ended.
@@ -86,6 +222,13 @@ class Guests:
             device_timeout. Cleaning that takes longer continues.
         :returns: how many accelerators the server lost.
         """
-        if role is model.Role.CURRENT:
-            self._plugs.end(server_uuid)
-        return self._releases.release_all(context, server_uuid, role, wait)
+        plugging = self._plugging.get(server_uuid)
+        if plugging and role is model.Role.CURRENT:
+            with contextlib.suppress(Exception):
+                plugging.wait(server_uuid)
+            self._plugging.pop(server_uuid, None)
+        return self._releases.release_all(server_uuid, role, wait)
+
+    def close(self) -> None:
+        """Let running plugs finish."""
+        self._plugging.clear()

@@ -11,8 +11,9 @@ The card of a claim may be gone, or at another address. See _follow() and
 _clean_when_back().
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent import futures
+import dataclasses
 
 from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
@@ -20,9 +21,12 @@ from nova_accel.attach import driver_calls
 from nova_accel.attach import handover_results
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import loading
+from nova_accel.attach import publishing
+from nova_accel.attach import readiness as device_readiness
 from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel.host import limited
 from nova_accel.host import pci
 from nova_accel.host import processes
@@ -37,32 +41,26 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class Handles:
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+    _cloud: novas.Cloud
+    _calls: driver_calls.DriverCalls
+    _results: handover_results.HandoverResults
+    _regions: cleaning.Regions
+    _readiness: device_readiness.Readiness
+    _publisher: publishing.Publisher
 
-    def __init__(self, inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings, cloud: novas.Cloud,
-                 calls: driver_calls.DriverCalls,
-                 results: handover_results.HandoverResults,
-                 regions: cleaning.Regions):
-        self._inventory = inventory
-        self._holdings = holdings
-        self._cloud = cloud
-        self._calls = calls
-        self._results = results
-        self._regions = regions
+    def __post_init__(self) -> None:
         self._releasing = locks.Locks(
             'region', 'The handles of {}', loading.seconds_at_most)
 
-    def release(self, claims: Iterable[model.Claim],
-                freed: Callable[[model.Claim], None],
-                kept: Callable[[list[model.Claim]], None], seconds: float,
-                region_seconds: float = 0) -> None:
-        """Clean handles, all at the same time.
+    def release(self, claims: Iterable[model.Claim], seconds: float,
+                region_seconds: float) -> None:
+        """Clean handles, all at the same time, and end the claims of those
+        that are clean: at once, or long after this call has returned.
 
-        :param freed: called with the claim of each handle that is clean, at
-            once or long after this call has returned.
-        :param kept: called with the claims of a region that is not clean, in
-            the same way.
         :param seconds: limit of the wait.
         :param region_seconds: limit of the wait for FPGA regions.
         """
@@ -70,16 +68,30 @@ class Handles:
         for (_, index), mine in server_holdings.by_region(
                 claims).items():
             if index is None:
-                started += [limited.start(self._release, claim, freed)
+                started += [limited.start(self._release, claim)
                             for claim in mine]
             else:
-                of_regions.append(
-                    limited.start(
-                        self._release_region, mine, freed, kept))
+                of_regions.append(limited.start(self._release_region, mine))
         futures.wait(started, seconds)
         futures.wait(of_regions, region_seconds)
 
-    def _release_region(self, claims, freed, kept):
+    def _end(self, claim):
+        """End the claim of a handle that is clean, and offer the handle."""
+        address = claim.device_address
+        self._readiness.rescan_cards([claim])
+        self._readiness.rescan_siblings([claim])
+        # first: what a look has read of it is older than what is read now
+        if claim.instance_uuid:
+            self._inventory.health.mark(address, signals.RECOVERED, False)
+        self._inventory.health.restart_counters(
+            address, is_reset=claim.key == address)
+        if not any(c.device_address == address and c.uuid != claim.uuid
+                   for c in self._holdings.all()):
+            self._inventory.looks.between_servers(address)
+        self._holdings.released([claim])
+        self._publisher.show_devices([claim])
+
+    def _release_region(self, claims):
         address, index = claims[0].device_address, claims[0].region_index
         try:
             # another thread may have cleaned it meanwhile
@@ -87,9 +99,9 @@ class Handles:
                 claims = self._holdings.now(claims)
                 if self._clean_region(address, index, claims):
                     for claim in claims:
-                        freed(claim)
+                        self._end(claim)
                 else:
-                    kept(claims)
+                    self._publisher.show_devices(claims)
         except Exception as error:
             LOG.error('%s region%s, which server %s had, could not be '
                       'released; the next comparison tries again: %s',
@@ -165,18 +177,18 @@ class Handles:
             else values.Unsettled(claim.device_address, ids=claim.ids,
                                   ports=claim.ports)])
 
-    def _release(self, claim, freed):
+    def _release(self, claim):
         before = self._inventory.devices.get(claim.device_address)
 
-        def clean():
+        def end():
             # a scan while the VF was being cleaned read something else
             if claim.key != claim.device_address and before != (
                     self._inventory.devices.get(claim.device_address)):
                 self._inventory.scanner.scan(addresses=[claim.device_address])
-            freed(claim)
+            self._end(claim)
         try:
-            if self._clean(claim, late=clean):
-                clean()
+            if self._clean(claim, late=end):
+                end()
         except Exception as error:
             LOG.error('%s, which server %s had, could not be released; the '
                       'next comparison tries again: %s', claim.handle.address,

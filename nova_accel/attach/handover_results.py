@@ -19,8 +19,6 @@ LOG = logging.getLogger(__name__)
 
 
 class HandoverResults:
-    """Writes results; see write()."""
-
     def __init__(self, inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings):
         self._inventory = inventory

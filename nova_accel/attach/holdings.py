@@ -217,23 +217,11 @@ class Holdings:
 
     # Devices that may have data of a server, and no claim says so
 
-    def unsettled(self) -> frozenset[values.Unsettled]:
-        return self._store.unsettled()
-
     def settle(self, done: Iterable[values.Unsettled] = (),
                todo: Iterable[values.Unsettled] = (),
                claims: Iterable[model.Claim] = ()) -> None:
         """See ClaimStore.settle(); claims are BOUND or DELETING."""
         self._store.settle(done, todo, claims)
-
-    def ended(self) -> set[tuple[str, str]]:
-        """Return (server, resource class) of claims that have ended; see
-        ClaimStore.ended()."""
-        return self._store.ended()
-
-    def forget_ended(self, left: Iterable[tuple[str, str]]) -> None:
-        """Forget the others."""
-        self._store.forget_ended(set(left))
 
     def restore(self, claims: Iterable[model.Claim],
                 gone: Iterable[model.Claim],
@@ -278,10 +266,6 @@ class Holdings:
 
     # Between two servers
 
-    def unclean(self) -> frozenset[values.Unclean]:
-        """Return the handles that were released without cleaning."""
-        return self._store.unclean()
-
     def note_unclean(self, claim: model.Claim, device: model.Device,
                      policy: str | None) -> None:
         """Store whether the handle of an ending claim is clean.
@@ -293,7 +277,7 @@ class Holdings:
         """
         address = claim.device_address
         self._store.change_unclean(
-            [row for row in self.unclean()
+            [row for row in self._store.unclean()
              if (row.card.means(claim.card) or device.is_of(row.card))
              and offers.handle_at(row, address) == claim.handle.address],
             [values.Unclean(claim.handle.address, address, claim.serial,
@@ -405,7 +389,6 @@ def by_request(requests: Iterable[request.AcceleratorRequest],
                held: Iterable[model.Claim],
                ) -> Iterator[tuple[request.AcceleratorRequest,
                                    list[model.Claim]]]:
-    """Yield the claims of a server, by the request that asked for them."""
     asked = {(r.group, r.resource_class): r for r in requests}
     groups: dict = collections.defaultdict(list)
     for claim in held:

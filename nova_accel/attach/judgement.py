@@ -252,7 +252,6 @@ def _verdicts(snapshot, claim) -> Iterator[Verdict]:
 
 def by_server(claims: Collection[model.Claim],
               ) -> dict[str, list[model.Claim]]:
-    """Return claims by the uuid of their server."""
     found: dict[str, list[model.Claim]] = collections.defaultdict(list)
     for claim in claims:
         found[claim.instance_uuid].append(claim)

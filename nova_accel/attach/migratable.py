@@ -2,6 +2,7 @@
 """Devices whose state moves with the guest in a live migration."""
 
 from collections.abc import Iterable
+import dataclasses
 
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import holdings as server_holdings
@@ -14,17 +15,14 @@ from nova_accel import model
 from nova_accel import request
 
 
+@dataclasses.dataclass(eq=False)
 class MigratableDevices:
     """Describes devices, for the source and the destination of a migration."""
 
-    def __init__(self, inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
-                 preparation: handle_preparation.Preparation,
-                 accelerators: server_accelerators.Accelerators):
-        self._inventory = inventory
-        self._holdings = holdings
-        self._preparation = preparation
-        self._accelerators = accelerators
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+    _preparation: handle_preparation.Preparation
+    _accelerators: server_accelerators.Accelerators
 
     def of_claims(self, claims: Iterable[model.Claim],
                   ) -> list[model.MigratableDevice]:

@@ -5,57 +5,53 @@ A resize or a migration sets the claims of its server aside. They return to the
 server if Nova reverts the move, and are released if Nova confirms it.
 """
 
+import dataclasses
+
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
 from nova_accel.attach import releases as server_releases
 from nova_accel.attach import reshape as allocation_moves
-from nova_accel.attach import servers as server_locks
+from nova_accel import locks
 from nova_accel import model
 from nova_accel import request
 
 
+@dataclasses.dataclass(eq=False)
 class Moves:
+    _cloud: novas.Cloud
+    _holdings: server_holdings.Holdings
+    _reshape: allocation_moves.Reshape
+    _servers: locks.Locks
+    _releases: server_releases.Releases
+    _carrying: guest_claims.Carrying
 
-    def __init__(self, cloud: novas.Cloud, holdings: server_holdings.Holdings,
-                 reshape: allocation_moves.Reshape,
-                 servers: server_locks.Servers,
-                 releases: server_releases.Releases,
-                 carrying: guest_claims.Carrying):
-        self._cloud = cloud
-        self._holdings = holdings
-        self._reshape = reshape
-        self._servers = servers
-        self._releases = releases
-        self._carrying = carrying
-
-    def set_aside(self, context, server_uuid: str,
-                  migration_uuid: str) -> None:
+    def set_aside(self, server_uuid: str, migration_uuid: str) -> None:
         """Keep the devices of a server that moves away, for a revert. Release
         those of an earlier move."""
         self._releases.begin_postponed(server_uuid)
-        self._releases.release_all(context, server_uuid, model.Role.OLD)
+        self._releases.release_all(server_uuid, model.Role.OLD)
         self._holdings.set_aside(server_uuid, migration_uuid)
         self._carrying.update(server_uuid)
 
-    def revert(self, context, server_uuid: str, migration_uuid: str) -> None:
+    def revert(self, server_uuid: str, migration_uuid: str) -> None:
         """Release the present devices of a server, and restore those from
         before the move.
 
         :raises AcceleratorsUnavailable: that cannot be written; nothing has
             changed.
         """
-        with self._servers.exclusive(server_uuid):
+        with self._servers.held(server_uuid):
             back = self._holdings.of_migration(server_uuid, migration_uuid)
             # where it has nothing, that has been done
             lost = self._holdings.revert(server_uuid, back) if back else []
             self._carrying.update(server_uuid)
-        self._releases.clean(context, lost, wait=False)
+        self._releases.clean(lost, wait=False)
 
-    def confirm(self, context, server_uuid: str, migration_uuid: str) -> None:
+    def confirm(self, server_uuid: str, migration_uuid: str) -> None:
         """Release the devices that a server had before it moved."""
-        self._releases.clean(context, self._releases.begin_locked(
+        self._releases.clean(self._releases.begin_locked(
             server_uuid, lambda: self._holdings.of_migration(
                 server_uuid, migration_uuid)))
         self._carrying.update(server_uuid)
@@ -85,6 +81,6 @@ class Moves:
         if back:
             uuids = {claim.uuid for claim in back}
             self._releases.clean(
-                context, self._holdings.revert(server.uuid, [
+                self._holdings.revert(server.uuid, [
                     claim for claim in old if claim.uuid in uuids]),
                 wait=False)

@@ -6,11 +6,11 @@ operator may order a program (nova-accel program).
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import gate as region_gate
 from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import images
 from nova_accel.attach import loading
 from nova_accel.bitstream import glance
 from nova_accel import exception
@@ -19,19 +19,15 @@ from nova_accel import model
 from nova_accel import request
 
 
+@dataclasses.dataclass(eq=False)
 class OperatorsImages:
     """Programs regions for no server."""
 
-    def __init__(self, inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings, cloud: novas.Cloud,
-                 loader: loading.Loader, region_images: images.Images,
-                 gate: region_gate.Gate):
-        self._inventory = inventory
-        self._holdings = holdings
-        self._cloud = cloud
-        self._loader = loader
-        self._images = region_images
-        self._gate = gate
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+    _cloud: novas.Cloud
+    _loader: loading.Loader
+    _gate: region_gate.Gate
 
     def reprogram(self, device: model.Device, region: model.Region,
                   image_id: str) -> str:
@@ -54,7 +50,7 @@ class OperatorsImages:
             content = self._inventory.contents.content_of(
                 device.address, region.index, image_id)
             image = glance.find_operators(client, image_id)
-            images.check_data(image, content)
+            loading.check_data(image, content)
             self._load(client, image, device, region)
         return f'programmed again with image {image_id}'
 
@@ -87,8 +83,6 @@ class OperatorsImages:
         return f'memory cleared with image {image.id}'
 
     def _check_alone(self, device, region, image):
-        """Check that no other region uses the memory of the card, which the
-        image clears."""
         others = [c for c in self._holdings.all()
                   if c.device_address == device.address
                   and c.region_index != region.index
@@ -123,7 +117,7 @@ class OperatorsImages:
         image = glance.find_ordered(client, name, region.region_type_uuid)
         if not region.programmable:
             check_idle()
-            if not self._images.learn_name(device, region, image):
+            if not self._loader.learn_name(device, region, image):
                 raise exception.DeviceUnavailable(
                     f'{device.address} {region.name} cannot be programmed with '
                     f'{image}, because [accel] fixed_devices forbids it: '
@@ -135,7 +129,6 @@ class OperatorsImages:
         return image.id
 
     def _load(self, client, image, device, region, step=None):
-        """Load an image that no request asks for."""
         wanted = request.AcceleratorRequest(
             group='', resource_class='', amount=1, bitstream_id=image.id)
         self._loader.load(client, image, wanted, device, region, step)

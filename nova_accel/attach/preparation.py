@@ -27,8 +27,6 @@ _NAMING_SECONDS = 5
 
 
 class Preparation:
-    """Prepares handles; see prepare()."""
-
     def __init__(self, inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings,
                  calls: driver_calls.DriverCalls):
@@ -120,7 +118,6 @@ class Preparation:
 
         :param fresh: the question which processes have it open was asked when
             it was claimed.
-        :raises DeviceUnavailable: a process has it open; nothing was changed.
         """
         if claim.region_index is not None or processes.is_taken(
                 kernel, claim.handle):

@@ -4,7 +4,7 @@
 Content of a project is for the server for which it was loaded, and for no other
 one. For example, a flavor asks for a function, and the region that Placement
 has allocated carries it: nothing is programmed. If the region carries another
-function, the image with the function asked for is found (attach.images) and
+function, the image with the function asked for is found (attach.loading) and
 loaded (attach.loading). If the card loses its power, the next start of the
 server finds another function than its claim names, and restore() programs the
 image of the claim again.
@@ -12,10 +12,10 @@ image of the claim again.
 
 from collections.abc import Iterable, Mapping, Sequence
 import contextlib
+import dataclasses
 
 from nova_accel.attach import attempts as project_attempts
 from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import images
 from nova_accel.attach import loading
 from nova_accel.attach import publishing
 from nova_accel.bitstream import glance
@@ -31,27 +31,21 @@ LOG = logging.getLogger(__name__)
 Claims = Sequence[model.Claim]
 
 
+@dataclasses.dataclass(eq=False)
 class Programming:
     """Programs the regions of servers; see provision() and restore()."""
 
-    def __init__(self, inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
-                 publisher: publishing.Publisher, loader: loading.Loader,
-                 attempts: project_attempts.Attempts,
-                 region_images: images.Images):
-        self._inventory = inventory
-        self._holdings = holdings
-        self._publisher = publisher
-        self._loader = loader
-        self._attempts = attempts
-        self._images = region_images
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+    _publisher: publishing.Publisher
+    _loader: loading.Loader
+    _attempts: project_attempts.Attempts
 
     def provision(self, context, project_id: str,
                   wanted: request.AcceleratorRequest, claims: Claims,
                   scheduled: bool = False) -> None:
         """Ensure that the region of a request carries the requested function.
 
-        :param project_id: of the server.
         :param claims: the handles of that region that its server holds.
         :param scheduled: whether nova-scheduler has just chosen the region.
             Otherwise holds do not matter, as long as the card answers.
@@ -71,11 +65,6 @@ class Programming:
         if _was_loaded_for(claims, wanted, region) or (
                 wanted.carried_by(region) and not wanted.chosen_by_owner):
             return
-        named = self._images.find_named(context, project_id, wanted, region)
-        if any(self._images.learn_name(device, region, image)
-               for image in named):
-            self._publisher.show(context, {c.provider_uuid for c in claims})
-            return
         if scheduled and not wanted.chosen_by_owner:
             self._warn_of_better(wanted, claims, device, region)
         if not (region.bitstream_id and region.origin == model.OPERATOR and any(
@@ -84,12 +73,15 @@ class Programming:
                 for choice in wanted.choices)):
             # before Glance is asked: another host may do without it
             self._check_may_program(claims, device, region)
-        choice, client, image = self._images.find_first(
+        choice, client, image = self._loader.find_first(
             context, project_id, wanted, region)
-        if (region.origin == glance.origin(image.entry) == model.OPERATOR
-                and self._images.has_data(device, region, image)):
+        if region.origin == model.OPERATOR and (
+                choice.function_name
+                or self._loader.has_data(device, region, image)
+                ) and self._loader.learn_name(device, region, image):
+            self._publisher.show({c.provider_uuid for c in claims})
             return
-        with self._programming_for(context, claims, device, region), (
+        with self._programming_for(claims, device, region), (
                 self._step(project_id, wanted, image)) as step:
             self._loader.load(client, image, choice, device, region, step)
 
@@ -108,7 +100,7 @@ class Programming:
         nova-scheduler chose this one without AcceleratorFilter.
         """
         held = {c.part for c in self._holdings.all()}
-        offered = self._inventory.offered()
+        offered = self._inventory.offers.now()
         better = [
             f'{other.address} {part.name}'
             for other in self._inventory.devices.values()
@@ -137,7 +129,6 @@ class Programming:
 
         The image comes from the cache, or from Glance.
 
-        :param project_id: of the server.
         :param claims: those of the devices to restore, none of
             them in a running guest.
         :param requests: of the flavor by group. They find the image of a
@@ -175,17 +166,17 @@ class Programming:
         LOG.info('%s %s does not carry function %s of server %s any more; it '
                  'is programmed again', device.address, region.name, function,
                  claims[0].instance_uuid)
-        with self._programming_for(context, claims, device, region):
+        with self._programming_for(claims, device, region):
             self._load_again(context, project_id, loaded, device, region)
 
     @contextlib.contextmanager
-    def _programming_for(self, context, claims, device, region):
+    def _programming_for(self, claims, device, region):
         """Check that only these claims are of a region, which is programmed
         inside, and show the result in Placement."""
         self._check_may_program(claims, device, region)
         self._holdings.provisioning(claims)
         yield
-        self._publisher.show(context, {c.provider_uuid for c in claims})
+        self._publisher.show({c.provider_uuid for c in claims})
 
     def _check_may_program(self, claims, device, region):
         name = f'{device.address} {region.name}'
@@ -217,9 +208,9 @@ class Programming:
             # an image of any project only where its data can be compared
             chosen_by_owner=bool(content)
             and loaded.origin != model.OPERATOR)
-        client, image = self._images.find(
+        client, image = self._loader.find(
             context, project_id, wanted, region)
-        images.check_data(image, content)
+        loading.check_data(image, content)
         self._loader.load(client, image, wanted, device, region)
 
 
@@ -232,10 +223,7 @@ def _was_loaded_for(claims, wanted, region) -> bool:
 
 
 def _check_handles(device, region, claims):
-    """Check that the handles of claims exist.
-
-    :raises DeviceUnavailable: one does not: VFs were not created after a boot.
-    """
+    """Check that the handles of claims exist."""
     for claim in claims:
         if (claim.created_type is None and claim.handle
                 not in (region or device).handles):

@@ -1,8 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Show in Placement at once what the periodic report would show later."""
 
-from collections.abc import Iterable, Mapping
-import functools
+from collections.abc import Collection, Iterable, Mapping
 
 from nova_accel.attach import cloud as novas
 from nova_accel import exception
@@ -32,13 +31,13 @@ class Publisher:
         self._cloud.make_trait(naming.SUSPECT)
         self.background.end()
 
-    def show(self, context, provider_uuids: Iterable[str]) -> None:
+    def show(self, provider_uuids: Iterable[str]) -> None:
         """Show providers now; a failure is made good by the next report."""
         for provider_uuid in sorted(set(provider_uuids)):
             try:
                 with self._cloud.reporting():
                     self._inventory.shown.publish(
-                        provider_uuid, self.placement(context))
+                        provider_uuid, self.placement())
             except KeyError:
                 LOG.debug('Provider %s is not reported any more',
                           provider_uuid)
@@ -46,11 +45,11 @@ class Publisher:
                 LOG.warning('Provider %s is not shown before the next report: '
                             '%s', provider_uuid, error)
 
-    def placement(self, context) -> provider_tree.Placement:
+    def placement(self) -> provider_tree.Placement:
         """Return the interface to Placement for reporting()."""
         return provider_tree.Placement(
             self._in_use, self._named, self._cloud.configured_classes,
-            write=functools.partial(self._cloud.show, context))
+            write=self._cloud.show)
 
     def placement_at_start(self, allocations: Mapping[str, Mapping],
                            ) -> provider_tree.Placement:
@@ -70,11 +69,9 @@ class Publisher:
                              for given in allocations.values()),
             self._named, self._cloud.configured_classes, used)
 
-    def show_devices(self, context, claims: Iterable[model.Claim]) -> None:
-        """Show the providers of the devices of claims now."""
-        self.show(context, {c.provider_uuid for c in claims}
-                  | set(filter(None, map(self._inventory.shown.provider_of,
-                                         claims))))
+    def show_devices(self, claims: Collection[model.Claim]) -> None:
+        self.show({c.provider_uuid for c in claims} | set(filter(None, map(
+            self._inventory.shown.provider_of, claims))))
 
     def _in_use(self, provider_uuid: str) -> bool:
         """Return whether a provider has, or may have, allocations."""

@@ -2,6 +2,7 @@
 """Devices ready for the guest of their server: programmed, prepared, bound."""
 
 from collections.abc import Iterable, Sequence
+import dataclasses
 
 from nova_accel.attach import cleaning
 from nova_accel.attach import driver_calls
@@ -9,24 +10,18 @@ from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
 from nova_accel.attach import preparation as handle_preparation
 from nova_accel.attach import programming as region_programming
-from nova_accel.health import signals
 from nova_accel import inventory as host_inventory
 from nova_accel import model
 from nova_accel import request
 
 
+@dataclasses.dataclass(eq=False)
 class Readiness:
-
-    def __init__(self, inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
-                 preparation: handle_preparation.Preparation,
-                 programming: region_programming.Programming,
-                 regions: cleaning.Regions):
-        self._inventory = inventory
-        self._holdings = holdings
-        self._preparation = preparation
-        self._programming = programming
-        self._regions = regions
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+    _preparation: handle_preparation.Preparation
+    _programming: region_programming.Programming
+    _regions: cleaning.Regions
 
     def prepare_new(self, context, server: request.Server, claimed: Iterable[
             tuple[request.AcceleratorRequest, Sequence[model.Claim]]],
@@ -132,22 +127,6 @@ class Readiness:
                  if claim.handle.address == claim.device_address}
         if whole:
             self._inventory.scanner.scan(addresses=whole)
-
-    def look_between_servers(self, claims: Iterable[model.Claim]) -> None:
-        """Read the health of devices that no other server uses."""
-        mine = {claim.uuid: claim.device_address for claim in claims}
-        for address in {*mine.values()} - {
-                claim.device_address for claim in self._holdings.all()
-                if claim.uuid not in mine}:
-            self._inventory.looks.between_servers(address)
-
-    def restart_counters(self, claim: model.Claim) -> None:
-        """Drop the findings of a device from before the end of a claim."""
-        if claim.instance_uuid:
-            self._inventory.health.mark(
-                claim.device_address, signals.RECOVERED, False)
-        self._inventory.health.restart_counters(
-            claim.device_address, is_reset=claim.key == claim.device_address)
 
     def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:
         """Scan devices where a vGPU came or went, which changes the other

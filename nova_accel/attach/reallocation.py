@@ -48,7 +48,6 @@ class Reallocation:
         changed = before ^ inventory.offers.unallocated
         if changed:
             self._publisher.show_devices(
-                self._cloud.admin_context(),
                 [c for c in self._holdings.all() if c.uuid in changed])
         self._once.only('unallocated', {c.instance_uuid for c in claims})
         for server_uuid in {c.instance_uuid for c in claims}:
@@ -121,8 +120,7 @@ class Reallocation:
         def show(unallocated):
             if uuids:
                 inventory.offers.unallocated = unallocated
-                self._publisher.show_devices(
-                    self._cloud.admin_context(), claims)
+                self._publisher.show_devices(claims)
         show(inventory.offers.unallocated - uuids)
         try:
             yield
@@ -132,8 +130,6 @@ class Reallocation:
 
     @staticmethod
     def _resources(server, claims):
-        """Return the resources of claims by provider, with the memory of their
-        groups."""
         found: dict[str, dict[str, int]] = {}
         memory = {wanted.group: wanted.memory for wanted in server.requests}
         for group in {c.group for c in claims}:

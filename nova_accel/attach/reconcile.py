@@ -3,7 +3,7 @@
 
 attach.judgement decides what is true of each claim, and the Reconciler acts on
 that. Each verdict with a consequence is reached twice, the second time while
-the server is locked (attach.servers).
+the server is locked (service.Host.servers).
 
 =========  ===================================================================
 Verdict    Action
@@ -25,9 +25,13 @@ A device that a guest has without a claim is withheld: for example after the
 store was lost, until attach.settling has restored the claim.
 """
 
+from collections.abc import Collection
+import dataclasses
+
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import following as claim_following
+from nova_accel.attach import guests as server_guests
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import judgement
 from nova_accel.attach import moves as server_moves
@@ -35,12 +39,12 @@ from nova_accel.attach import publishing
 from nova_accel.attach import reallocation as claim_reallocation
 from nova_accel.attach import reattachment as guest_reattachment
 from nova_accel.attach import releases as server_releases
-from nova_accel.attach import servers as server_locks
 from nova_accel.attach import settling as device_settling
-from nova_accel.attach import snapshots as claim_snapshots
 from nova_accel import conf
+from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
+from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
 
@@ -50,35 +54,23 @@ LOG = logging.getLogger(__name__)
 _Verdict = judgement.Verdict
 
 
+@dataclasses.dataclass(eq=False)
 class Reconciler:
-    """Compares and acts; see run()."""
+    _cloud: novas.Cloud
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+    _settling: device_settling.Settling
+    _servers: locks.Locks
+    _releases: server_releases.Releases
+    _moves: server_moves.Moves
+    _carrying: guest_claims.Carrying
+    _guests: server_guests.Guests
+    _reallocation: claim_reallocation.Reallocation
+    _reattachment: guest_reattachment.Reattachment
+    _publisher: publishing.Publisher
+    _following: claim_following.Following
 
-    def __init__(self, cloud: novas.Cloud,
-                 inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
-                 settling: device_settling.Settling,
-                 servers: server_locks.Servers,
-                 releases: server_releases.Releases,
-                 moves: server_moves.Moves,
-                 carrying: guest_claims.Carrying,
-                 snapshots: claim_snapshots.Snapshots,
-                 reallocation: claim_reallocation.Reallocation,
-                 reattachment: guest_reattachment.Reattachment,
-                 publisher: publishing.Publisher,
-                 following: claim_following.Following):
-        self._cloud = cloud
-        self._inventory = inventory
-        self._holdings = holdings
-        self._settling = settling
-        self._servers = servers
-        self._releases = releases
-        self._moves = moves
-        self._carrying = carrying
-        self._snapshots = snapshots
-        self._reallocation = reallocation
-        self._reattachment = reattachment
-        self._publisher = publisher
-        self._following = following
+    def __post_init__(self) -> None:
         #: uuids of claims whose devices running guests lacked after the last
         #: comparison
         self.out: frozenset[str] = frozenset()
@@ -99,13 +91,11 @@ class Reconciler:
             was done.
         """
         self._inventory.recover()
-        self._publisher.show_devices(
-            self._cloud.admin_context(), self._following.run())
+        self._publisher.show_devices(self._following.run())
         self._settling.run()
         self._settling.clean()
-        released = self._releases.retry(
-            self._cloud.admin_context(), self._settling.is_settled)
-        snapshot, failure = self._snapshots.take(self._holdings.all())
+        released = self._releases.retry(self._settling.is_settled)
+        snapshot, failure = self.ask(self._holdings.all())
         self._withhold_strangers(snapshot)
         self._remember_cards(snapshot)
         judged = judgement.judge(snapshot)
@@ -138,6 +128,42 @@ class Reconciler:
             raise failure
         return released
 
+    def ask(self, before: Collection[model.Claim],
+            ) -> tuple[judgement.Snapshot, Exception | None]:
+        """Ask Placement, libvirt and Nova about claims, in the order of
+        attach.judgement.
+
+        :returns: the answers, and the error if Placement does not answer.
+        """
+        cloud, failure = self._cloud, None
+        shown_by = {c.uuid: self._inventory.shown.provider_of(c)
+                    for c in before}
+        consumers = None
+        try:
+            consumers = cloud.consumers_of({
+                *(c.provider_uuid for c in before),
+                *filter(None, shown_by.values())})
+        except exception.PlacementUnavailable as error:
+            failure = error
+        snapshot = judgement.Snapshot(
+            before, shown_by, consumers, guests=cloud.guest_devices(),
+            running=cloud.running(), after=self._holdings.all(),
+            plugging={c.instance_uuid for c in before
+                      if self._guests.is_under_way(c.instance_uuid)})
+        moves = snapshot.moves_to_ask()
+        if moves:
+            snapshot = dataclasses.replace(snapshot, moves=cloud.moves(moves))
+        servers = snapshot.servers_to_ask()
+        if servers:
+            snapshot = dataclasses.replace(snapshot, entries={
+                server.uuid: _entry(server)
+                for server in cloud.servers(servers)})
+        old = snapshot.open_to_ask()
+        if old:
+            snapshot = dataclasses.replace(
+                snapshot, open_moves=frozenset(cloud.open_moves(old)))
+        return snapshot, failure
+
     def _act(self, server_uuid, claims, judged, unallocated, out):
         """Act on the verdicts about a server that are still true, while it is
         locked.
@@ -147,9 +173,8 @@ class Reconciler:
             lacks.
         :returns: how many accelerators were released.
         """
-        with self._servers.exclusive(server_uuid):
-            snapshot, failure = self._snapshots.take(
-                self._holdings.now(claims))
+        with self._servers.held(server_uuid):
+            snapshot, failure = self.ask(self._holdings.now(claims))
             found: dict[_Verdict, list[model.Claim]] = {
                 verdict: [] for verdict in _Verdict}
             for (uuid, verdict), claim in judgement.judge(snapshot).items():
@@ -176,8 +201,7 @@ class Reconciler:
                 'is not on this host and has no allocation'
                 if found[_Verdict.ABANDONED] else
                 'has a flavor without accelerators, and a guest without them')
-            return self._releases.release(
-                self._cloud.admin_context(), gone)
+            return self._releases.release(gone)
 
     def _remember_cards(self, snapshot):
         """Add the serial number to claims that were made when it could not be
@@ -213,12 +237,11 @@ class Reconciler:
             if claim.handle.address not in addresses]
 
     def _withhold_strangers(self, snapshot):
-        """Withhold devices that guests use without a claim."""
         strangers = snapshot.strangers()
         if any(not self._once.has(('stranger', address))
                for address in strangers):
             # the server may have been deleted after its guest was read
-            again = self._snapshots.take(self._holdings.all())[0].strangers()
+            again = self.ask(self._holdings.all())[0].strangers()
             strangers = {address: server for address, server
                          in strangers.items() if address in again}
         found = self._inventory.withhold_in_guests(strangers)
@@ -230,3 +253,12 @@ class Reconciler:
                 'withheld. See virsh dumpxml %s, and stop or delete the '
                 'server.', server_uuid, address,
                 server_uuid)
+
+
+def _entry(server: novas.Instance) -> judgement.Entry:
+    try:
+        asks = bool(server.accelerators.requests)
+    except exception.InvalidRequest:
+        # the request is for accelerators, though it cannot be read
+        asks = True
+    return judgement.Entry(server.task_state is None, asks)

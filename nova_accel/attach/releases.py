@@ -7,15 +7,14 @@ of the server, or the next comparison, writes it.
 
 from collections.abc import Callable, Iterable
 import contextlib
+import dataclasses
 
-from nova_accel.attach import cloud as novas
 from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import publishing
-from nova_accel.attach import readiness as device_readiness
-from nova_accel.attach import servers as server_locks
 from nova_accel import conf
 from nova_accel import exception
+from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
 
@@ -23,19 +22,14 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class Releases:
+    _holdings: server_holdings.Holdings
+    _handles: attach_handles.Handles
+    _publisher: publishing.Publisher
+    _servers: locks.Locks
 
-    def __init__(self, cloud: novas.Cloud, holdings: server_holdings.Holdings,
-                 handles: attach_handles.Handles,
-                 readiness: device_readiness.Readiness,
-                 publisher: publishing.Publisher,
-                 servers: server_locks.Servers):
-        self._cloud = cloud
-        self._holdings = holdings
-        self._handles = handles
-        self._readiness = readiness
-        self._publisher = publisher
-        self._servers = servers
+    def __post_init__(self) -> None:
         #: server -> claims that it has lost, which could not be written
         self._postponed: dict[str, set[model.Claim]] = {}
 
@@ -50,7 +44,7 @@ class Releases:
         :param claims: returns the claims; it is called under the lock.
         """
         try:
-            with self._servers.exclusive(server_uuid):
+            with self._servers.held(server_uuid):
                 return self.begin(server_uuid, claims())
         except exception.LockTimeout as error:
             return self._postpone(server_uuid, claims(), error)
@@ -84,14 +78,14 @@ class Releases:
         postponed = self._postponed.get(server_uuid)
         if not postponed:
             return
-        with self._servers.exclusive(server_uuid):
+        with self._servers.held(server_uuid):
             # another thread may add to it meanwhile
             claims = frozenset(postponed)
             lost = self._holdings.releasing(claims)
             postponed -= claims
-        self.clean(self._cloud.admin_context(), lost, wait=False)
+        self.clean(lost, wait=False)
 
-    def release_all(self, context, server_uuid: str, role: model.Role,
+    def release_all(self, server_uuid: str, role: model.Role,
                     wait: bool = True) -> int:
         """Release all devices of a server.
 
@@ -102,10 +96,10 @@ class Releases:
             return 0
         claims = self.begin_locked(
             server_uuid, lambda: self._holdings.of(server_uuid, role))
-        self.clean(context, claims, wait)
+        self.clean(claims, wait)
         return len(claims)
 
-    def release(self, context, claims: Iterable[model.Claim]) -> int:
+    def release(self, claims: Iterable[model.Claim]) -> int:
         """Release just these claims; the caller has judged them.
 
         Waits for regions that are programmed again, too.
@@ -113,7 +107,7 @@ class Releases:
         :returns: how many the server lost.
         """
         claims = self._holdings.releasing(claims)
-        self.clean(context, claims, patient=True)
+        self.clean(claims, patient=True)
         return len(claims)
 
     def release_to_the_end(self, claims: Iterable[model.Claim]) -> None:
@@ -123,15 +117,15 @@ class Releases:
             again.
         """
         claims = list(claims)
-        self.release(self._cloud.admin_context(), claims)
+        self.release(claims)
         for claim in self._holdings.now(claims):
             raise exception.DeviceUnavailable(
                 f'{claim.handle.address} belongs to no server, and cannot be '
                 f'offered ({claim.error or "it is being cleaned"}): it is '
                 f'tried again each minute.')
 
-    def clean(self, context, claims: Iterable[model.Claim],
-              wait: bool = True, patient: bool = False) -> None:
+    def clean(self, claims: Iterable[model.Claim], wait: bool = True,
+              patient: bool = False) -> None:
         """Clean the devices of claims that are DELETING, which ends them.
 
         :param wait: at most [accel] device_timeout; what takes longer goes on.
@@ -139,25 +133,13 @@ class Releases:
         """
         claims = self._holdings.now(claims)
         self._handles.release(
-            claims, lambda claim: self._freed(context, claim),
-            lambda kept: self._publisher.show_devices(context, kept),
             # an error of the last moment has to be written
-            CONF.accel.device_timeout + 1 if wait else 0,
+            claims, CONF.accel.device_timeout + 1 if wait else 0,
             CONF.accel.programming_timeout + 1 if patient else 0)
         # what is not clean yet must not be offered
-        left = self._holdings.now(claims)
-        self._publisher.show_devices(context, left)
+        self._publisher.show_devices(self._holdings.now(claims))
 
-    def _freed(self, context, claim):
-        self._readiness.rescan_cards([claim])
-        self._readiness.rescan_siblings([claim])
-        # first: what a look has read of it is older than what is read now
-        self._readiness.restart_counters(claim)
-        self._readiness.look_between_servers([claim])
-        self._holdings.released([claim])
-        self._publisher.show_devices(context, [claim])
-
-    def retry(self, context, may_end: Callable[[model.Claim], bool]
+    def retry(self, may_end: Callable[[model.Claim], bool]
               = lambda claim: True) -> int:
         """Retry failed cleanings.
 
@@ -172,5 +154,5 @@ class Releases:
         left = [claim for claim in self._holdings.being_released()
                 if may_end(claim)]
         if left:
-            self.clean(context, left, patient=True)
+            self.clean(left, patient=True)
         return len(left) - len(self._holdings.now(left))

@@ -241,7 +241,6 @@ def _amount(given: Mapping[str, Mapping], claim: model.Claim) -> int:
 
 
 def _take(given: dict, claim: model.Claim) -> None:
-    """Take the unit of a claim from the allocation of its provider."""
     resources = given[claim.provider_uuid]['resources']
     resources[claim.resource_class] -= 1
     if not resources[claim.resource_class]:

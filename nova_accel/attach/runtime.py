@@ -20,7 +20,6 @@ from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import loading
 from nova_accel.attach import programming as region_programming
 from nova_accel.attach import readiness as device_readiness
-from nova_accel.attach import servers as server_locks
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import limited
@@ -44,22 +43,17 @@ _KEY_ROOM = 255
 _TWICE = 'Two keys are for one group'
 
 
+@dataclasses.dataclass(eq=False)
 class RuntimeProgramming:
+    _cloud: novas.Cloud
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+    _programming: region_programming.Programming
+    _readiness: device_readiness.Readiness
+    _servers: locks.Locks
+    _carrying: guest_claims.Carrying
 
-    def __init__(self, cloud: novas.Cloud,
-                 inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
-                 programming: region_programming.Programming,
-                 readiness: device_readiness.Readiness,
-                 servers: server_locks.Servers,
-                 carrying: guest_claims.Carrying):
-        self._cloud = cloud
-        self._inventory = inventory
-        self._holdings = holdings
-        self._programming = programming
-        self._readiness = readiness
-        self._servers = servers
-        self._carrying = carrying
+    def __post_init__(self) -> None:
         self.background = limited.Background(
             self._start_all, 'The metadata of servers could not be searched '
             'for bitstreams')
@@ -110,7 +104,7 @@ class RuntimeProgramming:
         try:
             # operations that Nova began before wait for us; those that begin
             # now show in task_state
-            with self._servers.exclusive(server_uuid):
+            with self._servers.held(server_uuid):
                 return sum(
                     self._work(server)
                     for server in self._cloud.servers([server_uuid])
@@ -325,11 +319,7 @@ def _shown(image):
 
 
 def _request(server, group, image):
-    """Return the request as if the flavor contained it.
-
-    :raises InvalidRequest: not in this flavor, not an image id, or another key
-        is for the same group.
-    """
+    """Return the request as if the flavor contained it."""
     free = {r.group: r for r in server.accelerators.requests
             if r.runtime_programming}
     if len(free) == 1:

@@ -55,6 +55,7 @@ from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import claim_store
 from nova_accel.store import values
 
 CONF = conf.CONF
@@ -68,29 +69,24 @@ class _Unknown(Exception):
     """Why a device cannot be settled now; one clause."""
 
 
+@dataclasses.dataclass(eq=False)
 class Settling:
+    _store: claim_store.ClaimStore
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+    _publisher: publishing.Publisher
+    store_age: age.StoreAge
+    _cloud: novas.Cloud
 
-    def __init__(self, inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
-                 publisher: publishing.Publisher, store_age: age.StoreAge,
-                 cloud: novas.Cloud):
-        self._inventory = inventory
-        self._holdings = holdings
-        self._publisher = publisher
-        self._store_age = store_age
-        self._cloud = cloud
+    def __post_init__(self) -> None:
         #: held while devices are settled
         self._lock = locks.Lock('settling')
         self._once = logging.Once()
 
-    def compare_with_guests(self) -> None:
-        """See StoreAge: before a claim is used."""
-        self._store_age.compare_with_guests()
-
     def settle_now(self) -> None:
         """Settle devices when a server needs one, including those that a guest
         has just returned."""
-        addresses = {row.address for row in self._holdings.unsettled()
+        addresses = {row.address for row in self._store.unsettled()
                      if row.address}
         if addresses:
             self._inventory.scanner.scan(addresses=addresses)
@@ -125,11 +121,10 @@ class Settling:
         """Return the rows that can be about a server's device: a row whose
         unsettled parts show no handle is not."""
         devices = self._inventory.devices.values()
-        return [row for row in self._holdings.unsettled()
-                if not row.but_for or any(map(row.means, devices))]
+        return [row for row in self._store.unsettled()
+                if not row.settled or any(map(row.means, devices))]
 
     def _may_be_unsettled(self, provider_uuid, resources, unsettled):
-        """Return whether an unsettled device may belong to this provider."""
         provider = self._inventory.shown.providers().get(provider_uuid)
         if provider:
             devices = self._inventory.devices
@@ -145,7 +140,7 @@ class Settling:
         claims are judged."""
         device = self._inventory.present(claim.device_address)
         return device is None or not any(
-            row.means(device) for row in self._holdings.unsettled())
+            row.means(device) for row in self._store.unsettled())
 
     def run(self) -> bool:
         """Settle the devices that can be settled; others stay withheld.
@@ -153,22 +148,22 @@ class Settling:
         :returns: whether something was.
         """
         with self._lock:
-            before = self._holdings.unsettled()
+            before = self._store.unsettled()
             self._run(before)
-            return self._holdings.unsettled() != before
+            return self._store.unsettled() != before
 
     def _run(self, unsettled):
         todo = unsettled - {values.EVERYTHING}
         if not todo:
             return
-        if not self._store_age.begin():
+        if not self.store_age.begin():
             return
         # of the node that Nova told last, if it has
         parts = self._inventory.shown.by_part()
         # asked once, for the first device that needs it
         guests = functools.cache(self._cloud.guest_devices)
         given = functools.cache(
-            lambda: self._store_age.allocated(
+            lambda: self.store_age.allocated(
                 self._inventory.shown.providers()))
         for device in self._inventory.devices.values():
             rows = [row for row in todo if row.means(device)]
@@ -190,10 +185,9 @@ class Settling:
     def _settle(self, device, rows, parts, guests, given):
         """Clean the handles of a device that no server has.
 
-        :raises _Unknown: it cannot be known now.
         :raises AcceleratorError: Placement does not answer.
         """
-        before = frozenset.intersection(*(row.but_for for row in rows))
+        before = frozenset.intersection(*(row.settled for row in rows))
         claims = self._holdings.all()
         shown = (values.Unsettled.parts(device) | {
             str(c.region_index) if device.regions else c.handle.address
@@ -229,19 +223,15 @@ class Settling:
         for claim in released:
             LOG.warning('%s of %s, which no server has, is cleaned before it '
                         'is offered', claim.handle.address, device.address)
-        self._publisher.show(self._cloud.admin_context(),
-                             {provider for _, provider in found})
+        self._publisher.show({provider for _, provider in found})
 
     def _check_in_place(self, device, found):
-        """Check that all claims belong to this card and to this view of it.
-
-        :raises _Unknown: one is.
-        """
+        """Check that all claims belong to this card and to this view of it."""
         if self._inventory.table.is_misplaced(device.address):
             raise _Unknown('servers have claims on another card at its '
                            'address, or on it at another one; shelve or '
                            'delete them')
-        offered = self._inventory.offered()
+        offered = self._inventory.offers.now()
         for region, _ in found:
             # the VFs of a server, which a boot of the host has taken, would be
             # cleaned with the whole function
@@ -252,11 +242,7 @@ class Settling:
                                'delete these servers')
 
     def _check_no_guest_has(self, device, rows, free, guests):
-        """
-        :param free: handles without a claim.
-        :raises _Unknown: a guest has one, or what was at an earlier address
-            of the card, also where it does not run.
-        """
+        """:param free: handles without a claim."""
         claimed = {address for claim in self._holdings.all()
                    for address in claim.handle.addresses}
         # guests that do not run have the addresses from before the claims
@@ -275,17 +261,14 @@ class Settling:
         for server, there in sorted(guests.items()):
             for address in sorted(set(there) - claimed):
                 if address in addresses or moved and address.startswith(moved):
-                    why = self._store_age.refused.get(
+                    why = self.store_age.refused.get(
                         server, 'it carries no claim')
                     raise _Unknown(f'the guest of server {server} has '
                                    f'{address}, and {why}; {_ADVICE}')
 
     def _check_placement(self, device, free, claims, guests, given):
-        """
-        :raises _Unknown: Placement has allocated more of the class than there
-            are claims, and what the device has may be that. Cards may have
-            changed their places: it may be of any device of the class.
-        """
+        # cards may have changed their places: what Placement has allocated may
+        # be any device of the class
         name = naming.resource_class(device.type)
         owners = given.short.get(name)
         if owners and (free or any(
@@ -306,7 +289,7 @@ class Settling:
         claims = [
             claim_of_none(self._inventory, offer.device, offer.part[1],
                           offer.handle, shown[offer.part])
-            for offer in self._inventory.offered().all()
+            for offer in self._inventory.offers.now().all()
             if offer.device and offer.has(holds.Kind.UNCLEAN)
             and not offer.has(holds.Kind.GONE)
             and not offer.has(holds.Kind.LEFT_OUT)
@@ -322,7 +305,7 @@ class Settling:
                         '%s had less done to it than now: it is cleaned '
                         'before it is offered', claim.handle.address,
                         claim.device_address, handover.OPTION)
-        self._publisher.show_devices(self._cloud.admin_context(), claims)
+        self._publisher.show_devices(claims)
 
 
 def _left(device, rows, done):
@@ -335,15 +318,7 @@ def _left(device, rows, done):
             or device.regions and len(done) == len(device.regions)):
         return ()
     return {dataclasses.replace(row, ids=row.ids or (
-        '' if row.serial else device.ids), but_for=done) for row in rows}
-
-
-def _parts(device):
-    for handle in device.handles:
-        yield None, handle
-    for region in device.regions:
-        for handle in region.handles:
-            yield region.index, handle
+        '' if row.serial else device.ids), settled=done) for row in rows}
 
 
 def claim_of_none(inventory: host_inventory.Inventory, device: model.Device,

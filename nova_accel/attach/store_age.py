@@ -21,26 +21,45 @@ cleaned before it is offered.
 
 import collections
 from collections.abc import Collection, Iterable, Mapping
+import dataclasses
 
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import shortage
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import tree as provider_tree
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import claim_store
 from nova_accel.store import values
 
 LOG = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
+class Allocated:
+    """What Placement has allocated to servers of this host."""
+
+    #: (server uuid, resource class) -> amount, with what its moves have
+    amounts: Mapping[tuple[str, str], int]
+    #: resource class -> servers that have fewer claims than that
+    short: Mapping[str, Collection[str]]
+    #: the keys of amounts that count as ended
+    ended: Collection[tuple[str, str]]
+
+    def confirms(self, claim: model.Claim) -> bool:
+        """Return whether the server of a claim has some of its class."""
+        return (claim.instance_uuid, claim.resource_class) in self.amounts
+
+
 class StoreAge:
 
-    def __init__(self, inventory: host_inventory.Inventory,
+    def __init__(self, store: claim_store.ClaimStore,
+                 inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings,
                  carrying: guest_claims.Carrying, cloud: novas.Cloud):
+        self._store = store
         self._inventory = inventory
         self._holdings = holdings
         self._carrying = carrying
@@ -75,7 +94,7 @@ class StoreAge:
 
         :raises Exception: libvirt does not answer.
         """
-        node = self._carrying.node
+        node = self._store.lineage().node
         if node and not self._guests_compared:
             self._restore(node)
             self._guests_compared = True
@@ -95,10 +114,10 @@ class StoreAge:
             root_uuid = tree.data(node).uuid
             shown = provider_tree.accelerators(tree, node)
             self._shown_before = shown.keys()
-            if values.EVERYTHING in self._holdings.unsettled():
+            if values.EVERYTHING in self._store.unsettled():
                 self._begin(root_uuid, set(shown.values()))
             else:
-                self._carrying.set_node(root_uuid)
+                self._store.set_node(root_uuid)
                 self.compare_with_guests()
                 if shown or self._holdings.all():
                     self._compare_with_placement(node, root_uuid)
@@ -108,7 +127,6 @@ class StoreAge:
         return self._compared
 
     def _begin(self, root_uuid, shown):
-        """Begin with a store that is new."""
         # all devices that are here are meant in any case
         todo = {part for part in shown if not naming.is_pool(part)}
         if not shown and not self._in_guests():
@@ -120,7 +138,7 @@ class StoreAge:
                 'Placement say which server has which device, and what no '
                 'server has is cleaned before it is offered again')
             todo |= set(self._inventory.devices)
-        self._carrying.set_node(root_uuid)
+        self._store.set_node(root_uuid)
         self._holdings.settle(
             done=[values.EVERYTHING],
             todo=[values.Unsettled(address) for address in todo])
@@ -143,7 +161,7 @@ class StoreAge:
         claims = [c for there in newer.values() for c in there.claims
                   if handles[c.handle] == 1]
         uuids, taken = {c.uuid for c in claims}, {c.handle for c in claims}
-        gone = [c for offer in self._inventory.offered().all()
+        gone = [c for offer in self._inventory.offers.now().all()
                 for c in [offer.claim] if c and (
                     c.uuid in uuids or c.handle in taken
                     or c.instance_uuid in newer and (
@@ -179,11 +197,9 @@ class StoreAge:
                 yield address
 
     def _compare_with_placement(self, node, root_uuid):
-        """Withhold the devices of each class of which Placement has allocated
-        more to a server than it has claims."""
         given = self.allocated(self._inventory.shown.providers_of(
             node, root_uuid), only_known=True)
-        self._holdings.forget_ended(given.ended)
+        self._store.forget_ended(given.ended)
         short = given.short
         todo = [device.address for device in self._inventory.devices.values()
                 if naming.resource_class(device.type) in short]
@@ -197,19 +213,58 @@ class StoreAge:
             self._holdings.settle(todo=self._withhold(todo))
 
     def allocated(self, providers: Iterable[str], only_known: bool = False,
-                  ) -> shortage.Allocated:
-        """Return the allocations of these providers, and of those from before
-        the first report; see shortage.ask()."""
-        return shortage.ask(
-            self._cloud, {*providers, *self._shown_before},
-            self._holdings.all(), {
-                naming.resource_class(device.type) for device
-                in self._inventory.devices.values() if device.creatable},
-            self._holdings.ended(), only_known)
+                  ) -> Allocated:
+        """Ask Placement what servers have of this host, and compare with the
+        claims.
+
+        :param providers: uuids, also of providers of earlier options; those
+            that Placement had before the first report are asked as well.
+        :param only_known: count as short only servers that Nova has on this
+            host and does nothing with, and moves: others may be about to come.
+        :raises PlacementUnavailable: it is not known.
+        """
+        cloud, claims = self._cloud, self._holdings.all()
+        amounts: collections.Counter = collections.Counter()
+        for consumers in cloud.consumers_of({
+                *providers, *self._shown_before,
+                *(c.provider_uuid for c in claims)}).values():
+            for consumer, resources in consumers.items():
+                amounts.update({
+                    (consumer, name): amount for name, amount
+                    in naming.accelerators(resources).items()})
+        claimed = collections.Counter(
+            (c.instance_uuid, c.resource_class) for c in claims)
+        moves = cloud.moves({key[0] for key, amount in amounts.items()
+                             if amount > claimed[key]})
+        by_server: collections.Counter = collections.Counter()
+        for (consumer, name), amount in amounts.items():
+            by_server[moves.get(consumer, consumer), name] += amount
+        # vGPUs are created again where they are lost: nothing that is free has
+        # data of their servers
+        created = {naming.resource_class(device.type) for device
+                   in self._inventory.devices.values() if device.creatable}
+        over = {key for key, amount in by_server.items()
+                if amount > claimed[key] and key[1] not in created}
+        # Nova deletes the allocation later, or leaves it, as after a failed
+        # resize
+        ended = self._store.ended()
+        short = over.difference(ended)
+        # a server that never ran has no data, and may be being built
+        counts = {
+            server.uuid: server.launched
+            and not (only_known and server.task_state)
+            for server in (cloud.servers({owner for owner, _ in short})
+                           if short else ())}
+        found: dict[str, set[str]] = collections.defaultdict(set)
+        for owner, name in short:
+            if counts.get(owner, owner in moves.values() or not only_known):
+                found[name].add(owner)
+        return Allocated(by_server, found, over.intersection(ended))
 
     def _withhold(self, addresses):
-        """Return hold rows for devices with unknown content."""
-        rows = self._holdings.unsettled()
+        """Return rows for these devices, of which nothing is known any more
+        that a server could have changed."""
+        rows = self._store.unsettled()
         found = [device for address in addresses
                  for device in [self._inventory.devices[address]]
                  if not any(row.means(device) for row in rows)]

@@ -175,7 +175,7 @@ SIGNALS: Mapping[str, Signal] = {
     PROGRAMMING: Signal(
         'an image of the operator could not be programmed into it',
         _SUSPECT, _SUSPECT, _NONE),
-    # attach.plugs
+    # attach.guests
     START: Signal('a guest with it could not be started, because of it',
                   _SUSPECT, _SUSPECT, _ANY),
     # notify.paused

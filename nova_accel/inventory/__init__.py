@@ -1,29 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What the host has, and what Placement shows of it.
-
-=============  =============================================================
-devices        the only owner of the state of devices, with its parts reports,
-               withheld, contents, shared and adoption
-holds          why a device, a region or a handle is withheld: one table
-cards          one card, one worker, one time limit
-scanner        asks the drivers, card by card
-examination    examines one card
-scan_state     what scans remember until the next look
-looks          notices changes, and reads the health of devices
-configuration  compares nova.conf with the devices
-users          asks the kernel which devices processes of the host use
-conditions     what follows from the health of devices
-recovery       brings back cards that no server has
-identity       pure: which card is the one that a server got
-providers      pure: devices and claims -> resource providers
-offered        offers as they are now
-shown          what Placement shows of the host
-listing        what is withheld now, in the store for commands
-tree           resource providers -> Nova's provider tree
-=============  =============================================================
-
-Nothing here imports Nova. The store of claims is handed in.
-"""
+"""What the host has, and what Placement shows of it."""
 
 import collections
 from collections.abc import Callable, Iterable, Mapping
@@ -85,7 +61,6 @@ class Inventory:
         #: held while a handle is chosen and claimed
         self.claiming = locks.Lock('choice')
         self._drivers = drivers
-        self._store = store
         self.table = devices.DeviceTable(store, drivers)
         self.contents = self.table.contents
         #: runs every call of a driver about one card
@@ -112,8 +87,6 @@ class Inventory:
         self.recovery = recovery.Recovery(
             self.table, self.cards, store, self.claiming, drivers, self.health)
         self.offers = current_offers.Offered(self.table, store)
-        #: which handles servers can get, see Offered.now()
-        self.offered = self.offers.now
         #: what Placement shows
         self.shown = what_is_shown.Shown(
             drivers, self.table, store, self.offers)
@@ -163,7 +136,7 @@ class Inventory:
             withheld.
         """
         found = self._part(address, index)
-        withheld = self.offered().withheld_by((address, index))
+        withheld = self.offers.now().withheld_by((address, index))
         if withheld:
             what = f'{_name(address, index)} was allocated, and it is'
             raise exception.DeviceUnavailable(
@@ -183,7 +156,7 @@ class Inventory:
             server has it.
         """
         device, region = identity.part(name, self.devices)
-        offered = self.offered()
+        offered = self.offers.now()
         chosen = [part for part, found in offers.parts(device)
                   if region in (None, found)]
         others = [hold for hold in offered.withheld_by(
@@ -250,7 +223,7 @@ class Inventory:
                 'shares its IOMMU group with a device of a server that runs',
                 f'shares its IOMMU group with {offers.named([other])}, which '
                 f'runs: stop or move one of the two servers')
-        withheld = self.offered().withheld_by((address, None))
+        withheld = self.offers.now().withheld_by((address, None))
         why = holds.reasons(withheld)
         if any(hold.kind is holds.Kind.LEFT_OUT for hold in withheld):
             raise cannot(

@@ -42,16 +42,12 @@ from nova_accel.store import values
 LOG = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class Adoption:
-
-    def __init__(self, reports: device_reports.Reports,
-                 contents: region_contents.Contents,
-                 shared: shared_devices.Shared,
-                 store: claim_store.ClaimStore):
-        self._reports = reports
-        self._contents = contents
-        self._shared = shared
-        self._store = store
+    _reports: device_reports.Reports
+    _contents: region_contents.Contents
+    _shared: shared_devices.Shared
+    _store: claim_store.ClaimStore
 
     def adopt(self, device: model.Device, ticket: int) -> bool:
         """Accept the report of a driver about a device.

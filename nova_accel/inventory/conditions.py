@@ -293,7 +293,6 @@ class Conditions:
                 if claim.device_address in claim.handle.addresses}
 
     def conditions(self) -> dict[str, Condition]:
-        """Return the conditions of all devices, by address."""
         whole = self._held_whole()
         found = self._table.snapshot()
         result = {}

@@ -19,8 +19,6 @@ LOG = logging.getLogger(__name__)
 
 
 class Configuration:
-    """The options that name devices; see check()."""
-
     def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
                  table: devices.DeviceTable, device_rules: rules.DeviceRules):
         self._drivers = drivers
@@ -65,7 +63,6 @@ class Configuration:
                     f'[accel] enabled_drivers: take it out of one of the two.')
 
     def _missing_addresses(self) -> Iterator[str]:
-        """Yield a sentence for each policy and address without a device."""
         present = [device for address, device
                    in self._table.snapshot().items()
                    if self._table.reports.is_present(address)]
@@ -116,8 +113,6 @@ class Configuration:
                        f'no server until it is there.')
 
     def _check_member(self, device: model.Device, first: model.Device) -> None:
-        """:raises ConfigurationError: a device cannot be in a set, or not in
-        that of the first one."""
         why = self._not_for_sets(device)
         if not why and device.type != first.type:
             why = f'is a {device.type}, and {first.address} is a {first.type}'

@@ -91,7 +91,6 @@ class DeviceTable:
         return self._now().holds_of.get(address, ())
 
     def all_holds(self) -> list[holds.Hold]:
-        """Return the holds of all devices."""
         return [hold for found in self._now().holds_of.values()
                 for hold in found]
 
@@ -105,7 +104,6 @@ class DeviceTable:
                 if hold.scope is holds.Scope.CARD and hold.kind.withholds]
 
     def earlier_traits(self) -> dict[str, tuple[str, ...]]:
-        """Return the traits that devices had earlier, by address."""
         return {address: self.reports.notes(address).earlier_traits
                 for address in self.snapshot()}
 
@@ -135,7 +133,6 @@ class DeviceTable:
 
     @property
     def claimed(self) -> frozenset[model.AttachHandle]:
-        """The handles of all claims."""
         return self._now().claimed
 
     def is_claimed(self, address: str) -> bool:
@@ -209,7 +206,6 @@ class DeviceTable:
 
 def _reported(device: model.Device,
               notes: values.Notes) -> Iterator[holds.Hold]:
-    """Yield the holds that a driver's report is."""
     if notes.gone:
         yield holds.Hold(holds.kind_of_gone(notes), device.address, notes.gone,
                          since=notes.gone_since)

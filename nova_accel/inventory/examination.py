@@ -54,8 +54,6 @@ class Examined(typing.NamedTuple):
 
 
 class Examiner:
-    """Examines cards; see examine()."""
-
     def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
                  table: devices.DeviceTable, state: scan_state.ScanState,
                  device_rules: rules.DeviceRules, users: device_users.Users,

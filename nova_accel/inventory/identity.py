@@ -68,7 +68,6 @@ def whereabouts(claim: model.Claim | values.Disabled,
     """Find the card of a claim.
 
     :param claim: or a row of a disabled device.
-    :param devices: by address.
     :param gone: addresses of devices that are not there now.
     :returns: where it is, and the device there: for EXCHANGED the other card,
         for HERE None when nothing is known of the address.
@@ -100,7 +99,6 @@ def is_other_card(before: model.Device, now: model.Device) -> bool:
 
 
 def _others(address, serial, devices, gone):
-    """Devices with a serial number that are at other addresses now."""
     return [d for d in devices.values()
             if serial and d.serial == serial and d.address != address
             and d.address not in gone]
@@ -213,7 +211,6 @@ def named(name: str, devices: Mapping[str, model.Device]) -> str:
     """Return the address of the device that an operator means.
 
     :param name: address, serial number, or name of the resource provider.
-    :param devices: by address.
     :raises DeviceUnavailable: none, several, or only a part of one.
     """
     # of a provider what comes after the name of its node

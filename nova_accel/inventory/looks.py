@@ -37,8 +37,6 @@ _WATCHED = frozenset(('', 'pci', 'mdev', 'fpga_region', 'ptp'))
 
 
 class Looks:
-    """Looks; see run()."""
-
     def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
                  table: devices.DeviceTable, cards: card_calls.Cards,
                  state: scan_state.ScanState, scanner: device_scanner.Scanner,
@@ -58,7 +56,6 @@ class Looks:
             self.run, 'It is not known which devices have changed')
 
     def run_if_due(self) -> None:
-        """Look in the background, each [accel] discovery_interval."""
         self.background.start_if_due(CONF.accel.discovery_interval)
 
     def run(self) -> None:

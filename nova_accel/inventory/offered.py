@@ -67,7 +67,6 @@ class Offered:
             sets.wanted())
 
     def _log_rivals(self, offered: offers.Offers) -> None:
-        """Log which handles share an IOMMU group and not a server."""
         found = {offer.handle: hold.reason for offer in offered.all()
                  for hold in offer.all_holds
                  if hold.kind is holds.Kind.IOMMU_GROUP}

@@ -82,7 +82,6 @@ class Offer(typing.NamedTuple):
         return self.state is State.HELD or self.has(Kind.NOT_CLEANED)
 
     def has(self, kind: holds.Kind) -> bool:
-        """Return whether a hold is of a kind."""
         return any(hold.kind is kind for hold in self.all_holds)
 
 
@@ -177,7 +176,6 @@ class Offers:
             hold for offer in self.of(part) for hold in offer.all_holds))))
 
     def all_holds(self) -> set[holds.Hold]:
-        """Return the holds of all cards, parts and handles."""
         return {hold for of in (self._of_card, self._of_handle)
                 for found in of.values() for hold in found}
 
@@ -202,7 +200,6 @@ def offers(devices: Mapping[str, model.Device],
            sets: Iterable[Collection[str]] = ()) -> Offers:
     """Return each handle of a host as FREE, HELD, RELEASING or WITHHELD.
 
-    :param devices: by address.
     :param claims: of servers, and of handles that wait for the operator.
     :param found: all holds but those of of_groups() and of_sets().
     :param sets: addresses of devices that are only given together.

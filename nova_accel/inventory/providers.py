@@ -226,8 +226,6 @@ def _check(provider: Provider) -> None:
 
     Placement would refuse a wrong one, and Nova's report of the whole host
     with it.
-
-    :raises ValueError: a name or a number is wrong.
     """
     if len(provider.name) > _LONGEST:
         raise ValueError(f'the name {provider.name!r} has more than {_LONGEST} '

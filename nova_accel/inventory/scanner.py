@@ -10,7 +10,6 @@ import collections
 from collections.abc import Iterable, Mapping
 import functools
 import time
-import typing
 
 from nova_accel import conf
 from nova_accel.drivers import base
@@ -33,22 +32,7 @@ Kind = holds.Kind
 _ITS_ADDRESS = '<its address>'
 
 
-class _Find(typing.NamedTuple):
-    """What a call of a batch is about: find() of a driver."""
-
-    driver: str
-
-
-class _Examine(typing.NamedTuple):
-    """What a call of a batch is about: one card."""
-
-    driver: str
-    address: str
-
-
 class Scanner:
-    """Scans; see scan()."""
-
     def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
                  table: devices.DeviceTable, cards: card_calls.Cards,
                  state: scan_state.ScanState, device_rules: rules.DeviceRules,
@@ -121,22 +105,21 @@ class Scanner:
         for name in chosen:
             batch.add(f'driver:{name}',
                       f'The driver {name} finding its devices',
-                      self._find, name, about=_Find(name))
+                      self._find, name, about=(name, None))
         for address in dict.fromkeys(addresses or ()):
             owner = self._driver_of(address)
             if owner in self._drivers and owner not in chosen:
                 self._add_card(batch, owner, address)
         withheld: dict[str, list[str]] = collections.defaultdict(list)
         for call in batch:
+            name, about = call.about
             try:
-                if isinstance(call.about, _Find):
-                    self._found(batch, call.about.driver, call)
+                if about is None:
+                    self._found(batch, name, call)
                 else:
-                    self._examined(batch, call.about.driver,
-                                   call.about.address, call, withheld)
+                    self._examined(batch, name, about, call, withheld)
             except Exception:
-                LOG.exception('A scan by the driver %s failed',
-                              call.about.driver)
+                LOG.exception('A scan by the driver %s failed', name)
         _log_withheld(withheld)
         self._reports.save()
 
@@ -162,7 +145,6 @@ class Scanner:
             type(self._drivers[name]))
 
     def _drop_drivers(self) -> None:
-        """Report the devices of drivers that are no longer enabled as gone."""
         ticket = self._reports.ticket()
         for address, device in self._table.snapshot().items():
             if device.driver not in self._drivers:
@@ -250,7 +232,7 @@ class Scanner:
             return
         batch.add(address, f'The scan of {address} by the driver {name}',
                   self._examiner.examine, name, address,
-                  about=_Examine(name, address))
+                  about=(name, address))
 
     def _examined(self, batch, name: str, address: str, call,
                   withheld: dict[str, list[str]]) -> None:
@@ -313,7 +295,6 @@ class Scanner:
 
     def _log_changes(self, device: model.Device, before: model.Device | None,
                      is_back: bool, withheld: dict[str, list[str]]) -> None:
-        """Log that a device is here or is offered again."""
         address = device.address
         is_new = not self._once.has(('here', address))
         if is_new:

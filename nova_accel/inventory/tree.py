@@ -215,8 +215,6 @@ class Tree:
                 tree.remove(uuid)
 
     def _note(self, rows: _Rows, returned: Iterable[model.Claim]) -> None:
-        """Write rows of the ledger, and the handles that the operator has
-        released."""
         uuids = {waiting.uuid for waiting in returned}
         back = [c for c in self._store.all_claims() if c.uuid in uuids]
         self._ledger.write(rows, back)
@@ -412,7 +410,6 @@ class Tree:
                 shown.name, ', '.join(p.name for p in now), ', '.join(left))
 
     def _name_foreign(self, shown, node, there, wanted) -> None:
-        """Say once that a provider under our names is of another program."""
         root = next((s.uuid for s in there.values() if s.name == node), None)
         if (shown.uuid in wanted or self._once.has(('foreign', shown.uuid))
                 or root is None or shown.uuid == naming.provider_uuid(

@@ -198,7 +198,7 @@ class MetricsFile:
                 part: shown[uuid].name
                 for part, uuid in inventory.shown.by_part().items()
                 if uuid in shown},
-            inventory.offered(), self._handovers,
+            inventory.offers.now(), self._handovers,
             self._programmings, self._waited, self._took,
             self._loader.cached())
 

@@ -104,6 +104,4 @@ class Owners:
 
 
 def health_keys(server: novas.Instance) -> set[str]:
-    """Return the keys of the metadata of a server for the health of devices.
-    """
     return {key for key in server.metadata if naming.is_health_key(key)}

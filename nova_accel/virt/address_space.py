@@ -19,7 +19,6 @@ def make_room(xml, handles: Iterable[model.AttachHandle], kernel,
     """Have a guest see each device that it gets.
 
     :param xml: Nova's LibvirtConfigGuest.
-    :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
     :param can_emulate: whether libvirt and QEMU can (libvirt 8.7).
     :param is_new: whether its server is being built. One that is there
         already starts all the same, and the log has why it lacks devices.

@@ -143,10 +143,7 @@ class NovaCloud:
 
     @staticmethod
     def _send(send, url, *args, **kwargs):
-        """Return the answer of Placement, None without one.
-
-        :raises PlacementUnavailable: it cannot be reached.
-        """
+        """Return the answer of Placement, None without one."""
         try:
             return send(url, *args, **kwargs)
         except ks_exc.ClientException as error:
@@ -181,8 +178,8 @@ class NovaCloud:
         return lockutils.lock(
             resource_tracker.COMPUTE_RESOURCE_SEMAPHORE, fair=True)
 
-    def show(self, context, provider_uuid, change, refused):
-        client = self._placement
+    def show(self, provider_uuid, change, refused):
+        context, client = self.admin_context(), self._placement
         url = f'/resource_providers/{provider_uuid}'
         for _ in range(_TRIES):
             found_at, inventories = self._answer(
@@ -249,11 +246,7 @@ class NovaCloud:
 
     @staticmethod
     def _answer(response, read=dict):
-        """Parse the JSON of an answer.
-
-        :raises PlacementUnavailable: the status is not 200, or the body is not
-            Placement's, such as the HTML of a proxy.
-        """
+        """Parse the JSON of an answer."""
         if response is not None and response.status_code == 200:
             with contextlib.suppress(*_NOT_AN_ANSWER):
                 return read(response.json())
@@ -265,7 +258,6 @@ class NovaCloud:
 
     @classmethod
     def _listed(cls, response):
-        """Return the generations of the providers in an answer, by uuid."""
         return cls._answer(response, lambda body: {
             provider['uuid']: provider['generation']
             for provider in body['resource_providers']})
@@ -438,7 +430,6 @@ class NovaCloud:
             self._guest(instance_uuid).get_xml_desc(), addresses)
 
     def _describe(self, instance_uuid):
-        """Have the guest read in its metadata which device is where now."""
         context = self.admin_context()
         try:
             instance = objects.Instance.get_by_uuid(

@@ -20,7 +20,6 @@ def of_options(kernel) -> 'Conflicts':
     """Return the devices that Nova's options claim, if no LibvirtDriver has
     read them.
 
-    :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
     :raises PciConfigInvalidSpec: [pci] device_spec cannot be read.
     """
     nova.conf.devices.register_dynamic_opts(CONF)
@@ -38,7 +37,6 @@ class Conflicts:
 
     def __init__(self, kernel, type_of_parent, default_type):
         """
-        :param kernel: nova_accel.host.kernel.Kernel or a simulated one.
         :param type_of_parent: of Nova's vGPUs, by the name of the parent:
             LibvirtDriver.pgpu_type_mapping.
         :param default_type: Nova's first type without addresses:

@@ -158,7 +158,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Periodically and at each claim, under the resource tracker's lock."""
         super().update_provider_tree(provider_tree, nodename, allocations)
         if self._host_name is not None:
-            if not self.parts.reporting.report(
+            if not self.parts.report(
                     provider_tree, nodename, allocations, self._starting,
                     provider_trees.below(provider_tree, nodename)):
                 # Nova calls again, with the allocations
@@ -190,7 +190,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         if context is not None:
             with contextlib.suppress(exception.InvalidRequest):
                 # spawn() says it again, where Nova listens
-                self.parts.plugs.start(
+                self.guests.start_plug(
                     context, cloud.server_of(instance),
                     lambda: self.cloud.allocations(context, instance.uuid))
 
@@ -206,8 +206,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         If the database fails before spawn() and again before destroy(), Nova
         calls neither.
         """
-        self.parts.plugs.abandon(
-            self.cloud.admin_context(), server_uuid)
+        self.guests.abandon(server_uuid)
 
     def spawn(self, context, instance, image_meta, injected_files,
               admin_password, allocations, *args, **kwargs):
@@ -236,20 +235,16 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                    and instance.host == self._host_name)
         with self._translated(instance):
             if not (rebuilt or within):
-                self._end_earlier_move(context, instance)
-            with self.parts.plugs.plugged(
+                self._end_earlier_move(instance)
+            with self.guests.plugged(
                     context, cloud.server_of(instance),
                     # Nova hands over {} also where Placement did not answer
                     lambda: allocations or self.cloud.allocations(
                         context, instance.uuid), rebuilt):
                 yield
 
-    def _end_earlier_move(self, context, instance):
-        """Release the rest of a move that ended before this one began.
-
-        :raises DeviceUnavailable: the guest has come by it, and Nova does not
-            know.
-        """
+    def _end_earlier_move(self, instance):
+        """Release the rest of a move that ended before this one began."""
         if not self.parts.holdings.of(instance.uuid, model.Role.OLD):
             return
         if instance.uuid in self.cloud.running():
@@ -257,7 +252,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 f'Server {instance.uuid} cannot come to a host where its guest '
                 f'runs already, as after a live migration in which '
                 f'nova-compute was killed: reboot the server hard.')
-        self.guests.unplug(context, instance.uuid, model.Role.OLD)
+        self.guests.unplug(instance.uuid, model.Role.OLD)
 
     def _translated(self, instance):
         return self.builds.translated(
@@ -338,7 +333,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def reboot(self, context, instance, *args, **kwargs):
         """Prepare devices before a reboot. A soft reboot uses the present XML.
         """
-        self.parts.servers.wait_until_idle(instance.uuid)
+        self.parts.servers.wait(instance.uuid)
         super().reboot(context, instance, *args, **kwargs)
 
     def _hard_reboot(self, context, instance, *args, **kwargs):
@@ -360,7 +355,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         if not handles:
             return super().suspend(context, instance)
         with errors.nothing_changed():
-            self.parts.servers.wait_until_idle(instance.uuid)
+            self.parts.servers.wait(instance.uuid)
             try:
                 self.cloud.detach(instance.uuid, handles)
                 return super().suspend(context, instance)
@@ -461,7 +456,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 migrate_data)
         except Exception:
             with excutils.save_and_reraise_exception():
-                self.live_migrations.release(context, instance, migrate_data)
+                self.live_migrations.release(instance, migrate_data)
 
     def live_migration(self, context, instance, dest, post_method,
                        recover_method, block_migration=False,
@@ -495,7 +490,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Release devices on the source after a live migration."""
         super().post_live_migration_at_source(
             context, instance, network_info)
-        self.live_migrations.left(context, instance)
+        self.live_migrations.left(instance)
 
     def post_live_migration_at_destination(self, context, instance,
                                            network_info, *args, **kwargs):
@@ -521,13 +516,13 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 context, instance, network_info, block_device_info,
                 destroy_disks, migrate_data)
         finally:
-            self.live_migrations.release(context, instance, migrate_data)
+            self.live_migrations.release(instance, migrate_data)
 
     def migrate_disk_and_power_off(self, context, instance, *args, **kwargs):
         """Keep the devices on the source of a resize or cold migration until
         it is confirmed or reverted."""
         with errors.nothing_changed():
-            self.parts.servers.wait_until_idle(instance.uuid)
+            self.parts.servers.wait(instance.uuid)
             # before Nova moves the disks: it would not move them back
             migration = self._set_aside(context, instance)
         try:
@@ -536,28 +531,28 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         except Exception:
             with excutils.save_and_reraise_exception():
                 if migration:
-                    self.parts.moves.revert(context, instance.uuid, migration)
+                    self.parts.moves.revert(instance.uuid, migration)
 
     def _set_aside(self, context, instance):
         """:returns: the uuid of the migration; None where nothing moves."""
         if not self.guests.handles(instance.uuid):
             return None
         migration = cloud.migration_of(context, instance).uuid
-        self.parts.moves.set_aside(context, instance.uuid, migration)
+        self.parts.moves.set_aside(instance.uuid, migration)
         return migration
 
     def confirm_migration(self, context, migration, instance, network_info):
         """Release the earlier devices on the source at confirm."""
         super().confirm_migration(context, migration, instance, network_info)
         if self.guests.holds(instance.uuid):
-            self.parts.moves.confirm(context, instance.uuid, migration.uuid)
+            self.parts.moves.confirm(instance.uuid, migration.uuid)
 
     def finish_revert_migration(self, context, instance, network_info,
                                 migration, *args, **kwargs):
         """Restore the devices on the source at revert, after destroy() on the
         destination."""
         if self.guests.holds(instance.uuid):
-            self.parts.moves.revert(context, instance.uuid, migration.uuid)
+            self.parts.moves.revert(instance.uuid, migration.uuid)
         super().finish_revert_migration(
             context, instance, network_info, migration, *args, **kwargs)
 
@@ -579,7 +574,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                   and instance.task_state == task_states.RESIZE_MIGRATING)
         if leaves:
             # before the guest is gone, which would look as if deleted
-            self.parts.servers.wait_until_idle(instance.uuid)
+            self.parts.servers.wait(instance.uuid)
             self._set_aside(context, instance)
         super().destroy(context, instance, *args, **kwargs)
         # Nova's start and its periodic tasks take one server after the other,
@@ -587,11 +582,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         wait = context.user_id is not None
         if not (leaves or instance.uuid in self._hard_reboots()
                 or is_here and instance.task_state == task_states.REBUILDING):
-            self.guests.unplug(context, instance.uuid, wait=wait)
+            self.guests.unplug(instance.uuid, wait=wait)
         if instance.task_state == task_states.DELETING:
             # of a move that failed
-            self.guests.unplug(
-                context, instance.uuid, model.Role.OLD, wait)
+            self.guests.unplug(instance.uuid, model.Role.OLD, wait)
 
     def cleanup(self, context, instance, network_info, *args, **kwargs):
         """Release devices when a resize to another cell is confirmed on the
@@ -599,12 +593,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """
         super().cleanup(context, instance, network_info, *args, **kwargs)
         if not kwargs.get('destroy_vifs', True):
-            self.guests.unplug(context, instance.uuid, model.Role.OLD)
+            self.guests.unplug(instance.uuid, model.Role.OLD)
 
     def cleanup_lingering_instance_resources(self, instance):
         """Release the devices of deleted servers whose migration involved this
         host."""
         super().cleanup_lingering_instance_resources(instance)
         for role in model.Role:
-            self.guests.unplug(
-                self.cloud.admin_context(), instance.uuid, role, wait=False)
+            self.guests.unplug(instance.uuid, role, wait=False)

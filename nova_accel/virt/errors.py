@@ -196,7 +196,6 @@ def fault(error, instance) -> str:
 
 
 def is_of_libvirt(error) -> bool:
-    """Whether an error is a libvirt.libvirtError."""
     # Nova imports libvirt late, and may have none
     kind = getattr(libvirt_driver.libvirt, 'libvirtError', None)
     return isinstance(kind, type) and isinstance(error, kind)

@@ -234,7 +234,7 @@ class LiveMigrations:
                 reason=f'Server {instance.uuid} was given up by this live '
                        f'migration, and moves by a later one.')
         # of one whose end this host did not notice
-        self._guests.unplug(context, instance.uuid, model.Role.OLD)
+        self._guests.unplug(instance.uuid, model.Role.OLD)
         try:
             claims = self._parts.accelerators.plug(
                 context, server,
@@ -244,14 +244,14 @@ class LiveMigrations:
                 _map(data, _pairs(instance, moved(data),
                                   self._migratable.of_claims(claims)))
         except exception.AcceleratorError as error:
-            self.release(context, instance, data)
+            self.release(instance, data)
             raise nova_exception.MigrationError(reason=str(error)) from error
 
-    def release(self, context, instance, data) -> None:
+    def release(self, instance, data) -> None:
         """Release the devices of a server that does not arrive by this
         migration. Nova may have begun another migration to this host since."""
         if migration := _migration(data):
-            self._parts.moves.confirm(context, instance.uuid, migration)
+            self._parts.moves.confirm(instance.uuid, migration)
 
     def arrive(self, instance) -> None:
         """Attach the prepared devices to a guest that has arrived.
@@ -261,7 +261,7 @@ class LiveMigrations:
         holdings = self._parts.holdings
         try:
             # attach.reconcile may find it in the same moment
-            with self._parts.servers.exclusive(instance.uuid):
+            with self._parts.servers.held(instance.uuid):
                 if waiting := holdings.of(
                         instance.uuid, model.Role.OLD):
                     holdings.revert(instance.uuid, waiting)
@@ -322,7 +322,7 @@ class LiveMigrations:
                 raise exception.DeviceUnavailable(
                     'the new host has not prepared any: upgrade nova_accel '
                     'there.')
-            self._parts.servers.wait_until_idle(instance.uuid)
+            self._parts.servers.wait(instance.uuid)
             if not nova_cloud.server_of(instance).takes_along:
                 self._cloud.detach(instance.uuid, handles)
         except Exception as error:
@@ -331,10 +331,10 @@ class LiveMigrations:
             return False
         return True
 
-    def left(self, context, instance) -> None:
+    def left(self, instance) -> None:
         """Release the devices of a guest that has moved away."""
         # the new host waits for the end of this call
-        self._guests.unplug(context, instance.uuid, wait=False)
+        self._guests.unplug(instance.uuid, wait=False)
 
 
 def _has_iommu(instance):
@@ -377,7 +377,6 @@ def _pairs(instance, movable, here):
 
     :param movable: see moved().
     :param here: model.MigratableDevice of each that the server gets here.
-    :raises DeviceUnavailable: they are not equal.
     """
     there = [model.MigratableDevice(*item)
              for item in json.loads(movable or '[]')]

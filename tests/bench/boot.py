@@ -45,7 +45,6 @@ from nova.scheduler.client import report
 from nova_accel.api import expansion
 from nova_accel.attach import accelerators
 from nova_accel.attach import guests
-from nova_accel.attach import plugs
 from nova_accel.inventory import shown
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import weights
@@ -70,7 +69,7 @@ OURS = [
     ('nova-scheduler', 'weigher', weights.AcceleratorWeigher,
      'weigh_objects'),
     ('nova-compute, claim', 'provider tree', shown.Shown, 'update_tree'),
-    ('nova-compute, spawn', 'start plug', plugs.Plugs, 'start'),
+    ('nova-compute, spawn', 'start plug', guests.Guests, 'start_plug'),
     ('nova-compute, plug', 'Placement', cloud.NovaCloud, 'allocations'),
     ('nova-compute, plug', 'plug', accelerators.Accelerators, 'plug'),
     ('nova-compute, plug', 'publish', cloud.NovaCloud, 'show'),

@@ -19,7 +19,6 @@ from unittest import mock
 import fixtures
 from keystoneauth1 import loading
 from lxml import etree
-from nova import context as nova_context
 from nova import objects
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.fixtures import libvirt as fakelibvirt
@@ -533,8 +532,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
                      in parts.inventory.shown.providers().items()
                      if provider.name in names]
             if found:
-                parts.publisher.show(
-                    nova_context.get_admin_context(), found)
+                parts.publisher.show(found)
 
     def logs(self):
         yield from super().logs()

@@ -41,7 +41,7 @@ class LostStoreTest(operations.OperationsTestBase):
         parts = self.parts('compute1')
         self._wait_for_assert(lambda: self.assertEqual(
             (frozenset(), before),
-            (parts.holdings.unsettled(), self.claims())))
+            (parts.store.unsettled(), self.claims())))
         self.report()
         third = self.boot(FLAVOR)
         self.assertNotEqual([disk], self.hostdevs(third))

@@ -95,7 +95,7 @@ class Host:
               context=None):
         context = context or self.cloud.admin_context()
         try:
-            with self.plugs.plugged(
+            with self.guests.plugged(
                     context, self.cloud.server(uuid_),
                     lambda: self.cloud.allocations(context, uuid_), rebuilt):
                 self.start_guest(uuid_)
@@ -130,8 +130,7 @@ class Host:
 
     def delete(self, uuid_, wait=True):
         self.cloud.stop_guest(uuid_, undefine=True)
-        self.guests.unplug(
-            self.cloud.admin_context(), uuid_, wait=wait)
+        self.guests.unplug(uuid_, wait=wait)
         self.cloud.allocate(uuid_, None)
         if wait:
             self.settle()
@@ -146,7 +145,7 @@ class Host:
         # and what comes after the end of a claim is done as well
         for address, device in self.inventory.devices.items():
             for region in device.regions:
-                with self.handles._releasing.held(
+                with self.releases._handles._releasing.held(
                         f'{address} region{region.index}'):
                     pass
 
@@ -155,8 +154,7 @@ class Host:
         migration = migration or str(uuid.uuid4())
         self.cloud.move_allocation(uuid_, migration)
         self.cloud.stop_guest(uuid_)
-        self.moves.set_aside(
-            self.cloud.admin_context(), uuid_, migration)
+        self.moves.set_aside(uuid_, migration)
         return migration
 
     def resize_here(self, uuid_, allocation, migration=None):
@@ -170,24 +168,22 @@ class Host:
         """:param here: the server was resized on this host, and runs."""
         if not here:
             self.cloud.stop_guest(uuid_, undefine=True)
-        self.moves.confirm(
-            self.cloud.admin_context(), uuid_, migration)
+        self.moves.confirm(uuid_, migration)
         self.settle()
         self.cloud.allocate(migration, None)
 
     def revert(self, uuid_, migration):
         self.cloud.move_allocation(migration, uuid_)
-        self.moves.revert(self.cloud.admin_context(), uuid_, migration)
+        self.moves.revert(uuid_, migration)
         self.start_guest(uuid_)
 
     def revert_here(self, uuid_, migration):
         """As Nova: destroy() of the new guest, the allocation, then
         finish_revert_migration(); the guest does not run yet."""
-        context = self.cloud.admin_context()
         self.cloud.stop_guest(uuid_, undefine=True)
-        self.guests.unplug(context, uuid_)
+        self.guests.unplug(uuid_)
         self.cloud.move_allocation(migration, uuid_)
-        self.moves.revert(context, uuid_, migration)
+        self.moves.revert(uuid_, migration)
 
     def come(self, uuid_, migration, specs, allocation):
         """The new host of a live migration, while the guest runs on the old
@@ -205,8 +201,7 @@ class Host:
 
     def arrive(self, uuid_, migration):
         """The guest runs here."""
-        self.moves.revert(
-            self.cloud.admin_context(), uuid_, migration)
+        self.moves.revert(uuid_, migration)
         self.cloud.attach(uuid_, self.guests.handles(uuid_))
 
     def is_here(self, uuid_):
@@ -301,7 +296,7 @@ class Host:
         """A server is deleted of which a move on this host did not end."""
         self.cloud.stop_guest(uuid_, undefine=True)
         for role in model.Role:
-            self.guests.unplug(self.cloud.admin_context(), uuid_, role)
+            self.guests.unplug(uuid_, role)
         self.settle()
         for consumer in uuid_, *self._moves_of(uuid_):
             self.cloud.allocate(consumer, None)
@@ -342,8 +337,7 @@ class Host:
                 self.cloud.move_allocation(consumer, uuid_)
         for consumer in {claim.consumer_uuid for claim
                          in self.holdings.of(uuid_, model.Role.OLD)}:
-            self.moves.revert(
-                self.cloud.admin_context(), uuid_, consumer)
+            self.moves.revert(uuid_, consumer)
         self.start_again(uuid_)
 
     def ask(self, uuid_, image):
@@ -415,7 +409,8 @@ class Host:
         """Why, by the addresses of handles."""
         return {offer.handle.address:
                 [[hold.kind.value, hold.reason] for hold in offer.all_holds]
-                for offer in self.inventory.offered().all() if offer.all_holds}
+                for offer in self.inventory.offers.now().all()
+                if offer.all_holds}
 
     def left(self):
         """What is claimed, runs or is fenced."""
@@ -518,12 +513,13 @@ class HostTestCase(limits.Waits, testtools.TestCase):
         """
         servers = self.host.servers
         self.useFixture(fixtures.MockPatchObject(
-            servers, '_locks', locks.Locks(
-                'server', 'The accelerators of server {}', lambda: 0.05)))
+            servers, '_make', locks.Locks(
+                'server', 'The accelerators of server {}',
+                lambda: 0.05)._make))
         held, over = threading.Event(), threading.Event()
 
         def operation():
-            with servers.exclusive(server):
+            with servers.held(server):
                 held.set()
                 over.wait(PATIENCE)
         operating = threading.Thread(target=operation)

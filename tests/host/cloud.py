@@ -171,7 +171,7 @@ class Cloud:
     def reporting(self):
         return self._reporting
 
-    def show(self, context, provider_uuid, change, refused):
+    def show(self, provider_uuid, change, refused):
         there = self.read()['providers'].get(provider_uuid)
         if there is None:
             return
@@ -444,8 +444,8 @@ class Cloud:
         tree = Tree(self)
         # as virt.provider_trees.below(): the same object
         seen = json.dumps(tree.providers, sort_keys=True)
-        if parts.reporting.report(tree, NODE, None, starting,
-                                  self._editions.setdefault(seen, seen)):
+        if parts.report(tree, NODE, None, starting,
+                        self._editions.setdefault(seen, seen)):
             names = {p.get('name') for p in self.other_providers.values()}
             for provider in tree.providers.values():
                 if provider['name'] in names:
@@ -459,7 +459,7 @@ class Cloud:
         allocations = {
             consumer: {'allocations': allocation} for consumer, allocation
             in self.read()['allocations'].items()}
-        parts.reporting.report(tree, NODE, allocations)
+        parts.report(tree, NODE, allocations)
         self.reshape(tree, allocations)
 
     def reshape(self, tree, allocations):

@@ -213,7 +213,7 @@ class InUseTest(TestCase):
     def free(self):
         return sorted(
             offer.handle.address
-            for offer in self.host.inventory.offered().all()
+            for offer in self.host.inventory.offers.now().all()
             if offer.state is offers.State.FREE)
 
     def total(self):

@@ -48,7 +48,7 @@ class ExamTest(base.HostTestCase):
         :param expected: address of a handle -> its state and the kinds of its
             holds, in words.
         """
-        found = list(self.host.inventory.offered().all())
+        found = list(self.host.inventory.offers.now().all())
         self.assertEqual(expected, {
             offer.handle.address: ' '.join([offer.state.value, *sorted({
                 hold.kind.value for hold in offer.all_holds})])
@@ -212,11 +212,11 @@ class ExamTest(base.HostTestCase):
         part, = [(address, None) for address in self.host.inventory.devices]
         name = 'CUSTOM_ACCELERATOR_VGPU'
         specs = {f'resources1:{name}': '1'}
-        count = len(self.host.inventory.offered().free(part))
-        while self.host.inventory.offered().free(part):
+        count = len(self.host.inventory.offers.now().free(part))
+        while self.host.inventory.offers.now().free(part):
             self.host.boot(specs, self.host.allocation(
                 resource_class=name))
-        found = self.host.inventory.offered().of(part)
+        found = self.host.inventory.offers.now().of(part)
         self.assertGreater(count, 0)
         self.assertEqual({(State.HELD, ())}, {
             (offer.state, offer.all_holds) for offer in found})

@@ -241,21 +241,6 @@ class OriginTest(Base):
         self.assertEqual((1, image), (
             self.programmed, self.region().bitstream_id))
 
-    def test_name_of_what_a_fixed_card_has(self):
-        self.host.upload(FIRST, {'accel:function_name': 'first'})
-        self.host.upload(FUNCTION, NAMES)
-        self.config.config(fixed_devices=[A], group='accel')
-        self.restart()
-        for _ in range(2):
-            self.host.delete(self.boot(base.asks(function_name='first')))
-        self.assertEqual(0, self.programmed)
-        self.assertIn('fixed_devices', str(self.assertRaises(
-            exception.DeviceUnavailable, self.boot,
-            base.asks(function_name='crypto'))))
-        self.assertEqual(0, self.programmed)
-        self.restart()
-        self.assertIn(naming.function_name_trait('first'), self.shown())
-
     def test_image_of_the_operator_has_another_name(self):
         image = self.host.upload(FUNCTION)
         self.host.delete(self.boot(base.asks(bitstream_id=image)))

@@ -168,7 +168,7 @@ class DiskTest(IdentityTestCase):
         self.host.delete(self.server)
         self.host.reconciler.run()
         self.assertEqual('', self.data(EMPTY))
-        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+        self.assertEqual(frozenset(), self.host.store.unsettled())
         self.assertNotIn(EMPTY, self.fenced())
 
     def test_moved_while_it_was_deleted(self):
@@ -207,7 +207,7 @@ class DiskTest(IdentityTestCase):
         self.host.reconciler.run()
         self.assertEqual('', self.data(TWO))
         self.assertNotIn(TWO, self.fenced())
-        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+        self.assertEqual(frozenset(), self.host.store.unsettled())
 
     def test_comes_back_and_cannot_be_cleaned(self):
         self.exchanged()
@@ -476,7 +476,7 @@ class OtherKindsTest(IdentityTestCase):
         self.host.reconciler.run()
         self.assertEqual((before[0] + 1, before[1]),
                          (self.resets(A), self.resets(B)))
-        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+        self.assertEqual(frozenset(), self.host.store.unsettled())
         self.host.reattach()
         self.assertHas(self.boot(A), A)
 

@@ -185,15 +185,14 @@ class PoolTest(OlderCopyTestCase):
         is in ERROR: as often as nova-compute starts."""
         server = self.boot()
         self.host.cloud.stop_guest(server, undefine=True)
-        self.host.guests.unplug(
-            self.host.cloud.admin_context(), server)
+        self.host.guests.unplug(server)
         for _ in range(2):
             self.restart()
-            self.assertEqual(frozenset(), self.host.holdings.unsettled())
-        self.assertNotEqual(set(), self.host.holdings.ended())
+            self.assertEqual(frozenset(), self.host.store.unsettled())
+        self.assertNotEqual(set(), self.host.store.ended())
         self.host.cloud.allocate(server, None)
         self.restart()
-        self.assertEqual(set(), self.host.holdings.ended())
+        self.assertEqual(set(), self.host.store.ended())
         self.boot()
 
     def test_server_that_is_moving(self):
@@ -205,7 +204,7 @@ class PoolTest(OlderCopyTestCase):
             moving, launched=True, task_state='resize_finish')
         self.host.cloud.allocate(moving, self.host.allocation(None, SSD))
         self.restart()
-        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+        self.assertEqual(frozenset(), self.host.store.unsettled())
 
     def test_server_that_has_fewer_now(self):
         """What the copy has of it beside that is cleaned."""

@@ -56,8 +56,7 @@ class MoveTest(base.HostTestCase):
         self.host.revert_here(self.server, self.migration)
 
     def confirm(self):
-        self.host.moves.confirm(
-            self.context, self.server, self.migration)
+        self.host.moves.confirm(self.server, self.migration)
         self.host.cloud.allocate(self.migration, None)
 
     def compare(self):
@@ -131,7 +130,7 @@ class MoveTest(base.HostTestCase):
         held = self.host.holdings.of(self.server)
         migration = self.host.migrate_away(self.server)
         self.host.revert(self.server, migration)
-        self.host.moves.revert(self.context, self.server, migration)
+        self.host.moves.revert(self.server, migration)
         self.assertEqual(held, self.host.holdings.of(self.server))
 
     def test_revert_is_one_transaction(self):
@@ -146,8 +145,7 @@ class MoveTest(base.HostTestCase):
             begin()
         store._begin = begins
         self.addCleanup(setattr, store, '_begin', begin)
-        self.host.moves.revert(
-            self.context, self.server, self.migration)
+        self.host.moves.revert(self.server, self.migration)
         self.assertEqual({1}, {*seen})
 
     def test_move_that_has_its_allocation(self):
@@ -171,19 +169,19 @@ class MoveTest(base.HostTestCase):
         end = self.operate_on(self.server)
         self.assertRaises(
             exception.LockTimeout, self.host.moves.revert,
-            self.context, self.server, self.migration)
+            self.server, self.migration)
         self.confirm()
         self.host.delete(self.server)
         self.host.cloud.delete_server(self.server)
         self.assertEqual(2, len(self.host.holdings.all()))
         self.assertIn('is postponed', self.log.output)
         # not before: it may have the devices at work
-        self.host.releases.retry(self.context)
+        self.host.releases.retry()
         self.assertEqual({model.ClaimState.BOUND}, {
             claim.state for claim in self.host.holdings.all()})
         end()
         # all of it: the comparison would find it otherwise
-        self.host.releases.retry(self.context)
+        self.host.releases.retry()
         self.host.settle()
         self.assertEqual([], self.host.holdings.all())
 
@@ -282,7 +280,7 @@ class PoolMoveTest(MoveTest):
         again = self.move_again()
         self.assertEqual(self.first, self.held())
         self.disks.write_disk(self.first, 'what it wrote at last')
-        self.host.moves.confirm(self.context, self.server, again)
+        self.host.moves.confirm(self.server, again)
         self.host.cloud.allocate(again, None)
         self.host.reboot(self.server)
         self.compare()
@@ -292,7 +290,7 @@ class PoolMoveTest(MoveTest):
         """nova-compute is killed before it hears of that."""
         again = self.move_again()
         self.host.cloud.stop_guest(self.server, undefine=True)
-        self.host.guests.unplug(self.context, self.server)
+        self.host.guests.unplug(self.server)
         self.host.cloud.set_server(
             self.server, task_state='resize_reverting')
         self.host.cloud.move_allocation(again, self.server)
@@ -347,8 +345,7 @@ class TwoMigrationsTest(TwoDisksTestCase):
         holdings.set_aside(self.server, 'first')
         self.host.spawn(self.server)
         holdings.set_aside(self.server, 'second')
-        getattr(self.host.moves, end)(
-            self.host.cloud.admin_context(), self.server, 'second')
+        getattr(self.host.moves, end)(self.server, 'second')
         self.host.settle()
         self.assertEqual(['first'], [
             claim.consumer_uuid for claim
@@ -371,18 +368,16 @@ class UnwrittenTest(TwoDisksTestCase):
             self.context, self.host.cloud.server(self.server))
 
     def moved(self):
-        self.host.moves.set_aside(
-            self.context, self.server, 'migration')
+        self.host.moves.set_aside(self.server, 'migration')
 
     def test_tried_again(self):
         """Others are released meanwhile."""
         releases = self.host.releases
         self.read_only(True)
         self.host.delete(self.server, wait=False)
-        context = self.host.cloud.admin_context()
-        self.assertEqual(0, releases.retry(context))
+        self.assertEqual(0, releases.retry())
         self.read_only(False)
-        releases.retry(context)
+        releases.retry()
         self.host.settle()
         self.assertEqual([], self.host.holdings.all())
 

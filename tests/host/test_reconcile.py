@@ -117,7 +117,7 @@ class ReconcileTest(base.HostTestCase):
         compared, began = threading.Event(), threading.Event()
 
         def operation():
-            with self.host.servers.exclusive(self.server):
+            with self.host.servers.held(self.server):
                 began.set()
                 # in this time it would be released; it waits for us instead
                 compared.wait(0.3)
@@ -154,8 +154,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.move_allocation(migration, self.server)
         self.assertEqual(0, self.host.reconciler.run())
         self.host.cloud.add_server(base.ONE, uuid_=self.server)
-        self.host.moves.revert(
-            self.host.cloud.admin_context(), self.server, migration)
+        self.host.moves.revert(self.server, migration)
         self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
 
@@ -164,7 +163,7 @@ class ReconcileTest(base.HostTestCase):
         with a delete that waits for the build."""
         server = self.host.cloud.add_server(base.ONE)
         allocation = self.host.allocation(B)
-        with self.host.plugs.plugged(
+        with self.host.guests.plugged(
                 self.host.cloud.admin_context(),
                 self.host.cloud.server(server), lambda: allocation):
             self.host.guests.handles_to_start(
@@ -445,7 +444,7 @@ class ReconcileTest(base.HostTestCase):
         self.restart()
         self.host.reconciler.run()
         self.assertReserved(A)
-        with self.host.plugs.plugged(
+        with self.host.guests.plugged(
                 self.host.cloud.admin_context(),
                 self.host.cloud.server(self.server),
                 lambda: self.host.allocation(A)):
@@ -472,13 +471,12 @@ class ReconcileTest(base.HostTestCase):
         self.assertReserved(A)
         # its owner does as the log says
         self.leave()
-        self.host.guests.unplug(
-            self.host.cloud.admin_context(), self.server)
+        self.host.guests.unplug(self.server)
         self.host.settle()
         self.assertEqual([], self.host.fenced())
         server = self.host.cloud.add_server(base.ONE)
         self.host.cloud.allocate(server, self.host.allocation(A))
-        with self.host.plugs.plugged(
+        with self.host.guests.plugged(
                 self.host.cloud.admin_context(),
                 self.host.cloud.server(server),
                 lambda: self.host.allocation(A)):
@@ -553,14 +551,13 @@ class ReconcileTest(base.HostTestCase):
             with self.host.cloud.state() as state:
                 state.setdefault('moves', {})[move] = self.server
             self.host.cloud.stop_guest(self.server)
-            self.host.moves.set_aside(
-                self.host.cloud.admin_context(), self.server, move)
+            self.host.moves.set_aside(self.server, move)
         self.meanwhile('running', moves)
         self.assertReserved(A)
 
     def test_lost_and_rebuilt_meanwhile(self):
         self.lose()
-        rebuild = self.host.plugs.plugged(
+        rebuild = self.host.guests.plugged(
             self.host.cloud.admin_context(),
             self.host.cloud.server(self.server),
             lambda: self.host.allocation(A), rebuilt=True)
@@ -640,8 +637,7 @@ class ReconcileTest(base.HostTestCase):
         error = self.assertRaises(exception.DeviceUnavailable,
                                   self.host.release.release, vf(A))
         self.assertIn('Nova may revert', str(error))
-        self.host.moves.revert(
-            self.host.cloud.admin_context(), self.server, migration)
+        self.host.moves.revert(self.server, migration)
         self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
         self.assertReserved(A)

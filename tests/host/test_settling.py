@@ -65,7 +65,7 @@ class SettlingTestCase(base.HostTestCase):
     def settled(self):
         """All that servers could have now."""
         self.assertEqual([], [
-            (row, device.address) for row in self.host.holdings.unsettled()
+            (row, device.address) for row in self.host.store.unsettled()
             for device in self.host.inventory.devices.values()
             if row.means(device)])
 
@@ -453,7 +453,7 @@ class DiskTest(SettlingTestCase):
         self.host.reconciler.run()
         self.assertEqual('', self.data(comes_back))
         self.assertEqual([], self.fenced())
-        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+        self.assertEqual(frozenset(), self.host.store.unsettled())
 
     @ddt.data('guest', 'allocation')
     def test_moved_while_its_server_is_sought(self, left):
@@ -478,7 +478,7 @@ class DiskTest(SettlingTestCase):
             self.host.reconciler.run()
         self.assertEqual('', self.data(THREE))
         self.assertEqual([], self.fenced())
-        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+        self.assertEqual(frozenset(), self.host.store.unsettled())
 
     def test_moved_and_another_server_wants_what_is_in_its_slot(self):
         server = self.server_beside_an_empty_slot()
@@ -782,7 +782,7 @@ class PortsTest(SettlingTestCase):
         server = self.host.boot(base.ONE, self.allocation_of(1))
         self.assertHas(server, got)
         self.assertNotIn('a secret', str(self.host.kernel.guest_reads(got)))
-        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+        self.assertEqual(frozenset(), self.host.store.unsettled())
 
     def test_second_region_of_a_server_comes_later(self):
         """That the server has the first one says nothing of it."""
@@ -996,7 +996,7 @@ class StandardClassesTest(SettlingTestCase):
             {'resources1:PGPU': '1', 'resources2:VGPU': '1'},
             {**self.host.allocation(ONE, 'PGPU'), **native})
         self.lost_while_one_is_away()
-        self.assertNotEqual(frozenset(), self.host.holdings.unsettled())
+        self.assertNotEqual(frozenset(), self.host.store.unsettled())
         self.host.start_guest(server)
         self.assertHas(server, ONE)
 

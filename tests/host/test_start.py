@@ -211,15 +211,15 @@ class StartTest(base.HostTestCase):
         self.host.delete(self.server)
         self.host.cloud.allocate(server, self.host.allocation(A))
         context = self.host.cloud.admin_context()
-        plugs = self.host.plugs
-        plugs.start(
+        plugs = self.host.guests
+        plugs.start_plug(
             context, self.host.cloud.server(server),
             lambda: self.host.cloud.allocations(context, server))
         self.host.guests.handles(server)
         with mock.patch.object(
                 self.host.store, 'update',
                 side_effect=exception.AcceleratorsUnavailable('Locked.')):
-            plugs.abandon(context, server)
+            plugs.abandon(server)
         self.assertFalse(plugs.is_under_way(server))
         self.assertEqual(1, len(self.host.holdings.all()))
         self.host.cloud.allocate(server, None)
@@ -322,7 +322,7 @@ class SmallerResizeTest(base.HostTestCase):
         self.host.cloud.allocate(server, pool)
 
         def fail():
-            with self.host.plugs.plugged(
+            with self.host.guests.plugged(
                     self.host.cloud.admin_context(),
                     self.host.cloud.server(server),
                     lambda: self.host.cloud.allocations(None, server)):

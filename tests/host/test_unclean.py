@@ -64,7 +64,7 @@ class DiskTest(UncleanTestCase):
         server = self.boot()
         self.assertEqual('', self.kernel.data_of_disk(DISK))
         self.host.delete(server)
-        self.assertEqual(frozenset(), self.host.holdings.unclean())
+        self.assertEqual(frozenset(), self.host.store.unclean())
 
     def test_none_then_reset(self):
         """What nothing was done with is reset; after that it is not again."""
@@ -100,7 +100,7 @@ class DiskTest(UncleanTestCase):
         self.assertEqual(SECRET, self.kernel.data_of_disk(DISK))
         self.host.delete(server)
         self.assertEqual('', self.kernel.data_of_disk(DISK))
-        self.assertEqual(frozenset(), self.host.holdings.unclean())
+        self.assertEqual(frozenset(), self.host.store.unclean())
 
     def test_cleaning_that_fails(self):
         """The disk is given to no server, and it is tried again."""
@@ -138,7 +138,7 @@ class RegionTest(UncleanTestCase):
         self.host.inventory.scanner.scan()
         self.host.delete(self.server)
         # the policy of then has nothing cleaned
-        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+        self.assertEqual(frozenset(), self.host.store.unsettled())
         self.host.kernel.set_fault(A, vanish=None)
         self.host.kernel.rebind(A, 'dfl-pci')
         self.assertCleanedFirst()

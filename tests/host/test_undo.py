@@ -52,14 +52,14 @@ class UndoTest(base.HostTestCase):
         def allocations():
             goes_on.wait(base.PATIENCE)
             return self.host.allocation(B)
-        plugs = self.host.plugs
-        plugs.start(
+        plugs = self.host.guests
+        plugs.start_plug(
             context, self.host.cloud.server(other), allocations)
         future = plugs._plugging[other].future
         soon = threading.Timer(0.2, goes_on.set)
         soon.start()
         self.addCleanup(soon.join)
-        self.host.guests.unplug(context, other)
+        self.host.guests.unplug(other)
         future.exception(base.PATIENCE)
         self.host.settle()
         self.assertEqual([], self.host.states(other))
@@ -73,7 +73,7 @@ class UndoTest(base.HostTestCase):
             **self.host.allocation(A), **self.host.allocation(B)})
         context = self.host.cloud.admin_context()
         with self.assertRaisesRegex(MemoryError, 'for the guest'):
-            with self.host.plugs.plugged(
+            with self.host.guests.plugged(
                     context, self.host.cloud.server(self.server),
                     lambda: self.host.cloud.allocations(
                         context, self.server)):
@@ -121,6 +121,6 @@ class UndoTest(base.HostTestCase):
         self.host.cloud.images = go
         self.assertRaises(exception.AcceleratorError, self.plug_two)
         self.host.settle()
-        self.assertEqual(frozenset(), self.host.holdings.unsettled())
+        self.assertEqual(frozenset(), self.host.store.unsettled())
         self.assertEqual([self.claim.uuid], [
             claim.uuid for claim in self.host.holdings.all()])

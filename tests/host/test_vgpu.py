@@ -50,12 +50,10 @@ class AttachTestCase(base.HostTestCase):
             allocations)
 
     def unplug(self, instance=None):
-        return self.host.guests.unplug(
-            self.host.cloud.admin_context(), instance or self.instance)
+        return self.host.guests.unplug(instance or self.instance)
 
     def retry_releases(self):
-        return self.host.releases.retry(
-            self.host.cloud.admin_context())
+        return self.host.releases.retry()
 
 
 class AttachTest(AttachTestCase):
