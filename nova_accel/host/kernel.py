@@ -87,8 +87,11 @@ class Kernel:
         directory = os.open(self._at(path), os.O_PATH | os.O_DIRECTORY)
         try:
             for name in names:
-                with contextlib.suppress(OSError):
+                # contextlib.suppress() would cost a fifth more
+                try:
                     found[name] = _read(name, directory)
+                except OSError:
+                    continue
         finally:
             os.close(directory)
         return found
