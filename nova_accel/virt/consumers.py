@@ -7,11 +7,12 @@ were when they were asked before:
 
 * the generation, which counts up where an allocation is made or changed
   (``_set_allocations`` of placement.objects.allocation, 16.0);
-* which of them have room for one of a class. A deletion of all that a consumer
-  has (``delete_all``) leaves the generation as it is; but a provider that was
-  full has room then.
+* which of them have room for so many of a class. A deletion of all that a
+  consumer has (``delete_all``) leaves the generation as it is; but a provider
+  that was full has room then. A provider with room for all that it has is not
+  allocated.
 
-A provider that was not full, or of which Nova's copy is older, is asked again.
+A provider that was neither, or of which Nova's copy is older, is asked again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -66,19 +67,23 @@ class Consumers:
         # room first: what was full and has its generation after that was as it
         # was before, at the time of the first answer
         known = self._full
-        has_room = {name: self._providers(anchor, resources=f'{name}:1')
-                    for name in sorted({known[uuid].resource_class
-                                        for uuid in uuids if uuid in known})}
+        queries = {uuid: f'{known[uuid].resource_class}:1' if uuid in known
+                   else self._all_of(uuid) for uuid in uuids}
+        has_room = {query: self._providers(anchor, resources=query)
+                    for query in sorted(filter(None, {*queries.values()}))}
         now = self._providers(anchor)
         found, is_full = {}, {}
         for uuid in uuids:
-            full = known.get(uuid)
-            if not full or full.generation != now.get(uuid) or (
-                    uuid in has_room[full.resource_class]):
+            full, query = known.get(uuid), queries[uuid]
+            if full and full.generation == now.get(uuid) and (
+                    query and uuid not in has_room[query]):
+                found[uuid] = full.given
+            elif not full and self._generation(uuid) == now.get(uuid, -1) and (
+                    query == '' or query and uuid in has_room[query]):
+                found[uuid] = {}
+            else:
                 found[uuid] = _given(self._allocations(uuid))
                 full = self._if_full(uuid, now.get(uuid), found[uuid])
-            else:
-                found[uuid] = full.given
             if full:
                 is_full[uuid] = full
         # at once: an order of the operator may ask meanwhile
@@ -90,6 +95,22 @@ class Consumers:
         return self._listed('/resource_providers?' + parse.urlencode(
             {'in_tree': anchor, **query}, safe=':'), _VERSION)
 
+    def _generation(self, uuid: str) -> int | None:
+        return (self._copy_of(uuid) or (None,))[0]
+
+    def _all_of(self, uuid: str) -> str | None:
+        """Return all that can be allocated from a provider, as in a query to
+        Placement; '' for nothing, None if that is not known."""
+        _, inventory = self._copy_of(uuid) or (None, {'': {'total': 0}})
+        found = []
+        for name, item in sorted(inventory.items()):
+            room = _room(item)
+            if not (room >= 1 and room == int(room)
+                    and item.get('max_unit', room) >= room):
+                return None
+            found.append(f'{name}:{int(room)}')
+        return ','.join(found)
+
     def _if_full(self, uuid: str, generation: int | None,
                  given: Given) -> _Full | None:
         copy = self._copy_of(uuid)
@@ -98,14 +119,17 @@ class Consumers:
             return None
         for name, item in copy[1].items():
             used = [has.get(name, 0) for has in given.values()]
-            # what was written with the defaults of Placement
-            room = item.get('allocation_ratio', 1.0) * (
-                item['total'] - item.get('reserved', 0))
-            if all(used) and sum(used) == room and (
-                    # Placement has no room for one otherwise
-                    item.get('min_unit', 1) == item.get('step_size', 1) == 1):
+            if all(used) and sum(used) == _room(item):
                 return _Full(copy[0], name, given)
         return None
+
+
+def _room(item: Mapping) -> float:
+    """Return how much of an inventory can be allocated, 0 if not one by one."""
+    # what was written with the defaults of Placement
+    return item.get('allocation_ratio', 1.0) * (
+        item['total'] - item.get('reserved', 0)) * (
+            item.get('min_unit', 1) == item.get('step_size', 1) == 1)
 
 
 def _given(allocations: Allocations) -> Given:

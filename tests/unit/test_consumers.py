@@ -82,8 +82,8 @@ class ConsumersTest(testtools.TestCase):
         providers = self.providers(5, **{MEMORY: 100})
         for provider in providers:
             self.allocate(provider, **{MEMORY: 1})
-        # each, and the generations
-        self.assertEqual(6, self.look(providers))
+        # each, the generations, and where there is room
+        self.assertEqual(7, self.look(providers))
         # the generations, and where there is room
         self.assertEqual(2, self.look(providers))
         self.assertEqual(2, self.look(providers))
@@ -107,7 +107,7 @@ class ConsumersTest(testtools.TestCase):
         self.consumers = consumers.Consumers(
             self.listed, self.allocations, lambda uuid:
             None if uuid == providers[2] else self.copy_of(uuid))
-        self.assertEqual([6, 3], [self.look(providers) for _ in range(2)])
+        self.assertEqual([7, 3], [self.look(providers) for _ in range(2)])
 
     def test_allocation_that_is_deleted(self):
         """Of which the generation tells nothing."""
@@ -118,7 +118,18 @@ class ConsumersTest(testtools.TestCase):
         self.release(servers[3])
         self.assertEqual(before, self.copy_of(providers[3]))
         self.assertEqual(3, self.look(providers))
+        self.assertEqual(2, self.look(providers))
+
+    def test_nothing_is_allocated(self):
+        """Nor can it be from the provider of a card with regions."""
+        providers = [*self.providers(3), *self.providers(3, **{MEMORY: 100}),
+                     self.root]
         self.assertEqual(3, self.look(providers))
+        self.allocate(providers[0])
+        self.allocate(providers[3], **{MEMORY: 1})
+        self.assertEqual(3 + 2, self.look(providers))
+        self.old = set(providers)
+        self.assertEqual(3 + 5, self.look(providers))
 
     def test_another_consumer(self):
         providers = self.providers(5)
