@@ -9,17 +9,18 @@ reasons.
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 
+import fixtures
 from testtools import matchers
 
+from nova_accel.cmd import discover
 from nova_accel import conf
 from nova_accel.inventory import offers
 from nova_accel.store import claim_store
 from tests.host import base
 from tests.host import cloud as clouds
+from tests.unit import commands
 from tests.unit.host import A, FUNCTION, vf
 from tests.unit import vgpus
 
@@ -27,11 +28,14 @@ ONE, TWO, THREE, FOUR = DISKS = [f'0000:0{n}:00.0' for n in range(2, 6)]
 SSD = 'CUSTOM_ACCELERATOR_SSD'
 State = offers.State
 _TIME = '[0-9-]{10}T[0-9:]{8}[+]00:00'
-_OPTIONS = ('simulated_host', 'enabled_drivers', 'include_devices', 'pools',
-            'virtual_functions', 'device_sets', 'handover')
 
 
 class ExamTest(base.HostTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.cmd.configuration.read', lambda *arguments: conf.register_novas()))
 
     def start(self, pools='host', disks=DISKS, **more):
         self.POOLS = pools
@@ -63,19 +67,12 @@ class ExamTest(base.HostTestCase):
                     rf'{re.escape(hold.reason)}'))
 
     def discover(self):
-        """The column Health of nova-accel discover."""
-        path = os.path.join(self.directory, 'nova.conf')
-        with open(path, 'w') as file:
-            print('[accel]', file=file)
-            for name in _OPTIONS:
-                value = getattr(conf.CONF.accel, name)
-                for one in value if isinstance(value, list) else [value]:
-                    print(f'{name} = {one}', file=file)
-        done = subprocess.run([
-            sys.executable, '-W', 'ignore', '-m', 'nova_accel.cmd.main',
-            'discover', '--config-file', path, '-f', 'json', '--store',
-            os.path.join(self.directory, claim_store.file_name(clouds.NODE))],
-            capture_output=True, text=True, timeout=60)
+        """The column Health of nova-accel discover, with the configuration of
+        this process."""
+        done = commands.run(
+            'discover', '-f', 'json', '--store', os.path.join(
+                self.directory, claim_store.file_name(clouds.NODE)),
+            discover=discover.Discover)
         self.assertEqual('', done.stderr)
         return '\n'.join(row['Health'] for row in json.loads(done.stdout))
 
