@@ -71,15 +71,9 @@ def region(type_=A10_11):
 
 class GlanceTestBase(testtools.TestCase):
 
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.glance = glance_service.GlanceService()
-        cls.glance.setUp()
-        cls.addClassCleanup(cls.glance.cleanUp)
-
     def setUp(self):
         super().setUp()
+        self.glance = self.useFixture(glance_service.SharedGlance()).service
         self.config = self.useFixture(config_fixture.Config(conf.CONF)).config
         self.directory = self.useFixture(fixtures.TempDir()).path
         self.cache = cache.BitstreamCache(self.directory)
