@@ -15,7 +15,7 @@ import sys
 import time
 import unittest
 
-from tests.unit import test_capacity
+from tests.unit import capacity
 from tests.unit import test_defrag
 
 
@@ -24,7 +24,7 @@ def main():
     clouds, first = [*given, *(1000, 0)[len(given):]]
     test = unittest.TestCase()
     for name, compare, what in (
-            ('fits', test_capacity.compare, 'with room for a server'),
+            ('fits', capacity.compare, 'with room for a server'),
             ('defrag', test_defrag.compare, 'with room after migrations')):
         start = time.process_time()
         some = compare(test, range(first, first + clouds))

@@ -5,9 +5,9 @@ What docs/source/migration.rst promises: until a resize is confirmed, a revert
 returns to the device of before, and afterwards the old device is free.
 """
 
+from tests.functional import beside_nova
 from tests.functional import process
-from tests.functional import test_beside_nova
-from tests.functional import test_vgpu
+from tests.functional import vgpus
 
 NATIVE_VGPU = {'resources:VGPU': '1'}
 ALIAS = {'pci_passthrough:alias': 'native:1'}
@@ -116,19 +116,19 @@ class MoveTestBase:
         return migration['uuid']
 
 
-class VgpuTest(MoveTestBase, test_vgpu.NativeTestBase):
+class VgpuTest(MoveTestBase, vgpus.NativeTestBase):
     """From a host with Nova's vGPUs to one with ours."""
 
     NOVAS = 'VGPU'
-    RESOURCE_CLASS = test_vgpu.VGPU
-    HOSTS = {'compute1': {'vgpus': [test_vgpu.gpu(
-                 address=test_vgpu.NativeTestBase.NATIVE,
-                 types=[test_vgpu.NATIVE_TYPE])]},
-             'compute2': {'vgpus': [test_vgpu.gpu()]}}
+    RESOURCE_CLASS = vgpus.VGPU
+    HOSTS = {'compute1': {'vgpus': [vgpus.gpu(
+                 address=vgpus.NativeTestBase.NATIVE,
+                 types=[vgpus.NATIVE_TYPE])]},
+             'compute2': {'vgpus': [vgpus.gpu()]}}
     WITH_NOVAS = ('compute1',)
 
     def test_moves(self):
-        server = self.move(NATIVE_VGPU, test_vgpu.flavor(test_vgpu.SMALL))
+        server = self.move(NATIVE_VGPU, vgpus.flavor(vgpus.SMALL))
         uuid, = self.hostdevs(server)
         self.assertEqual(self.TYPE, self.type_of(uuid))
         # Nova keeps what it has created, nova_accel does not
@@ -138,13 +138,13 @@ class VgpuTest(MoveTestBase, test_vgpu.NativeTestBase):
                          self.kernel('compute2').listdir('bus/mdev/devices'))
 
 
-class PciTest(MoveTestBase, test_beside_nova.BesideNovaTestBase):
+class PciTest(MoveTestBase, beside_nova.BesideNovaTestBase):
     """From a host with Nova's PCI devices to one with ours."""
 
-    NOVAS = test_beside_nova.NATIVE
+    NOVAS = beside_nova.NATIVE
     RESOURCE_CLASS = 'CUSTOM_ACCELERATOR_GPU'
     GPU = '0000:1a:00.0'
-    HOSTS = {'compute1': {'others': [test_beside_nova.NOVAS]},
+    HOSTS = {'compute1': {'others': [beside_nova.NOVAS]},
              'compute2': {'gpus': [{'address': GPU}]}}
 
     def _setup_compute_service(self):
@@ -153,7 +153,7 @@ class PciTest(MoveTestBase, test_beside_nova.BesideNovaTestBase):
 
     def test_moves(self):
         server = self.move(ALIAS, {f'resources1:{self.RESOURCE_CLASS}': '1'})
-        self.assertEqual([test_beside_nova.NOVAS['address']],
+        self.assertEqual([beside_nova.NOVAS['address']],
                          self.hostdevs(server))
         # ours went back to the host's driver
         other = self.boot({f'resources1:{self.RESOURCE_CLASS}': '1'})

@@ -24,11 +24,11 @@ from nova_accel import exception
 from nova_accel import model
 from nova_accel import request as accel_request
 from tests import glance_service
-from tests.unit import test_gbs
+from tests.unit import bitstreams
 
-A10_11 = test_gbs.INTERFACE
+A10_11 = bitstreams.INTERFACE
 A10_12 = '69528db6-eb31-577a-8c36-68f9faa081f6'
-NLB0 = test_gbs.NLB0
+NLB0 = bitstreams.NLB0
 NLB3 = 'f7df405c-bd7a-cf72-22f1-44b0b93acd18'
 MIB = 1 << 20
 
@@ -82,7 +82,7 @@ class GlanceTestBase(testtools.TestCase):
         self.client = self.glance.client('alice', self.project)
 
     def upload(self, data=None, name='nlb0', client=None, **properties):
-        data = test_gbs.make() if data is None else data
+        data = bitstreams.make() if data is None else data
         properties = {f'accel:{k}' if k in (
             'function_id', 'function_name', 'region_type_id') else k: v
             for k, v in properties.items()}
@@ -450,7 +450,7 @@ class FetchTest(GlanceTestBase):
         self.assertEqual(what is exception.GlanceUnavailable, error.elsewhere)
 
     def test_data(self):
-        for data in (test_gbs.make(), os.urandom(3 * MIB + 1)):
+        for data in (bitstreams.make(), os.urandom(3 * MIB + 1)):
             self.assertEqual(data, self.fetch(self.upload(data)['id']))
 
     def test_end_to_end(self):
@@ -465,7 +465,7 @@ class FetchTest(GlanceTestBase):
         id = self.upload()['id']
         self.fetch(id)
         before = len(self.glance.requests())
-        self.assertEqual(test_gbs.make(), self.fetch(id))
+        self.assertEqual(bitstreams.make(), self.fetch(id))
         self.assertEqual([f'GET /v2/images/{id}'],
                          self.glance.requests()[before:])
 

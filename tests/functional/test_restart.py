@@ -15,7 +15,7 @@ from tests.functional import cloud
 from tests.functional import faults
 from tests.functional import process
 from tests.functional.restarts import FPGA, HALF_DONE, RestartTestBase, VF
-from tests.functional import test_vgpu
+from tests.functional import vgpus
 from tests.host import base as host_base
 from tests import limits
 
@@ -108,12 +108,12 @@ class FailedRebuildTest(RestartTestBase):
         self.mend()
 
 
-class StandardClassesTest(test_vgpu.NativeTestBase):
+class StandardClassesTest(vgpus.NativeTestBase):
     """A vGPU of Nova's own beside a device of ours, both by the standard
     classes, so that no claim of ours tells of the vGPU."""
 
     CLASSES = 'standard'
-    HOSTS = {'compute1': {**test_vgpu.NativeTestBase.HOSTS['compute1'],
+    HOSTS = {'compute1': {**vgpus.NativeTestBase.HOSTS['compute1'],
                           'cards': [base.card(FPGA)]}}
 
     DRIVERS = ('vgpu', 'dfl')

@@ -34,9 +34,9 @@ from tests.functional import base
 from tests.functional.base import (
     card, CRYPTO, fpga_flavor, NLB0, NLB3, SHELL_11, SHELL_12)
 from tests.functional import process
+from tests.unit import checked
 from tests.unit import commands
 from tests.unit import pages
-from tests.unit import test_cmd_check
 
 A = '0000:5e:00.0'
 REGION = f'compute1_accel_{A}_region0'
@@ -116,7 +116,7 @@ class ToldTest(base.AcceleratorTestBase):
 
     def begin(self):
         """As before the first row."""
-        self.use_libvirt(test_cmd_check.Libvirt())
+        self.use_libvirt(checked.Libvirt())
         #: of check
         self.override, self.token = self.placement.fixture.endpoint, TOKEN
         self.database, self.without, self.host = 'sqlite://', set(), 'compute1'
@@ -334,7 +334,7 @@ class ToldTest(base.AcceleratorTestBase):
             ('a driver that is not installed', 'check',
              flags(enabled_drivers=['absent']), "'absent'", 'installed are'),
             ('libvirt does not run', 'check', lambda: self.use_libvirt(
-                test_cmd_check.Libvirt(refuses='Failed to connect')),
+                checked.Libvirt(refuses='Failed to connect')),
              'libvirt cannot be reached', 'start libvirtd'),
             ('no IOMMU', 'check',
              lambda: self.spare(cards=[card(A)], iommu=False),

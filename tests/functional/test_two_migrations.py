@@ -12,13 +12,13 @@ from nova_accel import model
 from nova_accel.virt import driver
 from tests.functional import base
 from tests.functional import cloud
+from tests.functional import live_migration
 from tests.functional import process
-from tests.functional import test_live_migration
 
 _SECONDS = 60
 
 
-class LateTestCase(test_live_migration.LiveMigrationTestBase):
+class LateTestCase(live_migration.LiveMigrationTestBase):
     """What the new host does for the first live migration ends when the guest
     moves by the second one."""
 
@@ -114,10 +114,11 @@ class DetachTest(LateTestCase):
         self.assertFunction(self.assertMoves(), self.function)
 
 
-class TransparentTest(LateTestCase, test_live_migration.TransparentTestBase):
+class TransparentTest(LateTestCase, live_migration.TransparentTestBase):
     """The guest is on the new host with its vGPU."""
 
-    HOSTS = test_live_migration.TransparentTest.HOSTS
+    HOSTS = {host: live_migration.devices()
+             for host in ('compute1', 'compute2')}
 
     def second(self, domain, destination, params, flags):
         self.computes[self.destination].driver._host.get_connection(

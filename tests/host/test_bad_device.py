@@ -8,9 +8,12 @@ import uuid
 from nova_accel import exception
 from nova_accel.inventory import offers
 from tests.host import base
-from tests.host.test_pf_and_vfs import AI, NPU, RULE
 from tests.unit.host import A, B
 
+AI = 'CUSTOM_ACCELERATOR_AI'
+NPU = {'vendor': '19e5', 'device': 'd801', 'class': '0x120000',
+       'driver': 'davinci', 'total_vfs': 2}
+RULE = 'vendor=19e5 product=d801 type=AI'
 SPECS = {f'resources1:{AI}': '1'}
 
 

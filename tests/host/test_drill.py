@@ -12,12 +12,12 @@ import fixtures
 from nova_accel.health import signals
 from nova_accel import naming
 from tests.host import health
-from tests.host import test_maintenance
+from tests.host import maintenance
 from tests.host.health import ONE, TWO, WORN
 
 
 class DrillTestCase(health.HealthTestCase,
-                    test_maintenance.OrderTestCase):
+                    maintenance.OrderTestCase):
 
     MODE = 'act'
     POOLS = 'none'

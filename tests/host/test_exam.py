@@ -35,7 +35,8 @@ class ExamTest(base.HostTestCase):
     def setUp(self):
         super().setUp()
         self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.cmd.configuration.read', lambda *arguments: conf.register_novas()))
+            'nova_accel.cmd.configuration.read',
+            lambda *arguments: conf.register_novas()))
 
     def start(self, pools='host', disks=DISKS, **more):
         self.POOLS = pools

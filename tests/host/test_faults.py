@@ -19,7 +19,7 @@ import fixtures
 
 from tests.host import faults
 from tests.host import test_killed
-from tests.host.test_killed import SERVER
+from tests.host.killed_operations import SERVER
 from tests.host import world
 
 CHOSEN = os.environ.get('NOVA_ACCEL_FAULTS', '')

@@ -3,7 +3,6 @@
 concern the servers of another. Written as the attacker would."""
 
 import dataclasses
-import tempfile
 import time
 from unittest import mock
 import uuid
@@ -13,24 +12,16 @@ import ddt
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
-from nova_accel import sim
 from nova_accel.store import values
 from tests.host import base
 from tests.host import cloud as clouds
+from tests.host.handovers import BOB, EVE, FREE, MailboxTestCase, private
 from tests.unit.host import A, B, FIRST, FUNCTION, OTHER, SHELL, plain, vf
 
-#: an attacker and a victim
-EVE, BOB = 'eve', 'bob'
 OPENCL = '18b79ffa-2ee5-4aa0-96ef-4230dafacb5f'
 NAMES = {'accel:function_id': FUNCTION, 'accel:function_name': 'crypto'}
-#: a flavor whose owner chooses the bitstream
-FREE = base.asks(runtime_programming='true')
 #: one with a function, where he may as well
 OWN = base.asks(FUNCTION, runtime_programming='true')
-
-
-def private(owner, **properties):
-    return {'owner': owner, 'visibility': 'private', **properties}
 
 
 class Base(base.HostTestCase):
@@ -637,39 +628,6 @@ class TextTest(Base):
         self.assertIn(self.directory, full)
         self.assertNotIn(self.directory, said)
         self.assertIn('claim store', said)
-
-
-class MailboxTestCase(base.HostTestCase):
-    """A card under XRT."""
-
-    MANAGEMENT, USER = '0000:81:00.0', '0000:81:00.1'
-    WHOLE = True
-
-    def setUp(self):
-        super().setUp()
-        self.config.config(
-            whole_cards=[self.MANAGEMENT] * self.WHOLE, group='accel')
-        self.start_host(alveos=[{'address': self.MANAGEMENT,
-                                 'programming_seconds': 0}], drivers=('xrt',))
-        self.image = self.upload(FUNCTION)
-
-    def upload(self, function, **image):
-        with tempfile.NamedTemporaryFile() as file:
-            sim.make_xclbin(file.name, function, SHELL)
-            return self.host.cloud.upload(file.read(), **{
-                'accel:function_id': function, **image})
-
-    def boot(self, project):
-        return self.host.boot(base.asks(FUNCTION), self.host.allocation(),
-                              project=project)
-
-    def region(self):
-        return self.host.inventory.devices[self.MANAGEMENT].region(0)
-
-    def guest_loads(self, function):
-        with tempfile.NamedTemporaryFile() as file:
-            sim.make_xclbin(file.name, function, SHELL)
-            self.host.kernel.guest_programs(self.USER, file.name)
 
 
 class MailboxTest(MailboxTestCase):

@@ -17,7 +17,7 @@ from nova_accel.store import claim_store
 from nova_accel.store import values
 from tests.host import base
 from tests.host import cloud as clouds
-from tests.host import test_handover as handover
+from tests.host import handovers
 from tests.unit.host import A, B, FUNCTION, INTERFACE, OTHER, plain, vf
 
 State = model.ClaimState
@@ -695,9 +695,9 @@ class MovedContentTest(base.HostTestCase):
         self.start_host({'address': A, 'device_serial': serial},
                         {'address': B, 'faults': {'vanish': True}})
         self.restart()
-        trojan = self.host.upload(OTHER, handover.private(handover.EVE))
+        trojan = self.host.upload(OTHER, handovers.private(handovers.EVE))
         server = self.host.boot(
-            handover.FREE, self.host.allocation(A), project=handover.EVE,
+            handovers.FREE, self.host.allocation(A), project=handovers.EVE,
             image_properties={'accel:bitstream_id': trojan})
         self.assertEqual(plain(OTHER), self.host.carries(A))
         return server
@@ -736,27 +736,27 @@ class MovedContentTest(base.HostTestCase):
         self.assertNotIn(A, self.host.inventory.devices)
         self.comes_to_another_slot()
         self.assertEqual(
-            handover.EVE if serial else model.SOME_PROJECT,
+            handovers.EVE if serial else model.SOME_PROJECT,
             self.host.inventory.devices[B].region(0).origin)
         self.assertEqual(set(), self.shown())
         allocation = self.host.allocation(B)
         for specs in (base.ONE, base.asks(OTHER)):
             self.assertRaises(exception.AcceleratorError, self.host.boot,
-                              specs, allocation, project=handover.BOB)
+                              specs, allocation, project=handovers.BOB)
         # the operator has what takes it away
         self.host.upload(FUNCTION, {'accel:clears': 'registers',
                                     'accel:region_type_id': INTERFACE})
         self.host.reconciler.run()
         self.host.settle()
         self.assertEqual(plain(FUNCTION), self.host.carries(B))
-        self.host.boot(base.ONE, allocation, project=handover.BOB)
+        self.host.boot(base.ONE, allocation, project=handovers.BOB)
 
     def test_new_card_beside_it(self):
         """Without a serial number, too; nothing is missing."""
         self.start('')
         self.simulated.kernel.set_fault(B, vanish=None)
         self.restart()
-        self.assertEqual(handover.EVE,
+        self.assertEqual(handovers.EVE,
                          self.host.inventory.devices[A].region(0).origin)
         self.assertEqual(model.OPERATOR,
                          self.host.inventory.devices[B].region(0).origin)
@@ -769,7 +769,7 @@ class MovedContentTest(base.HostTestCase):
         self.restart()
         self.comes_to_another_slot()
         region = self.host.inventory.devices[B].region(0)
-        self.assertEqual((handover.EVE, plain(OTHER)),
+        self.assertEqual((handovers.EVE, plain(OTHER)),
                          (region.origin, region.function_uuid))
         self.assertEqual(set(), self.shown())
 

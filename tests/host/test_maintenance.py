@@ -13,61 +13,16 @@ import fixtures
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import naming
-from nova_accel.store import values
 from tests.host import base
 from tests.host import cloud as clouds
-from tests.host import test_killed
+from tests.host import killed_operations
+from tests.host.maintenance import OrderTestCase, State
 from tests.unit.host import (
     A, B, FIRST, FUNCTION, INTERFACE, OTHER, plain, vf)
 
 DISK, SECOND = '0000:02:00.0', '0000:03:00.0'
 SSD = 'CUSTOM_ACCELERATOR_SSD'
 SECRET = 'the key of the tenant'
-State = values.OrderState
-
-
-class OrderTestCase(base.HostTestCase):
-
-    def setUp(self):
-        super().setUp()
-        # no order is void because the machine is slow
-        self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.store.journal.ORDER_SECONDS', 600))
-
-    def begin(self, *words):
-        """An order is given, and nova-compute has begun it."""
-        verb, *words = words
-        number = self.host.command().give_order(verb, ' '.join(words))
-        self.host.orders.poll()
-        return number
-
-    def order(self, verb, *words):
-        """What nova-compute, which runs, answers to an order: the state of
-        the order, and one sentence."""
-        number = self.begin(verb, *words)
-        ended = (State.DONE, State.REFUSED)
-        found = []
-
-        def is_answered():
-            order = self.host.command().withdraw_order(number, ended)
-            found.append(order)
-            return order.state in ended
-        self.wait_for(is_answered)
-        self.assertRegex(found[-1].answer, r'\A[^\n]*[^.]\.\Z')
-        return found[-1].state, found[-1].answer
-
-    def done(self, *order):
-        state, answer = self.order(*order)
-        self.assertIs(State.DONE, state, answer)
-        return answer
-
-    def refused(self, *order):
-        state, answer = self.order(*order)
-        self.assertIs(State.REFUSED, state, answer)
-        return answer
-
-    def record(self):
-        return self.host.store.handovers()[-1]
 
 
 @ddt.ddt
@@ -625,7 +580,7 @@ class ProgramTest(RegionTestCase):
         self.assertHas(self.boot(), vf(A))
 
 
-class KilledDiskTest(test_killed.KilledTestCase):
+class KilledDiskTest(killed_operations.KilledTestCase):
     """nova-compute is killed while it cleans."""
 
     DEVICES = {'nvmes': [{'address': DISK}]}
@@ -650,7 +605,7 @@ class KilledDiskTest(test_killed.KilledTestCase):
         self.assertIn(True, cleaned)
 
 
-class KilledRegionTest(test_killed.KilledTestCase):
+class KilledRegionTest(killed_operations.KilledTestCase):
     """nova-compute is killed while it programs."""
 
     DEVICES = {'cards': [{'address': A}]}

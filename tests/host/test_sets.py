@@ -9,10 +9,9 @@ import fixtures
 from nova_accel import exception
 from nova_accel import naming
 from tests.host import base
-from tests.host import test_reshape
 
 CLASS = 'CUSTOM_ACCELERATOR_GPU'
-A, B, C, D = GPUS = test_reshape.GPUS
+A, B, C, D = GPUS = [f'0000:0{n}:00.0' for n in range(1, 5)]
 
 
 class SetsTestCase(base.HostTestCase):

@@ -13,7 +13,7 @@ from nova_accel.host import pci
 from nova_accel.inventory import holds
 from tests import acme
 from tests.host import base
-from tests.host import test_killed
+from tests.host import killed_operations
 from tests.unit.host import A, B, FUNCTION, OTHER, plain
 
 AI = 'CUSTOM_ACCELERATOR_AI'
@@ -240,11 +240,11 @@ class RequestTest(base.HostTestCase):
                          self.asked())
 
 
-class KilledTest(test_killed.KilledTestCase):
+class KilledTest(killed_operations.KilledTestCase):
     """Wherever nova-compute is killed, the next server finds nothing."""
 
-    test_plug = test_killed.OperationsMixin.test_plug
-    test_unplug = test_killed.OperationsMixin.test_unplug
+    test_plug = killed_operations.OperationsMixin.test_plug
+    test_unplug = killed_operations.OperationsMixin.test_unplug
 
     DEVICES = {'acmes': [{'address': A}]}
     DRIVER, CLASS = 'acme', AI

@@ -8,7 +8,7 @@ from nova_accel import model
 from nova_accel.store import values
 from tests.host import base
 from tests.host import cloud as clouds
-from tests.host import test_handover
+from tests.host import handovers
 from tests.unit.host import FUNCTION, OTHER, plain, SHELL
 
 #: of the clearing images
@@ -17,7 +17,7 @@ RESET = 'reset of the dynamic region'
 SECRET = 'the key of the tenant'
 
 
-class HandOverTest(test_handover.MailboxTestCase):
+class HandOverTest(handovers.MailboxTestCase):
 
     WHOLE = False
 

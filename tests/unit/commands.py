@@ -74,6 +74,12 @@ def run(*arguments, stdout=None, **commands):
         arguments, status, stdout.getvalue(), stderr.getvalue())
 
 
+class Terminal(io.StringIO):
+
+    def isatty(self):
+        return True
+
+
 class CommandTestCase(testtools.TestCase):
 
     COMMAND = ''

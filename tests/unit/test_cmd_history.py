@@ -10,7 +10,7 @@ from nova_accel import model
 from nova_accel.store import values
 from tests.unit import commands
 from tests.unit.claims import claim, handle
-from tests.unit.test_cmd_handovers import A, B, handover
+from tests.unit.handovers import A, B, handover
 
 ONE, TWO, THREE = (str(uuid.UUID(int=n)) for n in (1, 2, 3))
 SERIAL = '02:00:00:00:00:01'

@@ -12,7 +12,6 @@ from nova_accel.cmd import output
 from nova_accel.store import values
 from tests.unit import commands
 from tests.unit.claims import DEVICE, handle
-from tests.unit.test_cmd_tree import Terminal
 
 State = values.OrderState
 A, VF = DEVICE.address, f'{DEVICE.address[:-1]}1'
@@ -74,7 +73,7 @@ class MaintenanceTest(commands.StoreCommandTestCase):
 
     def test_waiting(self):
         """A terminal shows what is waited for, and for how long."""
-        terminal = Terminal()
+        terminal = commands.Terminal()
         with output.waiting(terminal, 'waiting for nova-compute', 600):
             for _ in range(1000):
                 if terminal.getvalue():

@@ -9,8 +9,9 @@ import nova.conf  # noqa: F401
 
 from tests.unit import commands
 from tests.unit.host import SimulatedHost
-from tests.unit.test_profiles import FPGA, FUNCTION
 
+FUNCTION = 'd8424dc4-a4a3-c413-f89e-433683f9040b'
+FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 SHELL = 'CUSTOM_FPGA_INTEL_REGION_9926AB6D_6C92_5A68_AABC_A7D84C545738'
 NLB = f"""\
 name: nlb

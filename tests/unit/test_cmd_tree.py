@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel tree, with Placement itself."""
 
-import io
 import json
 import logging
 import os
@@ -33,12 +32,6 @@ def region(function=None, **more):
     return model.Region(
         0, '9926ab6d6c925a68aabca7d84c545738',
         function and model.uuid_hex(function), **more)
-
-
-class Terminal(io.StringIO):
-
-    def isatty(self):
-        return True
 
 
 class TreeTest(testtools.TestCase):
@@ -159,12 +152,13 @@ class TreeTest(testtools.TestCase):
         """On a terminal, and in tables only."""
         self.add_region('0000:5e:00.0', region(), naming.FENCED)
         fenced = '\033[31mfenced\033[0m'
-        self.assertIn(fenced, self.call(stdout=Terminal()))
+        self.assertIn(fenced, self.call(stdout=commands.Terminal()))
         self.assertNotIn('\033', self.call())
         for name in ('csv', 'json', 'value'):
-            self.assertNotIn('\033', self.call('-f', name, stdout=Terminal()))
+            self.assertNotIn('\033', self.call(
+                '-f', name, stdout=commands.Terminal()))
         self.useFixture(fixtures.EnvironmentVariable('NO_COLOR', '1'))
-        self.assertNotIn('\033', self.call(stdout=Terminal()))
+        self.assertNotIn('\033', self.call(stdout=commands.Terminal()))
 
     def test_pool(self):
         """Several of one server; other uuids where Nova does not tell."""

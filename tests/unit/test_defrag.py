@@ -7,8 +7,8 @@ import testtools
 
 from nova_accel.planning import capacity
 from nova_accel.planning import defrag
-from tests.unit import test_capacity
-from tests.unit.test_capacity import GPU, node, provider, root, wanted
+from nova_accel.planning import reasons
+from tests.unit.capacity import GPU, node, provider, root, wanted
 
 FOUR, THREE, TWO, ONE = (wanted(gpu1=str(n)) for n in (4, 3, 2, 1))
 
@@ -34,7 +34,7 @@ class Cloud:
                 provider(f'pool{pool}', [node(pool)], **{GPU: total})
                 for pool, total in enumerate(pools)]
             self.hosts[name] = capacity.Host([
-                test_capacity.reasons.Provider(
+                reasons.Provider(
                     p.uuid, p.name, p.root, p.inventories, p.traits,
                     {uuid: given[p.uuid] for uuid, given in held.items()
                      if p.uuid in given}, p.parent) for p in providers])

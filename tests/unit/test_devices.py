@@ -12,7 +12,7 @@ from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import values
-from tests.unit import test_identity
+from tests.unit import identities
 from tests.unit.claims import serials
 from tests.unit.host import A, B
 
@@ -31,7 +31,7 @@ class TableTestCase(testtools.TestCase):
 
     def adopt(self, address, serial='', **more):
         self.assertTrue(self.table.adoption.adopt(
-            test_identity.device(address, serial, **more),
+            identities.device(address, serial, **more),
             self.table.reports.ticket()))
         self.table.reports.save()
 
@@ -53,7 +53,7 @@ class HoldTest(TableTestCase):
         self.store.settle(todo=[values.Unsettled(A)])
 
     def claim(self, **of):
-        self.store.add([test_identity.claim(**of)])
+        self.store.add([identities.claim(**of)])
 
     def withhold(self):
         self.table.withheld.withhold(A, Kind.IN_GUEST, 'a guest has it')
@@ -96,7 +96,7 @@ class HoldTest(TableTestCase):
         """It belongs to that device, although its driver comes later."""
         self.adopt(A, company=(A_OTHER,))
         device = dataclasses.replace(
-            test_identity.device(B, '', company=(A_OTHER,)), driver='first')
+            identities.device(B, '', company=(A_OTHER,)), driver='first')
         self.table.adoption.adopt(device, self.table.reports.ticket())
         self.assertEqual(([], [Kind.SHARED]), (self.kinds(), self.kinds(B)))
 
@@ -149,7 +149,7 @@ class PlaceTest(TableTestCase):
         return self.table.adoption.record_of(model.CardKey('', serial))
 
     def test_of_a_claim(self):
-        claim = test_identity.claim('a')
+        claim = identities.claim('a')
         self.store.add([claim])
         where = identity.Where
         self.assertEqual((where.HERE, self.table.snapshot()[A]),

@@ -20,7 +20,7 @@ from nova_accel.scheduler import fault
 from nova_accel.scheduler.missing import Answer
 from nova_accel.scheduler import scheduling
 from nova_accel.scheduler import slow
-from tests.unit import test_unseen
+from tests.unit import answers
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 SPECS = {f'resources1:{FPGA}': '1'}
@@ -102,7 +102,7 @@ class FaultTest(testtools.TestCase):
 
     def test_answers_of_something_else(self):
         """They are as no answer."""
-        for answer in test_unseen.not_placements():
+        for answer in answers.not_placements():
             with self.assertLogs(fault.LOG.logger, 'WARNING') as log:
                 self.assertEqual('', self.reason(lambda *args: answer))
             self.assertIn('HTTP 200, and not the JSON', log.output[0])

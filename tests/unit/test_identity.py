@@ -2,7 +2,6 @@
 """The table of nova_accel.inventory.identity, and addresses of moved cards."""
 
 import dataclasses
-import uuid
 
 import ddt
 import testtools
@@ -12,27 +11,10 @@ from nova_accel.inventory import identity
 from nova_accel import model
 from nova_accel.store import values
 from tests.unit.host import A, B
+from tests.unit.identities import claim, device
 
 C = '0000:c1:00.0'
 HERE, MOVED, EXCHANGED = identity.Where
-
-
-def device(address, serial, ids='1234:5678', **more):
-    ids, _, subsystem = ids.partition(' ')
-    vendor, _, product = ids.partition(':')
-    return model.Device(
-        address=address, type='SSD', vendor='V', product='P',
-        vendor_id=vendor, product_id=product, subsystem=subsystem,
-        driver='nvme', serial=serial, **more)
-
-
-def claim(serial, address=A, ids=''):
-    return model.Claim(
-        uuid=str(uuid.uuid4()), instance_uuid='', consumer_uuid='',
-        provider_uuid='', resource_class='',
-        group='', device_address=address, region_index=None,
-        handle=model.AttachHandle(model.HandleType.PCI, address),
-        serial=serial, ids=ids)
 
 
 def misplaced(devices, claims):

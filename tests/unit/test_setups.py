@@ -11,7 +11,7 @@ import requests
 
 from nova_accel import privsep
 from tests.unit.host import A, SimulatedHost
-from tests.unit.test_cmd_check import CheckTestCase, GPU, KEYSTONE
+from tests.unit.checked import CheckTestCase, GPU, KEYSTONE
 
 FILTER = 'nova_accel.scheduler.filters.AcceleratorFilter'
 WEIGHER = 'nova_accel.scheduler.weights.AcceleratorWeigher'

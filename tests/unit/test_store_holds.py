@@ -13,11 +13,11 @@ from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import holds as rows
 from nova_accel.store import values
-from tests.unit import test_identity
+from tests.unit import identities
 from tests.unit.host import A, B
 
 C = '0000:5f:00.0'
-IDS = test_identity.device(A, '').ids
+IDS = identities.device(A, '').ids
 
 
 class HoldsTest(testtools.TestCase):
@@ -40,7 +40,7 @@ class HoldsTest(testtools.TestCase):
 
     def put(self, **serials):
         self.store.set_devices({
-            address: test_identity.device(address, serials[name])
+            address: identities.device(address, serials[name])
             for name, address in (('a', A), ('b', B), ('c', C))
             if name in serials})
 
@@ -61,7 +61,7 @@ class HoldsTest(testtools.TestCase):
     def test_card_without_a_number_returns_to_its_address(self):
         """The next card in the slot is not the one with the data of a server,
         and that one is when it is back."""
-        card = test_identity.device(A, '')
+        card = identities.device(A, '')
         other = dataclasses.replace(card, product_id='0001')
         self.store.set_devices({A: card})
         self.store.settle(todo=[values.Unsettled(A, ids=card.ids)])
@@ -129,7 +129,7 @@ class HoldsTest(testtools.TestCase):
         self.unclean('0000:3b:00.1', serial='x')
         self.store.settle(todo=[values.Unsettled(
             serial='x', settled=frozenset(['0000:3b:00.2']))])
-        self.store.place(test_identity.device(B, 'x'), False, {})
+        self.store.place(identities.device(B, 'x'), False, {})
         self.assertEqual([A, B], [
             row.device_address for row in self.store.disabled()])
         self.assertEqual(2, len(self.store.unclean()))

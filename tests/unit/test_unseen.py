@@ -10,7 +10,6 @@ from unittest import mock
 from urllib import parse
 
 from nova import objects
-import requests
 import testtools
 
 from nova_accel import demand
@@ -18,24 +17,12 @@ from nova_accel import naming
 from nova_accel.scheduler import candidates as placement
 from nova_accel.scheduler import scheduling
 from nova_accel.scheduler import unseen
+from tests.unit.answers import not_placements, response
 
 FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 WANTED = 'd8424dc4a4a3c413f89e433683f9040b'
 OTHER = 'f7df405cbd7acf7222f144b0b93acd18'
 QUESTION = 'limit=2&resources=VCPU%3A1&resources1=CUSTOM_ACCELERATOR_FPGA%3A1'
-
-
-def response(**answer):
-    return types.SimpleNamespace(status_code=200, json=lambda: answer)
-
-
-def not_placements():
-    """Answers with status 200 of something in Placement's place."""
-    for content in (b'<html>It works.</html>', b'{"resource_prov', b'', b'5',
-                    b'[]', b'{"resource_providers": 5}'):
-        answer = requests.Response()
-        answer.status_code, answer._content = 200, content
-        yield answer
 
 
 class UnseenTest(testtools.TestCase):
