@@ -633,7 +633,7 @@ class XrtDriver(base.PciDriver):
                 f'({e}): read dmesg.') from e
         if shown not in (None, bitstream.function_uuid):
             raise exception.ProgrammingFailed(
-                f'{what}, and the user function now shows {shown}: '
+                f'{what}, and the user function now shows {uuid.UUID(shown)}: '
                 f'another program changed the card at the same time.')
         if layout is not None and layout != wanted[:_PAGE]:
             raise exception.ProgrammingFailed(

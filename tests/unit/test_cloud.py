@@ -130,7 +130,7 @@ class NotPlacementTest(testtools.TestCase):
         lambda door: door.allocations(door.admin_context(), 'x'),
         lambda door: door.consumers('x'),
         lambda door: door.find_providers(uuid='x'),
-        lambda door: door.show(door.admin_context(), 'x', None, None),
+        lambda door: door.show('x', None, None),
         lambda door: door.consumers_of(['x']),
         lambda door: door._listed(door._get('/resource_providers', '1.14')))
 
@@ -215,7 +215,7 @@ class ShowTest(testtools.TestCase):
         return {'CUSTOM_X': {'total': 1, 'reserved': reserved}}, {'CUSTOM_U'}
 
     def show(self):
-        self.door.show(None, self.uuid, self.change,
+        self.door.show(self.uuid, self.change,
                        lambda: self.calls.append('refused'))
 
     def once(self, method, part):

@@ -33,6 +33,7 @@ OTHER_WAITS = ('run', 'check_output', 'check_call', 'call', 'flock', 'lockf',
 MAY_WAIT = {
     ('api/expansion.py', '_resizing.get()'): 'a variable of the request',
     ('api/expansion.py', '_rebuilding.get()'): 'a variable of the request',
+    ('cmd/output.py', 'shows.join()'): 'its event is set',
     ('host/limited.py', 'self._given.acquire()'):
         'a thread with nothing to run waits for work',
     ('host/devlink.py', 'kernel.recv(1 << 16)'): 'has that of its socket',
