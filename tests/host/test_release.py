@@ -43,12 +43,6 @@ class ReleaseTest(base.HostTestCase):
     def secrets(self):
         return [d for d in DISKS if self.simulated.kernel.data_of_disk(d)]
 
-    def test_programming_at_run_time_asks_nothing(self):
-        """Of Nova about servers without a region, each half a minute."""
-        with mock.patch.object(self.host.cloud, 'servers') as servers:
-            self.assertEqual(0, self.host.runtime.run())
-        servers.assert_not_called()
-
     def test_what_a_server_wrote_is_no_obstacle(self):
         """Neither for its server, also when nova-compute starts, nor when it
         is cleaned."""
