@@ -193,7 +193,7 @@ class ReportTest(base.AcceleratorTestBase):
         """
         nova = self.computes['compute1'].driver.cloud
         name = 'CUSTOM_ACCELERATOR_SOMETHING'
-        nova.show(nova.admin_context(), self.provider(self.device)['uuid'],
+        nova.show(self.provider(self.device)['uuid'],
                   lambda inventory, traits: (
                       {name: {'total': 1}}, traits), self.fail)
         self.assertEqual({name: (1, 0)}, self.provider_tree()[self.device][0])
