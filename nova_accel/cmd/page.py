@@ -16,7 +16,6 @@ from nova_accel.cmd import page_html
 from nova_accel.cmd import tree
 from nova_accel import exception
 from nova_accel import files
-from nova_accel.inventory import holds
 from nova_accel import text
 
 _FIRST_DAY = datetime.date(2000, 1, 1)
@@ -152,6 +151,8 @@ def _findings(path: str) -> Iterator[tuple[str, str]]:
 
 def _hold(name: str) -> str:
     """Return the name of a kind of holds, and who lifts one."""
+    # with the rooms of nova-compute, which take most of a second to import
+    from nova_accel.inventory import holds
     # a host of another release may have others
     return next((f'{name}; lifted by {kind.lifted_by}' for kind in holds.Kind
                  if kind.value == name), name)
