@@ -253,6 +253,7 @@ class Tree:
             shown = everything.get(uuid)
             is_there = shown is not None
             if shown is None:
+                self._unchanged.pop(uuid, None)
                 if provider.name in foreign or _leaves(
                         provider, gone) or not (
                         provider.region_index is None

@@ -518,7 +518,8 @@ class SettledTest(InventoryTestBase):
             self.report()
         self.assertEqual(0, self.report())
 
-    def report(self, same=True, configured=frozenset(), write=True):
+    def report(self, same=True, configured=frozenset(), write=True,
+               named=frozenset()):
         """How many providers are read.
 
         :param same: whether nothing below the node has changed.
@@ -528,8 +529,8 @@ class SettledTest(InventoryTestBase):
         read = []
         self.inventory.shown.update_tree(
             self.tree, NODE, inventory_tree.Placement(
-                self.in_use, configured=lambda uuid_, name: (
-                    read.append(name) or configured),
+                self.in_use, lambda name: {*named},
+                lambda uuid_, name: read.append(name) or configured,
                 write=self.write if write else None), edition=self.edition)
         return len(read)
 
@@ -572,6 +573,14 @@ class SettledTest(InventoryTestBase):
         self.consumers.add(f'{NODE}_accel_0000:07:00.0')
         self.report(same=False)
         self.assertLess(5, self.report())
+
+    def test_name_was_taken(self):
+        """A provider that was deleted is made once its name is free."""
+        self.tree.remove(REGION)
+        self.report(same=False, named=['of another program'])
+        self.assertFalse(self.tree.exists(REGION))
+        self.report()
+        self.assertTrue(self.tree.exists(REGION))
 
     def test_class_of_provider_yaml(self):
         """Each pass takes it out of Nova's tree."""
