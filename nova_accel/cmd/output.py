@@ -172,7 +172,7 @@ def _fitted(names, rows, shown, width):
                for name, column in zip(names, texts)]
               for split in (_words, _lines)]
     width -= 3 * sum(shown) + 1
-    for most in range(width, 0, -1):
+    for most in range(max(width, 1), 0, -1):
         fitting = [max(least, min(most, all_of_it))
                    for least, all_of_it in zip(*widths)]
         if sum(one for one, is_shown in zip(fitting, shown)
@@ -228,24 +228,30 @@ def clean(text: object) -> str:
 
 
 @contextlib.contextmanager
-def waiting(stream: typing.TextIO, what: str, limit: int | None = None,
-            ) -> Iterator[None]:
+def waiting(stream: typing.TextIO | None, what: str,
+            limit: int | None = None) -> Iterator[None]:
     """Show on a terminal what a command waits for, and for how long.
 
+    :param stream: None if the command began with it closed.
     :param limit: seconds after which it does not wait any more.
     """
-    if not stream.isatty():
+    if stream is None or not stream.isatty():
         yield
         return
     began, ended = time.monotonic(), threading.Event()
+
+    def write(text):
+        # the terminal may be gone, and the command goes on
+        with contextlib.suppress(OSError, ValueError):
+            stream.write(text)
+            stream.flush()
 
     def show():
         most = f' of at most {limit} s' if limit else ''
         while True:
             text = f'{time.monotonic() - began:.0f} s{most}: {what}'
             width = utils.terminal_width() or _WIDTH
-            stream.write(f'\r{text[:width - 1]}\033[K')
-            stream.flush()
+            write(f'\r{text[:width - 1]}\033[K')
             if ended.wait(1):
                 return
     shows = threading.Thread(target=show, daemon=True)
@@ -255,4 +261,4 @@ def waiting(stream: typing.TextIO, what: str, limit: int | None = None,
     finally:
         ended.set()
         shows.join()
-        stream.write('\r\033[K')
+        write('\r\033[K')

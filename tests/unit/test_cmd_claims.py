@@ -114,6 +114,14 @@ class ClaimsTest(commands.StoreCommandTestCase):
             row['Server'] for row in self.rows('--server', S2)])
         self.assertEqual([], self.rows('--server', S1))
 
+    def test_narrow(self):
+        """Narrower than its columns can be, as a small terminal."""
+        self.open_store().add([claim(S1)])
+        for width in '1', '10', '40':
+            result = self.call('--max-width', width)
+            self.assertEqual((0, ''), (result.returncode, result.stderr))
+            self.assertIn(S1[:4], result.stdout)
+
     def test_selection(self):
         store = self.open_store()
         store.add([claim(S1, handle(1), device_address='0000:af:00.0'),

@@ -4,6 +4,7 @@
 import dataclasses
 import threading
 import time
+from unittest import mock
 
 import fixtures
 
@@ -82,6 +83,16 @@ class MaintenanceTest(commands.StoreCommandTestCase):
         self.assertRegex(
             terminal.getvalue(), r'\A\r0 s of at most 600 s: waiting for '
             r'nova-compute\033\[K(\r[1-9]\d* s .*)?\r\033\[K\Z')
+
+    def test_waiting_without_a_terminal(self):
+        """A standard error that is closed, or a terminal that is gone, does
+        not end what a command does."""
+        terminal = commands.Terminal()
+        with output.waiting(None, 'it'), output.waiting(terminal, 'it'):
+            terminal.write = mock.Mock(side_effect=OSError)
+        terminal.close()
+        with output.waiting(terminal, 'it'):
+            pass
 
     def test_program(self):
         for wanted in ('crypto', 'two words'):
