@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 import datetime
+import os
 import re
 import typing
 
@@ -120,7 +121,7 @@ def _handovers(path: str, stderr: typing.TextIO) -> Iterator[tuple[str, bool]]:
 
 def _findings(path: str) -> Iterator[tuple[str, str]]:
     """Yield the provider and a text for each finding and each hold in a file
-    of metrics.
+    of metrics; device and file if it has no provider.
 
     :raises InvalidRequest: it cannot be read.
     """
@@ -138,7 +139,9 @@ def _findings(path: str) -> Iterator[tuple[str, str]]:
         labels = {name: re.sub(r'\\(.)', lambda found: _ESCAPED.get(
             found[1], found[1]), value)
                   for name, value in _LABEL.findall(line)}
-        provider = labels.get('provider', '')
+        # a device that is not reported has no provider
+        provider = labels.get('provider') or (
+            f'{labels.get("device", "")} in {os.path.basename(path)}')
         if 'kind' in labels:
             yield provider, _hold(labels['kind'])
             continue

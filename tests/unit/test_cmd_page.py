@@ -306,6 +306,17 @@ class FileTest(commands.CommandTestCase):
             self.assertIn('<td>disabled; lifted by nova-accel enable<br>odd',
                           file.read())
 
+    def test_hold_of_a_device_without_a_provider(self):
+        """Its address and its host say which it is."""
+        metrics = os.path.join(self.directory, 'a.prom')
+        with open(metrics, 'w') as file:
+            file.write('nova_accel_holds{device="0000:02:00.0",region="",'
+                       'provider="",kind="odd"} 1\n')
+        path = os.path.join(self.directory, 'page.html')
+        commands.run('page', path, '--metrics', metrics, page=page.Page)
+        with open(path) as file:
+            self.assertIn('<td>0000:02:00.0 in a.prom<td><td>odd', file.read())
+
     def test_record_of_something_else(self):
         path = os.path.join(self.directory, 'page.html')
         done = commands.run('page', path, '--journal', __file__,
