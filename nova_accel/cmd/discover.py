@@ -115,6 +115,7 @@ class Discover(output.Lister):
 
     def produce_output(self, parsed_args, column_names, data):
         if parsed_args.long and parsed_args.formatter == 'json':
+            self._is_empty = not self._devices
             json.dump({address: {**device.as_dict(),
                                  'holds': self._holds_of(device)}
                        for address, device in sorted(self._devices.items())},

@@ -180,7 +180,9 @@ class Discover(commands.StoreCommandTestCase):
             'No device is found by the drivers dfl: enable the driver of your '
             'card, or pci with a rule of [accel] pci_devices.\n',
             self.call().stdout)
-        self.assertEqual(4, self.call('--driver', 'dfl').returncode)
+        for more in (), ('--long',), ('--long', '-f', 'json'):
+            self.assertEqual(4, self.call(
+                '--driver', 'dfl', *more).returncode)
         self.assertEqual([], self.rows())
 
     def test_json(self):
