@@ -646,6 +646,13 @@ class Release(TestCase):
             pci.path(A, 'reset_method')))
         self.assertEqual('nvidia', pci.driver(self.kernel, A))
 
+    def test_by_its_bus_as_the_operator_set_it(self):
+        self.start(handover=['gpu=bus'], reset_method='flr bus')
+        self.kernel.write_attribute(A, 'reset_method', 'bus')
+        self.use()
+        self.assertEqual('reset bus', self.release())
+        self.assertEqual('bus', self.kernel.read(pci.path(A, 'reset_method')))
+
     @ddt.data(({'reset_method': 'flr'}, ()),
               ({'reset_method': 'flr bus'}, COMPANY),
               ({'faults': {'attributes': {'reset_method': 'missing'}}}, ()))
