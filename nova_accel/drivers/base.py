@@ -263,7 +263,8 @@ class AcceleratorDriver(abc.ABC):
         0; what it was before is known.
 
         :param device: as examine() returned it last.
-        :raises OSError: it cannot be read now.
+        :raises OSError: it cannot be read now; ValueError: what is read
+            there makes no sense.
         """
         return ()
 

@@ -156,6 +156,14 @@ class DiscoveryTests(base.Case):
                 self.assertEqual(first, contract.readings(
                     self.name, self.driver.health(device)))
 
+    def _readings(self):
+        with self.promise(promises.HEALTH, self.one.address):
+            try:
+                return contract.readings(
+                    self.name, self.driver.health(self.one))
+            except (OSError, ValueError) as error:
+                return str(error)
+
     def test_serial(self):
         """It is the card's, and no other one's."""
         for address, serial in self.serials.items():
@@ -211,6 +219,7 @@ class DiscoveryTests(base.Case):
             self.assertSame(device, self.look_again(device.address))
             self.driver.state(device.address)
             self.driver.serial(device.address)
+        with self.promise(promises.HEALTH, device.address):
             [*self.driver.health(device)]
         self._hang(self.one.address, ends=True)
         self.assertSameHost()
@@ -235,10 +244,7 @@ class DiscoveryTests(base.Case):
         with self.promise(promises.ANSWERS, self.one.address):
             self.assertFalse(self.driver.answers(self.one),
                              'the card reads as all ones')
-        try:
-            contract.readings(self.name, self.driver.health(self.one))
-        except OSError:
-            pass
+        self._readings()
         self.kernel.power_cycle()
         self.driver.configure()
         self.assertEnded()

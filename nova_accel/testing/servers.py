@@ -347,13 +347,6 @@ class ServerTests(discovery.DiscoveryTests):
                     self.driver.configure()
                     self.assertEnded()
 
-    def _readings(self):
-        try:
-            return contract.readings(
-                self.name, self.driver.health(self.one))
-        except OSError as error:
-            return str(error)
-
     def _serve_and_program(self):
         """All that a device does for a server, with nothing of the kit."""
         device, handle = self.one, self.one.all_handles[0]

@@ -188,6 +188,15 @@ class MistakeTest(AcmeTestCase):
             'health', 'not a signal', 'test_health',
             '    # What servers get', "    def health(self, device):\n"
             "        return ['hot']\n\n    # What servers get"),
+        'health_raises': (
+            'health', 'KeyError', 'test_faults',
+            '    # What servers get', "    def health(self, device):\n"
+            "        raise KeyError('temp')\n\n    # What servers get"),
+        'health_of_another': (
+            'health', 'acme/temp', 'test_card_that_hangs',
+            '    # What servers get', "    def health(self, device):\n"
+            "        yield self.kernel.read(pci.path(device.address, "
+            "'acme/temp'))\n\n    # What servers get"),
         'serial': (
             'serial', 'two cards have', 'test_serial',
             '    # What servers get', "    def serial(self, address):\n"
@@ -238,6 +247,15 @@ class MistakeTest(AcmeTestCase):
         self.assertIn(part, failures)
         self.assertIn('The contract (nova_accel.drivers.base) says: "',
                       failures)
+
+    def test_health_that_makes_no_sense(self):
+        self.package.change(
+            'driver', '    # What servers get',
+            '    def health(self, device):\n        int(self.kernel.read('
+            'pci.path(device.address, POWER_LIMIT)))\n        return ()\n\n'
+            '    # What servers get')
+        self.assertEqual([], self.play('test_faults', FAULTS={
+            'attributes': {'power_limit': '?'}}))
 
     def test_second_function_that_host_lacks(self):
         self.package.change(
