@@ -26,6 +26,7 @@ import dataclasses
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
+from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import tree as provider_tree
 from nova_accel import log as logging
@@ -164,6 +165,7 @@ class StoreAge:
         gone = [c for offer in self._inventory.offers.now().all()
                 for c in [offer.claim] if c and (
                     c.uuid in uuids or c.handle in taken
+                    or any(_is_in_other_slot(c, now) for now in claims)
                     or c.instance_uuid in newer and (
                         c.state is not model.ClaimState.DELETING))]
         todo = set(self._inventory.devices if newer
@@ -278,3 +280,12 @@ class StoreAge:
         self._once.log(
             ('why',), LOG.error, 'Which server has data on each accelerator is '
             'not known, and no server gets one: %s', why)
+
+
+def _is_in_other_slot(claim: model.Claim, now: model.Claim) -> bool:
+    """Return whether a claim is for the handle of another claim, and its card
+    was in another slot then."""
+    return (claim.card.identifies(now.card)
+            and claim.handle.type is now.handle.type is model.HandleType.PCI
+            and pci.moved(claim.handle.address, claim.device_address,
+                          now.device_address) == now.handle.address)

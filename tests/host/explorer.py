@@ -272,23 +272,17 @@ class Explored(world.World):
 
     def _exchange(self, event):
         """Two cards change places while the host is off."""
-        if self.old_store:
-            return False
-        # a copy from before it has claims for other addresses of its cards,
-        # and those of two servers may be for one card: the operator has to
-        # release one of them
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.copy)
         self._power_cut(event)
         pair = EXCHANGED[event.which % 3 == 0]
         self.kernel.exchange_cards(*pair)
         self.exchanged ^= {pair}
-        return True
 
     def _pull(self, event):
         """A card is away after a power cut, or comes back; another disk may
         be in its slot."""
-        if not event.which % 2 or self._exchange(event) is False:
+        if event.which % 2:
+            self._exchange(event)
+        else:
             self._power_cut(event)
         card = (*DISKS, A)[event.which % 3]
         self.kernel.set_fault(

@@ -5,6 +5,7 @@ No server gets what another one has, nothing of another server is erased, and
 what cannot be known stays withheld.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +20,8 @@ from tests.host import cloud as clouds
 from tests.unit.host import A, FUNCTION, vf
 
 ONE, TWO, THREE = '0000:02:00.0', '0000:03:00.0', '0000:04:00.0'
+#: with room for the VFs of the disks before it
+FAR = '0000:08:00.0'
 SSD = 'CUSTOM_ACCELERATOR_SSD'
 NO_ANSWER = exception.PlacementUnavailable('Placement answered 500.')
 
@@ -52,6 +55,12 @@ class OlderCopyTestCase(base.HostTestCase):
     def restore(self):
         self.put_back()
         self.restart()
+
+    def exchange(self, one, other):
+        """Disks change their slots while the host is off."""
+        self.host.parts.close()
+        self.host.power_cut()
+        self.simulated.kernel.exchange_cards(one, other)
 
     def reconcile(self):
         self.host.reconciler.run()
@@ -148,6 +157,63 @@ class PoolTest(OlderCopyTestCase):
         self.assertEqual('', self.data(disk))
         self.assertEqual([], self.host.holdings.all())
         self.assertHas(self.boot(), disk)
+
+    @ddt.data(*itertools.product((True, False), repeat=2))
+    @ddt.unpack
+    def test_disk_that_changed_its_slot(self, ends, runs):
+        """The copy has the claim of a server that is gone for the disk that
+        another server has in another slot.
+
+        :param ends: whether the claim of the copy is being released.
+        :param runs: whether the other server runs when nova-compute starts.
+        """
+        deleted = self.boot()
+        slot = self.disk_of(deleted)
+        now, = {ONE, TWO} - {slot}
+        if ends:
+            self.host.holdings.releasing(self.host.holdings.all())
+        self.copy()
+        self.host.delete(deleted)
+        if ends:
+            self.host.cloud.delete_server(deleted)
+        self.exchange(ONE, TWO)
+        self.restart()
+        self.reconcile()
+        servers = [self.boot(), self.boot()]
+        server = next(s for s in servers if self.disk_of(s) == now)
+        other, = {*servers} - {server}
+        self.host.delete(other)
+        self.write(now)
+        if not runs:
+            self.host.cloud.stop_guest(server)
+        self.put_back()
+        self.restart()
+        for _ in range(3):
+            self.reconcile()
+        self.assertEqual([server], [
+            claim.instance_uuid for claim in self.host.holdings.all()])
+        self.assertEqual('a secret', self.data(now))
+        self.assertHas(self.boot(), slot)
+        self.host.delete(server)
+        if runs:
+            # its serial number could not be read while the server had it
+            self.assertNothingFree()
+            self.assertEqual('a secret', self.data(now))
+            self.reconcile()
+        self.assertEqual('', self.data(now))
+        self.assertHas(self.boot(), now)
+
+    def test_server_without_a_guest_beside_one_that_is_restored(self):
+        """It keeps its claim for another disk."""
+        kept = self.boot()
+        claims = self.host.holdings.of(kept)
+        self.copy()
+        server = self.boot()
+        self.host.cloud.stop_guest(kept, undefine=True)
+        self.restore()
+        self.reconcile()
+        self.assertEqual(claims, self.host.holdings.of(kept))
+        self.assertEqual(1, len(self.host.devices_of(server)))
 
     def test_host_that_was_restored(self):
         """Guests are those of then, too."""
@@ -390,6 +456,30 @@ class DiskWithVfsTest(OlderCopyTestCase):
         self.host.start_guest(server)
         self.assertHas(server, handle.address)
         self.assertEqual(1, len(self.host.devices_of(kept)))
+
+    def test_disk_that_changed_its_slot(self):
+        """What another server has of it in the other slot is not affected."""
+        self.POOLS = 'none'
+        self.start_host(nvmes=[{'address': a, 'total_vfs': 3, 'vfs': 3}
+                               for a in (ONE, FAR)], drivers=('nvme',))
+        kept = self.boot(ONE)
+        self.copy()
+        self.exchange(ONE, FAR)
+        for address in ONE, FAR:
+            self.simulated.kernel.set_numvfs(address, 3)
+        self.restart()
+        self.reconcile()
+        server = self.boot(FAR)
+        handles = {s: self.host.guests.handles(s) for s in (kept, server)}
+        for address in (h.address for one, in handles.values() for h in [one]):
+            self.write(address, f'of {address}')
+        self.host.cloud.stop_guest(kept, undefine=True)
+        self.restore()
+        self.reconcile()
+        self.assertEqual(handles, {
+            s: self.host.guests.handles(s) for s in handles})
+        for one, in handles.values():
+            self.assertEqual(f'of {one.address}', self.data(one.address))
 
 
 class PortsTest(OlderCopyTestCase):
