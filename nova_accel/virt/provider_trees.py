@@ -208,6 +208,16 @@ def _has_sharing_provider(_, tree, resource_class: str) -> bool:
                    for found in (_shared([root]), _below(root).shared))
 
 
+def _copy(_, tree, memo: dict):
+    """Copy a tree. With native threads another one may change it."""
+    copied = copy.copy(tree)
+    with tree.lock:
+        for name, value in vars(tree).items():
+            if name != 'lock':
+                setattr(copied, name, copy.deepcopy(value, memo))
+    return copied
+
+
 # _Provider
 
 def _uuids(get, provider) -> list[str]:
@@ -258,6 +268,7 @@ REPLACED = {
     (provider_tree.ProviderTree, 'data'): _data,
     (provider_tree.ProviderTree, 'has_sharing_provider'):
         _has_sharing_provider,
+    (provider_tree.ProviderTree, '__deepcopy__'): _copy,
     (provider_tree._Provider, 'get_provider_uuids'): _uuids,
     (provider_tree._Provider, 'add_child'): _add_child,
     (provider_tree._Provider, '__deepcopy__'): _share,

@@ -4,6 +4,7 @@
 import copy
 import importlib.util
 import random
+import threading
 import uuid
 
 from nova.compute import pci_placement_translator
@@ -86,6 +87,21 @@ class ProviderTreesTest(testtools.TestCase):
         copied = copy.deepcopy(tree._find_with_lock(card))
         tree.update_traits(region, ['THREE'])
         self.assertEqual(set(), copied.children[region].traits)
+
+    def test_copy_of_a_tree_that_is_being_changed(self):
+        """A copy has the same root by its name and by its UUID."""
+        tree, root, card = self.tree()
+        copied = []
+        thread = threading.Thread(
+            target=lambda: copied.append(copy.deepcopy(tree)))
+        with tree.lock:
+            thread.start()
+            thread.join(0.1)
+            tree._find_with_lock(card).traits.add('THREE')
+        thread.join()
+        self.assertEqual({'ONE', 'TWO', 'THREE'}, copied[0].data(card).traits)
+        tree.update_traits(card, ['ONE'])
+        self.assertEqual({'ONE', 'TWO', 'THREE'}, copied[0].data(card).traits)
 
     def test_tree_from_before(self):
         """nova-compute has one when the driver is initialized."""
