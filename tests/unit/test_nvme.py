@@ -70,6 +70,9 @@ class Discovery(TestCase):
     @ddt.data('clear', 'none')
     def test_what_it_can_erase_with(self, policy):
         """By the traits of Cyborg's drivers; also while a guest has it."""
+        # an older os-traits does not have them
+        is_trait = self.useFixture(fixtures.MockPatch(
+            'nova_accel.naming.is_trait', return_value=True)).mock
         self.config.config(group='accel', handover=[policy])
         found = self.start({'address': A, 'sanitize': ['crypto', 'overwrite']},
                            {'address': B, 'sanitize': ['block']})
@@ -78,9 +81,7 @@ class Discovery(TestCase):
         self.kernel.rebind(A, 'vfio-pci')
         self.assertEqual(found, self.driver.discover(found))
         self.kernel.rebind(A, 'nvme')
-        # of an older os-traits
-        self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.naming.is_trait', lambda trait: False))
+        is_trait.return_value = False
         self.assertEqual((), self.driver.discover(found)[A].traits)
 
     @ddt.data('vfio-pci', None)
