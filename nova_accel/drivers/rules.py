@@ -310,6 +310,12 @@ class DeviceRules:
                 dataclasses.replace(region, handles=left(region.handles))
                 for region in device.regions))
 
+    def hides_others_of(self, device: model.Device) -> bool:
+        """Return whether devices are left out because a rule names this one,
+        which is gone: a restart would offer them if it were forgotten."""
+        return bool(self.left_out) and any(
+            rule.matches_device(device) for rule in self.include)
+
     def includes(self, device: model.Device) -> bool:
         return bool(self._matching(self.include, device, device.address))
 

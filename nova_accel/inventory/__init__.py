@@ -89,7 +89,7 @@ class Inventory:
         self.offers = current_offers.Offered(self.table, store)
         #: what Placement shows
         self.shown = what_is_shown.Shown(
-            drivers, self.table, store, self.offers)
+            drivers, self.table, store, self.offers, device_rules)
         self._every_handle = frozenset(
             name for name, driver in drivers.items()
             if contract.attends(type(driver)))

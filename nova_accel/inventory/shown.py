@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from nova_accel import conf
 from nova_accel.drivers import base
+from nova_accel.drivers import rules
 from nova_accel.drivers import sets
 from nova_accel import exception
 from nova_accel.inventory import devices
@@ -36,11 +37,12 @@ class Shown:
 
     def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
                  table: devices.DeviceTable, store: claim_store.ClaimStore,
-                 offered: current.Offered):
+                 offered: current.Offered, device_rules: rules.DeviceRules):
         """:raises AcceleratorsUnavailable: the store cannot be read."""
         self._table = table
         self._store = store
         self._offered = offered
+        self._rules = device_rules
         self._tree = provider_tree.Tree(store)
         self._listing = listing.Listing(store)
         self._pooled = frozenset(
@@ -171,7 +173,9 @@ class Shown:
                 gone -= {c.device_address for c in self._store.claims()}
             for address in self._tree.update(
                     tree, node, wanted, gone, placement, edition):
-                self._table.remove(address)
+                device = self._table.reports.reported(address)
+                if device and not self._rules.hides_others_of(device):
+                    self._table.remove(address)
             self._listing.write(self._offered.now().all_holds())
         except exception.AcceleratorError as error:
             if moved:

@@ -65,6 +65,24 @@ class RulesTest(base.HostTestCase):
                 option: [rule], 'include_devices': [f'address={B}']},
                 qats=[{'address': A}, {'address': B}]))
 
+    def test_card_that_is_gone(self):
+        """Its rule still leaves out the others of its driver, after any number
+        of restarts."""
+        self.start(['qat'], {'include_devices': [f'address={A}']},
+                   qats=[{'address': A}, {'address': B}])
+        self.assertEqual([A], [*self.host.inventory.devices])
+        self.host.kernel.set_fault(A, vanish=True)
+        for _ in range(3):
+            self.restart()
+            self.host.report()
+            self.assertNotIn(B, self.host.inventory.devices)
+            self.assertIn(A, self.host.inventory.table.reports.gone())
+        self.config.config(group='accel', include_devices=[])
+        for _ in range(2):
+            self.restart()
+            self.host.report()
+        self.assertEqual([B], [*self.host.inventory.devices])
+
     @ddt.data(
         ('vendor=19e5 driver=vfio-pci type=AI',
          f'matches {A} but for its driver, which is davinci: bind the other '
