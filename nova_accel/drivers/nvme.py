@@ -68,8 +68,8 @@ _SECTOR = 512
 _SERIAL, _FIRMWARE, _NAMESPACE = 'serial number', 'firmware', 'namespace'
 #: traits of os-traits 3.9
 _ERASES = 'HW_NVME_'
-_ACCEPT = ('to accept it, set [accel] handover to none for this disk for one '
-           'start of nova-compute')
+_ACCEPT = ('to accept it, set [accel] handover = {}=none for one start of '
+           'nova-compute')
 _BIND = (f'bind it to the driver {_DRIVER} until nova-compute has seen it '
          f'there')
 #: others go by their id
@@ -302,7 +302,8 @@ class NvmeDriver(base.PciDriver):
             if time.monotonic() > deadline:
                 raise base.Defect(
                     f'its namespaces are {_shown(layout)}, and were '
-                    f'{_shown(before)}: restore them, or {_ACCEPT}')
+                    f'{_shown(before)}: restore them, or '
+                    f'{_ACCEPT.format(device.address)}')
             time.sleep(0.05)
 
     def _identity(self, address):
@@ -785,7 +786,7 @@ def _identity_difference(device, serial, firmware) -> str:
              firmware)):
         if before != now:
             return (f'its {what} is {now[:20]!r}, and was {before[:20]!r}: '
-                    f'{_ACCEPT}')
+                    f'{_ACCEPT.format(device.address)}')
     return ''
 
 

@@ -8,6 +8,7 @@ what cannot be known stays withheld.
 import itertools
 import json
 import os
+import re
 import shutil
 
 import ddt
@@ -434,6 +435,45 @@ class PoolTest(OlderCopyTestCase):
         self.assertEqual([], self.host.holdings.all())
         self.assertNothingFree()
         self.assertEqual('a secret', self.data(disk))
+
+
+@ddt.ddt
+class ExcludedTest(OlderCopyTestCase):
+
+    POOLS = 'none'
+
+    @ddt.data(True, False)
+    def test_new_store_and_disks_that_changed_their_slots(self, is_seen):
+        """What is said of the disk that was left out is what makes it free.
+
+        :param is_seen: whether nova-compute has it in the other slot.
+        """
+        self.start_host(nvmes=[{'address': a} for a in (ONE, TWO)],
+                        drivers=('nvme',))
+        self.write(ONE)
+        self.config.config(group='accel', exclude_devices=[f'address={ONE}'])
+        self.lose_store()
+        if is_seen:
+            self.config.config(group='accel', exclude_devices=[])
+        self.exchange(ONE, TWO)
+        self.restart()
+        self.config.config(group='accel', exclude_devices=[])
+        self.exchange(ONE, TWO)
+        self.restart()
+        self.reconcile()
+        self.assertNothingFree(ONE)
+        option, = {re.search(r'set \[accel\] handover = (\S+) for one start',
+                             str(hold)).group(1)
+                   for offer in self.host.inventory.offers.now().of(
+                       (ONE, None)) for hold in offer.all_holds}
+        self.config.config(group='accel', handover=[option])
+        self.restart()
+        self.reconcile()
+        self.config.config(group='accel', handover=[])
+        self.restart()
+        self.reconcile()
+        self.assertHas(self.boot(ONE), ONE)
+        self.assertEqual('', self.data(ONE))
 
 
 class DiskWithVfsTest(OlderCopyTestCase):
