@@ -66,7 +66,8 @@ class Consumers:
             return {uuid: _given(self._allocations(uuid)) for uuid in uuids}
         # room first: what was full and has its generation after that was as it
         # was before, at the time of the first answer
-        known = self._full
+        known, copied = self._full, {
+            uuid: self._generation(uuid) for uuid in uuids}
         queries = {uuid: f'{known[uuid].resource_class}:1' if uuid in known
                    else self._all_of(uuid) for uuid in uuids}
         has_room = {query: self._providers(anchor, resources=query)
@@ -78,7 +79,7 @@ class Consumers:
             if full and full.generation == now.get(uuid) and (
                     query and uuid not in has_room[query]):
                 found[uuid] = full.given
-            elif not full and self._generation(uuid) == now.get(uuid, -1) and (
+            elif not full and copied[uuid] == now.get(uuid, -1) and (
                     query == '' or query and uuid in has_room[query]):
                 found[uuid] = {}
             else:

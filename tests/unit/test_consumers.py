@@ -165,6 +165,22 @@ class ConsumersTest(testtools.TestCase):
         self.look(providers)
         self.assertEqual(2, self.look(providers))
 
+    def test_copy_is_read_again_meanwhile(self):
+        """Its generation is new, and what was asked for is of the old one."""
+        grown, *others = self.providers(5)
+        self.allocate(grown)
+        generation, inventory = self.copy_of(grown)
+        inventory[GPU].update(total=2, max_unit=2)
+        self.request('PUT', f'/resource_providers/{grown}/inventories', json={
+            'resource_provider_generation': generation,
+            'inventories': inventory})
+        self.asked = []
+        self.consumers = consumers.Consumers(
+            self.listed, self.allocations, lambda uuid: self.copy_of(uuid)
+            if uuid != grown or self.asked else (
+                generation, {GPU: {'total': 1}}))
+        self.look([grown, *others])
+
     def test_what_shows_no_room(self):
         """Of all that is reserved, what cannot be given one by one, and what
         has one class that a server may leave to others."""
