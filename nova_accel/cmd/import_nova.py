@@ -478,15 +478,15 @@ class Translation:
         if not (CONF.accel.include_devices or more
                 or any(driver.NEEDS_RULE for driver in loaded.values())):
             return
-        if not CONF.accel.include_devices:
-            for address, device in self._seen.items():
-                if (device.driver in loaded.keys() & enabled
-                        and not loaded[device.driver].NEEDS_RULE
-                        and address not in self._cards):
-                    self._add('include_devices', (
-                        f'vendor={device.vendor_id} '
-                        f'product={device.product_id}')
-                        if device.vendor_id else f'address={address}')
+        known = rules.DeviceRules()
+        for address, device in self._seen.items():
+            if (device.driver in loaded.keys() & enabled
+                    and not loaded[device.driver].NEEDS_RULE
+                    and address not in self._cards
+                    and not known.includes(device)):
+                self._add('include_devices', (
+                    f'vendor={device.vendor_id} product={device.product_id}')
+                    if device.vendor_id else f'address={address}')
         self._add('include_devices', *self._rules)
 
     def _write(self):

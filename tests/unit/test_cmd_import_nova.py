@@ -311,6 +311,20 @@ class DeviceSpecTest(ImportNovaTestCase):
         self.assertEqual((0, ''), (status, errors))
         self.assertEqual({QAT: 'qat'}, self.offered())
 
+    def test_some_cards_beside_rules_of_another_driver(self):
+        """Those that were offered before still are."""
+        other = '0000:6d:00.0'
+        self.put(f'[pci]\n{spec(address=QAT)}',
+                 accel='enabled_drivers = gpu,qat\n'
+                       'include_devices = vendor=10de\n',
+                 qats=[{'address': QAT, 'vfs': 16},
+                       {'address': other, 'vfs': 16}],
+                 gpus=[{'address': GPU}])
+        status, errors, _ = self.translated()
+        self.assertEqual((0, ''), (status, errors))
+        self.assertEqual({GPU: 'gpu', QAT: 'qat', other: 'qat'},
+                         self.offered())
+
     def test_some_vfs(self):
         """The others stay outside."""
         self.put('[pci]\n', qats=[{'address': QAT, 'vfs': 16}])
