@@ -941,9 +941,14 @@ def processes(functions: Sequence[str]) -> list:
         check_function(function)
     nodes = {node: function for function in functions
              for node in _nodes(function)}
-    return [(nodes[node], pid, _read(f'{PROC}/{pid}/comm'), path)
-            for pid, path, node in (_open_nodes() if nodes else ())
-            if node in nodes]
+    found = []
+    for pid, path, node in _open_nodes() if nodes else ():
+        # one that ends meanwhile does not hide the others
+        with contextlib.suppress(OSError):
+            if node in nodes:
+                found.append(
+                    (nodes[node], pid, _read(f'{PROC}/{pid}/comm'), path))
+    return found
 
 
 #: whether a node is a block device, and its number

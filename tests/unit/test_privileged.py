@@ -381,8 +381,10 @@ class Privileged(configured.TestCase):
             for number_, path in enumerate(opened):
                 os.makedirs(f'{proc}/{pid}/fd', exist_ok=True)
                 os.symlink(path, f'{proc}/{pid}/fd/{number_}')
-        # it has ended
+        # they have ended
         os.makedirs(f'{proc}/10')
+        os.makedirs(f'{proc}/11/fd')
+        os.symlink('/dev/null', f'{proc}/11/fd/0')
         self.assertEqual(
             [(PF, 7, 'exporter', '/dev/null'), (PF, 8, 'testpmd', '/dev/zero')],
             sorted(self.kernel.processes([PF])))
