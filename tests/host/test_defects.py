@@ -136,6 +136,17 @@ RULE = {'pci_devices': [f'address={A} type=FPGA name=X']}
 XE = {'vgpus': [{
     'address': A, 'framework': 'sriov', 'vendor': '8086', 'device': '56c0',
     'driver': 'xe', 'types': [], 'total_vfs': 2, 'vfs': 2}]}
+#: each shows two defects: that of the function, and what it follows from
+_GROUP = Case(
+    'gpu', {'gpus': [{'address': A, 'iommu_group': 7}],
+            'others': [{'address': B, 'iommu_group': 7,
+                        'driver': 'ahci'}]},
+    *rebound('ahci', None, B), 'shares its IOMMU group',
+    prepare=lambda t: t.kernel.rebind(B, None))
+_UP = Case(
+    'pci', {'nics': [{'address': A, 'up': False}]},
+    *says('/flags', '0x1043'), 'is up', RULE)
+
 #: name of a row -> the row. Its name begins with the module and the function
 #: that raise the defect; a / and more tells rows of one place
 CASES = {
@@ -146,15 +157,8 @@ CASES = {
     'base.function_handles/none': Case(
         'nvme', nvme(total_vfs=2, vfs=2), *no_vfs(), WANTED,
         {'virtual_functions': [f'{A}=2'], 'handover': ['none']}),
-    'base.function_handles/group': Case(
-        'gpu', {'gpus': [{'address': A, 'iommu_group': 7}],
-                'others': [{'address': B, 'iommu_group': 7,
-                            'driver': 'ahci'}]},
-        *rebound('ahci', None, B), 'shares its IOMMU group',
-        prepare=lambda t: t.kernel.rebind(B, None)),
-    'base.unused_handles': Case(
-        'pci', {'nics': [{'address': A, 'up': False}]},
-        *says('/flags', '0x1043'), 'is up', RULE),
+    'base.function_handles/group': _GROUP,
+    'base.unused_handles': _UP,
     'base._resettable': Case(
         'gpu', gpu(), *attribute(reset_method=''), 'cannot be reset'),
     'base._resettable/bus': Case(
@@ -273,15 +277,8 @@ CASES = {
             'listdir', lambda path: '/iommu_group' in path,
             FileNotFoundError()), 'has no IOMMU group',
         {'virtual_functions': [f'{A}=2']}),
-    'pci.obstacle/driver': Case(
-        'gpu', {'gpus': [{'address': A, 'iommu_group': 7}],
-                'others': [{'address': B, 'iommu_group': 7,
-                            'driver': 'ahci'}]},
-        *rebound('ahci', None, B), 'shares its IOMMU group',
-        prepare=lambda t: t.kernel.rebind(B, None)),
-    'usage._of_interfaces': Case(
-        'pci', {'nics': [{'address': A, 'up': False}]},
-        *says('/flags', '0x1043'), 'is up', RULE),
+    'pci.obstacle/driver': _GROUP,
+    'usage._of_interfaces': _UP,
     'usage._of_disks/mounted': Case(
         'nvme', nvme(), *lie(
             'mounted_devices', lambda: True,
