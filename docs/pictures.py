@@ -69,6 +69,11 @@ class Picture:
                            f'{html.escape(text)}</text>')
         self.height = max(self.height, y + 4)
 
+    def paragraph(self, y, *lines):
+        """Write lines below the drawing."""
+        for number, line in enumerate(lines):
+            self.text(8, y + number * LINE, line, 'small')
+
     def arrow(self, *points):
         """Draw an arrow along points, (x, y) each; the last part is upright
         or level."""
@@ -162,11 +167,10 @@ def region() -> Picture:
     picture.arrow((x, cleaned + 62), (36, cleaned + 62), (36, level + 12),
                   (x, level + 12))
     y = cleaned + 112
-    for line in ('Left: clean, the function stays loaded.',
-                 'A fenced region is cleaned again each',
-                 '[accel] discovery_interval.'):
-        picture.text(8, y, line, 'small')
-        y += LINE
+    picture.paragraph(
+        y, 'Left: clean, the function stays loaded.',
+        'A fenced region is cleaned again each',
+        '[accel] discovery_interval.')
     return picture
 
 
@@ -280,10 +284,9 @@ def migration() -> Picture:
         ('ours', 'new host', 'attaches the new devices'),
         ('ours', 'old host', 'cleans the old devices'))
     y = picture.column(10, rows, 104, 40, 120)
-    for line in ('With accel:live_migration=transparent the guest',
-                 'keeps its devices: QEMU copies their state.'):
-        picture.text(8, y, line, 'small')
-        y += LINE
+    picture.paragraph(
+        y, 'With accel:live_migration=transparent the guest',
+        'keeps its devices: QEMU copies their state.')
     return picture
 
 
