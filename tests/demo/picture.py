@@ -20,7 +20,7 @@ _FRAME = _CAPTION + _HOST + _CARD + 16
 _STYLE = '''\
 svg { color-scheme: light dark; background: #fff }
 text { font: 16px system-ui, sans-serif; fill: #1f2328 }
-.small { font-size: 15px }
+.small { font-size: 15.5px }
 .caption { font-size: 18px; font-weight: 600 }
 .host, .server { fill: #59636e }
 .box { fill: #f6f8fa } .card { fill: #fff; stroke: #d1d9e0 }
