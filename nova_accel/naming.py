@@ -44,6 +44,12 @@ STATISTIC = 'nova_accel'
 #: on devices that the operator releases after each server, as Nova's PCI
 #: devices of one-time use have it (os-traits)
 ONE_TIME_USE = 'HW_PCI_ONE_TIME_USE'
+#: on NVMe disks: how the controller can erase them, in the names of Sanitize
+ERASES_PREFIX = 'HW_NVME_'
+#: standard traits that os-traits 3.3, of Nova 31, lacks. Placement has its own
+#: release of it, which decides whether they are reported (attach.publishing)
+_NEWER = frozenset((ONE_TIME_USE, *(
+    ERASES_PREFIX + name for name in ('BES', 'CES', 'WZS'))))
 #: where a device is in its host. Roots of several hosts may have the same name
 _NUMA_PREFIX = 'CUSTOM_ACCELERATOR_NUMA_'
 _ROOT_PREFIX = 'CUSTOM_ACCELERATOR_PCIE_ROOT_'
@@ -163,7 +169,7 @@ def flavor_class(name: str) -> str:
 @functools.cache
 def _standard_names() -> tuple[frozenset[str], frozenset[str]]:
     return (frozenset(os_resource_classes.STANDARDS),
-            frozenset(os_traits.get_traits()))
+            _NEWER.union(os_traits.get_traits()))
 
 
 def is_class(name: str) -> bool:
@@ -172,8 +178,8 @@ def is_class(name: str) -> bool:
 
 
 def is_trait(name: str) -> bool:
-    """Return whether Placement accepts a name as a trait: a custom one, or a
-    standard one of this host's os-traits."""
+    """Return whether a name is a trait: a custom one, or a standard one, which
+    an older Placement may lack."""
     return bool(_CUSTOM.fullmatch(name)) or name in _standard_names()[1]
 
 

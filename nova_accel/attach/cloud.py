@@ -67,6 +67,12 @@ class Cloud(typing.Protocol):
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
+    def unknown_traits(self, traits: Collection[str]) -> set[str]:
+        """Return the given traits that Placement does not have.
+
+        :raises PlacementUnavailable: the answer was not 200, or none came.
+        """
+
     def make_trait(self, trait: str) -> None:
         """Create a custom trait in Placement if it does not exist.
 

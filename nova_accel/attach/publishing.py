@@ -21,6 +21,9 @@ class Publisher:
                  cloud: novas.Cloud):
         self._inventory = inventory
         self._cloud = cloud
+        #: standard traits that Placement has
+        self._known: set[str] = set()
+        self._once = logging.Once()
         self.background = limited.Background(
             self._make_known,
             f'Flavors cannot forbid or require {naming.SUSPECT}')
@@ -49,7 +52,7 @@ class Publisher:
         """Return the interface to Placement for reporting()."""
         return provider_tree.Placement(
             self._in_use, self._named, self._cloud.configured_classes,
-            write=self._cloud.show)
+            refused=self._refused, write=self._cloud.show)
 
     def placement_at_start(self, allocations: Mapping[str, Mapping],
                            ) -> provider_tree.Placement:
@@ -67,7 +70,7 @@ class Publisher:
         return provider_tree.Placement(
             lambda uuid: any(uuid in given['allocations']
                              for given in allocations.values()),
-            self._named, self._cloud.configured_classes, used)
+            self._named, self._cloud.configured_classes, used, self._refused)
 
     def show_devices(self, claims: Collection[model.Claim]) -> None:
         self.show({c.provider_uuid for c in claims} | set(filter(None, map(
@@ -79,6 +82,27 @@ class Publisher:
             return bool(self._cloud.consumers(provider_uuid))
         except exception.PlacementUnavailable:
             return True
+
+    def _refused(self, traits: Collection[str]) -> set[str]:
+        """Return the standard traits that Placement's os-traits does not have.
+        Placement would refuse one, and Nova's whole report would fail."""
+        new = {trait for trait in traits if not naming.is_custom(trait)
+               and trait not in self._known}
+        if not new:
+            return new
+        try:
+            unknown = self._cloud.unknown_traits(new)
+        except exception.PlacementUnavailable:
+            # Nova's report needs Placement as well
+            return set()
+        self._known |= new - unknown
+        for trait in unknown:
+            self._once.log(
+                ('unknown', trait), LOG.warning,
+                'Placement does not have the trait %s, and providers are '
+                'reported without it: upgrade os-traits there, and restart '
+                'nova-compute', trait)
+        return unknown
 
     def _named(self, name: str) -> set[str]:
         return self._cloud.find_providers(name=name)

@@ -66,8 +66,6 @@ _ROUNDING = 1 << 30
 _SECTOR = 512
 #: names in the record of a disk; each namespace is an entry
 _SERIAL, _FIRMWARE, _NAMESPACE = 'serial number', 'firmware', 'namespace'
-#: traits of os-traits 3.9
-_ERASES = 'HW_NVME_'
 _ACCEPT = ('to accept it, set [accel] handover = {}=none for one start of '
            'nova-compute')
 _BIND = (f'bind it to the driver {_DRIVER} until nova-compute has seen it '
@@ -148,7 +146,7 @@ class NvmeDriver(base.PciDriver):
             device = dataclasses.replace(
                 device, record=before.record, foreign=before.foreign,
                 traits=tuple(trait for trait in before.traits
-                             if trait.startswith(_ERASES)))
+                             if trait.startswith(naming.ERASES_PREFIX)))
         return device
 
     def look(self, device, before):
@@ -233,9 +231,7 @@ class NvmeDriver(base.PciDriver):
                 'it after a server: set [accel] handover to none or operator '
                 'for it if servers must have it all the same')
         return dataclasses.replace(device, traits=tuple(
-            # Placement refuses those that a release before 3.9 lacks
-            trait for trait in (_ERASES + name for name in found.erases)
-            if naming.is_trait(trait)))
+            naming.ERASES_PREFIX + name for name in found.erases))
 
     def _can_erase(self, device) -> Hashable:
         """What _erasable() asks the controller, as state() has it."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Mapping
 import dataclasses
 import typing
 
-import os_traits
 
 from nova_accel.drivers import base
 from nova_accel.drivers import contract
@@ -225,8 +224,5 @@ def _with_policy(device: model.Device) -> model.Device:
             reason=f'{handover.OPTION} has the policy operator for it, and '
                    f'vGPUs that are made on demand cannot wait for the '
                    f'operator: set another policy')
-    if not hasattr(os_traits, naming.ONE_TIME_USE):
-        # a Placement of that release would refuse all of Nova's report
-        return device
     return dataclasses.replace(
         device, traits=(*device.traits, naming.ONE_TIME_USE))

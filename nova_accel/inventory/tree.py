@@ -72,6 +72,8 @@ class Placement:
     #: how much of a provider the request allocates in which Nova writes the
     #: tree: Placement would refuse to reserve it, and the next pass does
     used: Callable[[str], int] = lambda uuid: 0
+    #: traits -> those of them that Placement would refuse
+    refused: Callable[[Collection[str]], Collection[str]] = lambda traits: ()
     #: changes a provider that is there now; None: Nova writes the whole tree,
     #: which it has just read
     write: Write | None = None
@@ -296,7 +298,9 @@ class Tree:
                 else rows, plan.placement.in_use,
                 plan.placement.used(provider.uuid),
                 plan.placement.configured(provider.uuid, provider.name))
-            return merged, provider.merged_traits(shown.traits)
+            traits = provider.merged_traits(shown.traits)
+            return merged, traits.difference(
+                plan.placement.refused(traits - shown.traits))
         return merge
 
     def _say_reserved(self, provider) -> None:

@@ -165,6 +165,12 @@ class NovaCloud:
             return set()
         return {*self._listed(response)}
 
+    def unknown_traits(self, traits):
+        # 1.6: traits
+        return {*traits} - self._answer(
+            self._get('/traits?name=in:' + ','.join(traits), '1.6'),
+            lambda body: set(body['traits']))
+
     def make_trait(self, trait):
         # 1.6: custom traits
         response = self._send(

@@ -1,6 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """NVMe disks: given whole, and given on only when they are erased."""
 
+from unittest import mock
+
+from placement import db_api
+from placement.objects import trait
+
 from nova_accel import model
 from tests.functional import base
 
@@ -78,3 +83,52 @@ class NvmeTest(base.AcceleratorTestBase):
         for each in (DISK, '0000:81:00.2'):
             self.assertEqual('', self.disk.data_of_disk(each))
         self.assertAsAtStart()
+
+
+class OlderPlacementTest(base.AcceleratorTestBase):
+    """Placement's os-traits lacks traits of the compute hosts."""
+
+    FRESH_CLOUD = True
+    HOSTS = {}
+
+    def setUp(self):
+        super().setUp()
+        with db_api.get_placement_engine().begin() as db:
+            db.execute(trait._TRAIT_TBL.delete().where(
+                trait._TRAIT_TBL.c.name.like('HW_NVME_%')
+                | (trait._TRAIT_TBL.c.name == 'HW_PCI_ONE_TIME_USE')))
+        self.describe_host('compute1', {'nvmes': [
+            {'address': DISK, 'sanitize': ['crypto', 'block']},
+            {'address': ROOT}]})
+        self.start_compute('compute1')
+
+    def _setup_compute_service(self):
+        super()._setup_compute_service()
+        self.flags(enabled_drivers=['nvme'], group='accel',
+                   handover=[f'{ROOT}=operator'])
+
+    def standard(self):
+        return {name: {t for t in traits if t.startswith('HW_')}
+                for name, (_, traits, _) in self.provider_tree().items()}
+
+    def test_upgrade_of_placement(self):
+        disk, other = (self.provider_name('compute1', address)
+                       for address in (DISK, ROOT))
+        self.assertEqual({disk: set(), other: set()}, self.standard())
+        self._delete_server(self.boot(FLAVOR))
+        client = self.computes['compute1'].manager.reportclient
+        with mock.patch.object(client, 'get', wraps=client.get) as get:
+            for _ in range(2):
+                self.report()
+        self.assertEqual([], [call for call in get.call_args_list
+                              if call.args[0].startswith('/traits')])
+        self.assertEqual(sorted(
+            ('HW_NVME_BES', 'HW_NVME_CES', 'HW_PCI_ONE_TIME_USE')), sorted(
+            line.partition('have the trait ')[2].partition(',')[0]
+            for line in self.stdlog.logger.output.splitlines()
+            if 'Placement does not have the trait' in line))
+        trait._trait_sync(db_api.DbContext())
+        self.restart_compute_service('compute1')
+        now = self.standard()
+        self.assertEqual({'HW_NVME_BES', 'HW_NVME_CES'}, now[disk])
+        self.assertIn('HW_PCI_ONE_TIME_USE', now[other])

@@ -34,8 +34,6 @@ ROOT = str(uuid.uuid5(uuid.NAMESPACE_DNS, NODE))
 PROJECT = 'demo'
 #: the project of the operator
 OPERATORS = 'admin'
-#: that Placement knows from its start
-TRAITS = frozenset(os_traits.get_traits())
 
 
 @dataclasses.dataclass
@@ -80,6 +78,8 @@ class Cloud:
         #: how many times Placement was asked for allocations, written to,
         #: asked for names of providers, and Nova which moves are open
         self.asked = self.shown = self.named = self.asked_open = 0
+        #: standard ones that Placement knows
+        self.traits = frozenset(os_traits.get_traits())
         #: providers of other hosts, as those of the state
         self.other_providers = {}
         #: what a report has seen in a tree, each once
@@ -161,6 +161,11 @@ class Cloud:
                                           *self.other_providers.items())
             if trait in (None, *provider['traits']) and uuid in (None, uuid_)
             and name in (None, provider.get('name'))}
+
+    def unknown_traits(self, traits):
+        if self.placement_error:
+            raise self.placement_error
+        return {*traits} - self.traits
 
     def make_trait(self, trait):
         if self.placement_error:
@@ -451,7 +456,7 @@ class Cloud:
                 if provider['name'] in names:
                     raise AssertionError(
                         f'Placement refuses a second {provider["name"]}')
-                _check_names(provider)
+                _check_names(provider, self.traits)
             with self.state() as state:
                 _write(state, tree)
             return
@@ -503,12 +508,12 @@ def _write(state, tree):
         for uuid_, provider in tree.providers.items()}
 
 
-def _check_names(provider):
+def _check_names(provider, traits):
     """What Placement answers with 400, and Nova's claim fails with it."""
     if len(provider['name']) > 200:
         raise AssertionError(f'Placement refuses {provider["name"]}')
     for names, known in (
-            (provider['traits'], TRAITS),
+            (provider['traits'], traits),
             (provider['inventory'], os_resource_classes.STANDARDS)):
         for name in names:
             if not (re.fullmatch('CUSTOM_[A-Z0-9_]{1,248}', name)

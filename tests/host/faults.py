@@ -48,6 +48,7 @@ NONSENSE: dict[str, typing.Any] = {
         uuid: {**consumers, NOBODY: _ODD}
         for uuid, consumers in there.items()},
     'Cloud.find_providers': lambda there: {*there, NOBODY},
+    'Cloud.unknown_traits': lambda there: {*there, NOBODY},
     'Cloud.moves': lambda there: {**there, NOBODY: NOBODY},
     'Cloud.running': lambda there: {
         **there, NOBODY: frozenset(('nonsense',))},
@@ -57,7 +58,7 @@ NONSENSE: dict[str, typing.Any] = {
     'Cloud.paused': lambda there: {*there, NOBODY},
 }
 _PLACEMENT = ('allocations', 'consumers', 'consumers_of', 'find_providers',
-              'reallocate', 'make_trait', 'show')
+              'unknown_traits', 'reallocate', 'make_trait', 'show')
 _GLANCE = 'images', 'service_images', 'check_image'
 #: of os, with a path of the bitstream cache
 _FILES = ('rename', 'symlink', 'unlink', 'listdir', 'makedirs', 'utime',

@@ -47,6 +47,7 @@ READS: dict[type, tuple[str, ...]] = {
         'read_nvme_health', 'read_nvme_sanitize', 'read_nvme_vfs'),
     clouds.Cloud: (
         'allocations', 'consumers', 'consumers_of', 'find_providers',
+        'unknown_traits',
         'configured_classes', 'images', 'service_images', 'check_image',
         'servers', 'moves', 'open_moves', 'is_reverted', 'running',
         'guest_devices', 'carried', 'paused'),

@@ -7,7 +7,6 @@ import sqlite3
 import time
 
 import fixtures
-import os_traits
 
 from nova_accel import exception
 from nova_accel.host import pci
@@ -421,8 +420,8 @@ class OperatorTest(HandoverTestCase):
         self.start_host(*cards, **kinds)
 
     def assertOneTimeUse(self, provider):
-        """The os-traits of Nova 31 do not know the trait yet."""
-        self.assertEqual(hasattr(os_traits, ONE_TIME_USE),
+        """The os-traits of Nova 31 does not have the trait."""
+        self.assertEqual(ONE_TIME_USE in self.host.cloud.traits,
                          ONE_TIME_USE in provider['traits'])
 
     def lower(self, reserved, address=A):
@@ -556,11 +555,16 @@ class OperatorTest(HandoverTestCase):
         self.restart()
         self.assertNotIn(ONE_TIME_USE, self.provider()['traits'])
 
-    def test_trait_that_placement_may_not_know(self):
-        self.useFixture(fixtures.MonkeyPatch(
-            f'os_traits.{ONE_TIME_USE}', fixtures.MonkeyPatch.delete))
-        self.start(gpus=[{'address': A}], drivers=('gpu',))
-        self.assertNotIn(ONE_TIME_USE, self.provider()['traits'])
+    def test_trait_that_placement_does_not_know(self):
+        """It is reported once Placement does."""
+        self.start_host(gpus=[{'address': A}], drivers=('gpu',))
+        cloud = self.host.cloud
+        self.config.config(handover=['operator'], group='accel')
+        for known in (frozenset(), {ONE_TIME_USE}):
+            cloud.traits = cloud.traits - {ONE_TIME_USE} | known
+            self.restart()
+            self.report()
+            self.assertOneTimeUse(self.provider())
 
     def test_vgpus_cannot_wait(self):
         self.start(vgpus=[{

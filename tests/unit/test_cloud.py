@@ -130,6 +130,7 @@ class NotPlacementTest(testtools.TestCase):
         lambda door: door.allocations(door.admin_context(), 'x'),
         lambda door: door.consumers('x'),
         lambda door: door.find_providers(uuid='x'),
+        lambda door: door.unknown_traits(['HW_NVME_CES']),
         lambda door: door.show('x', None, None),
         lambda door: door.consumers_of(['x']),
         lambda door: door._listed(door._get('/resource_providers', '1.14')))

@@ -70,9 +70,6 @@ class Discovery(TestCase):
     @ddt.data('clear', 'none')
     def test_what_it_can_erase_with(self, policy):
         """By the traits of Cyborg's drivers; also while a guest has it."""
-        # an older os-traits does not have them
-        is_trait = self.useFixture(fixtures.MockPatch(
-            'nova_accel.naming.is_trait', return_value=True)).mock
         self.config.config(group='accel', handover=[policy])
         found = self.start({'address': A, 'sanitize': ['crypto', 'overwrite']},
                            {'address': B, 'sanitize': ['block']})
@@ -80,9 +77,6 @@ class Discovery(TestCase):
                          [found[address].traits for address in (A, B)])
         self.kernel.rebind(A, 'vfio-pci')
         self.assertEqual(found, self.driver.discover(found))
-        self.kernel.rebind(A, 'nvme')
-        is_trait.return_value = False
-        self.assertEqual((), self.driver.discover(found)[A].traits)
 
     @ddt.data('vfio-pci', None)
     def test_driver_of_the_host_does_not_have_it(self, bound):
