@@ -33,9 +33,10 @@ from nova_accel.store import values
 Kind = holds.Kind
 
 _OWNER_UNKNOWN = (
-    'it may have data of a server, and it is being found out whose, see the '
-    'log of nova-compute')
-_RETURNED = 'it may have data of a server that is gone, and is cleaned first'
+    'it may contain data of a server, and nova-compute finds out which: see '
+    'its log')
+_RETURNED = ('it may contain data of a server that is gone, and is cleaned '
+             'first')
 # without the reason of the operator, because owners of servers read it
 _DISABLED = 'the operator has disabled it'
 _DEFECTIVE = 'nova-compute has disabled it'

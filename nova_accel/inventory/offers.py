@@ -241,10 +241,11 @@ def of_claims(devices: Mapping[str, model.Device],
         device = devices.get(part[0])
         for key, shown in parts(device) if device else ():
             if key == part and _overlaps(shown, part[0], found):
+                names = ', '.join(sorted(handle.address for handle in found))
                 yield holds.Hold(
                     Kind.OVERLAP, part[0],
-                    'a server has or had the card as a whole and these are '
-                    'its VFs, or the other way round', part[1])
+                    f'a server has or had {names}, and a card is given '
+                    f'either as a whole or by its VFs', part[1])
 
 
 def _overlaps(part: model.Device | model.Region, card: str,
@@ -300,8 +301,8 @@ def of_unclean(devices: Iterable[model.Device],
                     yield holds.Hold(
                         Kind.UNCLEAN, device.address,
                         f'its last server released it under the policy '
-                        f'{min(had)}, and it is {policy.value} now', part[1],
-                        handle, min(row.since for row in mine))
+                        f'{min(had)}, and the policy is {policy.value} now',
+                        part[1], handle, min(row.since for row in mine))
 
 
 def handle_at(row: values.Unclean, address: str) -> str:

@@ -806,7 +806,7 @@ class WholeCardTest(base.HostTestCase):
         self.host.report()
         self.assertEqual([f'host_accel_{A}_region0'], self.host.fenced())
         error = self.assertRaises(exception.DeviceUnavailable, self.boot)
-        self.assertIn('a server has or had the card as a whole', str(error))
+        self.assertIn('and a card is given either as a whole', str(error))
         self.host.upload(BLANK, image={
             'accel:clears': 'registers', 'accel:region_type_id': INTERFACE})
         self.host.delete(server)
