@@ -129,7 +129,8 @@ class Cloud:
         with self.state() as state:
             for provider_uuid, amounts in resources.items():
                 for name, amount in amounts.items():
-                    item = state['providers'][provider_uuid]['inventory'][name]
+                    item = state['providers'][provider_uuid]['inventory'].get(
+                        name, {'total': 0, 'reserved': 0})
                     used = sum(
                         a.get(provider_uuid, {}).get('resources', {}).get(
                             name, 0) for a in state['allocations'].values())

@@ -43,6 +43,8 @@ class Explored(world.World):
         super().__init__(setting.pools)
         self.kinds = [world.KINDS[n] for n in setting.kinds]
         self.copy = f'{self.directory}/copy'
+        #: whether that may have devices that are disabled
+        self.disabled_in_copy = False
 
     def play(self, event: Event) -> bool:
         """Play an event, where it is possible, and check what always holds.
@@ -303,6 +305,7 @@ class Explored(world.World):
             os.unlink(self.copy)
         with contextlib.closing(sqlite3.connect(self.store)) as store:
             store.execute('VACUUM INTO ?', (self.copy,))
+        self.disabled_in_copy = self.disabled
 
     def _replace_store(self, event):
         """An older copy is put back, or none, while nova-compute is stopped.
@@ -322,8 +325,10 @@ class Explored(world.World):
         self.refused_devices = set()
         if is_copied:
             os.rename(self.copy, self.store)
+            self.disabled = self.disabled_in_copy
         else:
             self.compute.options['exclude_devices'] = []
+            self.lost_store = True
             self.do(['scan'])
         return True
 

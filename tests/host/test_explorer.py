@@ -18,9 +18,12 @@ import random
 import sys
 import time
 
+import ddt
 import testtools
 
+from nova_accel import exception
 from tests.host import explorer
+from tests.host.explorer import Event
 
 MINUTES = float(os.environ.get('NOVA_ACCEL_EXPLORE_MINUTES', 0))
 #: how many orders are played everyday, and of how many events
@@ -56,6 +59,39 @@ class ExplorerTest(testtools.TestCase):
             if MINUTES:
                 say(explorer.shrink(failure))
             raise
+
+
+@ddt.ddt
+class KnownTest(testtools.TestCase):
+    """Orders that the explorer once took for defects."""
+
+    @ddt.data(
+        # a region behind the VF of a guest, which a new store does not know
+        ('host', (0, 4), Event('boot', 19099, None),
+         Event('replace_store', 56502, None)),
+        # nor can it be allocated again
+        ('none', (0, 1), Event('boot', 29919, None),
+         Event('replace_store', 2769, None),
+         Event('lose_allocation', 50403, None)),
+        # a copy in which a device is disabled
+        ('host', (3, 4), Event('disable', 49892, None),
+         Event('reconcile', 25984, 3), Event('enable', 16931, None),
+         Event('replace_store', 283, None)))
+    @ddt.unpack
+    def test_order(self, pools, kinds, *events):
+        counted = explorer.explore(
+            events, explorer.Setting(pools, kinds), len(events))
+        self.assertEqual({event.name: 1 for event in events}, {
+            event.name: counted[event.name] for event in events})
+
+    def test_no_inventory(self):
+        """The small Placement refuses to allocate what a provider lacks."""
+        explored = explorer.Explored(explorer.Setting('none', (0,)))
+        self.addCleanup(explored.close)
+        provider, *_ = explored.cloud.read()['providers']
+        self.assertRaises(
+            exception.PlacementUnavailable, explored.cloud.reallocate,
+            'server', 'server', {provider: {'CUSTOM_NONE': 1}})
 
 
 def say(text):

@@ -135,6 +135,8 @@ class World:
         self.exchanged: set[tuple[str, str]] = set()
         #: an older copy of the store is there, and no nova-compute has seen it
         self.old_store = False
+        #: a nova-compute has begun without a store
+        self.lost_store = False
         self.counted: collections.Counter = collections.Counter()
         self.compute.run([['report'], ['report']])
         self.shown = self._shown()
@@ -247,10 +249,12 @@ class World:
 
     # What always holds
 
+    def _in_guests(self):
+        return {uuid_: guest['devices'] for uuid_, guest
+                in self.cloud.read()['guests'].items() if guest['running']}
+
     def check(self):
-        state = self.cloud.read()
-        guests = {uuid_: guest['devices'] for uuid_, guest
-                  in state['guests'].items() if guest['running']}
+        guests = self._in_guests()
         there = collections.Counter(a for g in guests.values() for a in g)
         for address, count in there.items():
             if count > 1:
@@ -340,13 +344,21 @@ class World:
                 raise Broken(f'Servers {ended} have ended, and have claims')
             if not moving and not self.reserved:
                 self.counted['calmer'] += 1
-            holds = {address: [hold for hold in holds
-                               if hold[0] != 'unallocated' or not (
-                                   moving or self.reserved)]
+            holds = {address: self._unexplained(address, holds, moving)
                      for address, holds in withheld.items()}
             if any(holds.values()):
                 raise Broken(f'Withheld, and nothing is left to settle: '
                              f'{holds}')
+
+    def _unexplained(self, address, holds, moving):
+        kinds = {kind for kind, _ in holds}
+        explained = {'unallocated'} if moving or self.reserved else set()
+        if 'unusable' in kinds and self.lost_store and any(
+                address in devices for devices in self._in_guests().values()):
+            # the port of a VF that a guest has is hidden: a new store does not
+            # have what it carries, and Placement allocates nothing of it
+            explained |= {'unusable', 'unallocated'}
+        return [hold for hold in holds if hold[0] not in explained]
 
     def _check_claims(self, servers, withheld):
         """Each consumer has claims of what Placement has allocated to it."""
