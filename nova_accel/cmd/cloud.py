@@ -22,6 +22,7 @@ from keystoneauth1 import adapter as ks_adapter
 from keystoneauth1 import exceptions as ks_exc
 
 from nova_accel.bitstream import glance
+from nova_accel.cmd import answers
 from nova_accel import exception
 from nova_accel.planning import reasons
 from nova_accel import text
@@ -43,7 +44,7 @@ _SERVICES = {
 }
 #: what reading the body of an answer raises that another server gave, such as
 #: a proxy: no JSON, or another content
-NOT_AN_ANSWER = (ValueError, LookupError)
+NOT_AN_ANSWER = (ValueError, LookupError, TypeError, AttributeError)
 #: how each refusal of Placement begins (HTTPBadRequest of WebOb)
 _MALFORMED = ('The server could not comply with the request since it is either '
               'malformed or otherwise incorrect.')
@@ -158,7 +159,9 @@ class Cloud:
                 if missing is None:
                     raise
                 return missing
-            return body[key] if key else body
+            if not isinstance(body, dict):
+                raise ValueError('it is not an object of JSON')
+            return answers.part(body, key) if key else body
 
     def images(self) -> glance_client.Client:
         """Return a client of Glance.
@@ -230,9 +233,7 @@ class Cloud:
         return sorted(trees.values(), key=lambda tree: tree[0].name)
 
     def _listed(self, path):
-        with asking('placement', path):
-            return self.adapter('placement').get(path).json()[
-                'resource_providers']
+        return self.get('placement', path, key='resource_providers')
 
     def read(self, providers: Iterable[reasons.Provider],
              parts: Iterable[str] = PARTS) -> list[reasons.Provider]:
@@ -254,13 +255,11 @@ class Cloud:
         for part in parts:
             if part == 'allocations' and not found.get('inventories', True):
                 continue
-            path = f'/resource_providers/{provider.uuid}/{part}'
-            with asking('placement', path):
-                try:
-                    found[part] = self.adapter('placement').get(
-                        path).json()[part]
-                except ks_exc.NotFound:
-                    return provider
+            found[part] = self.get(
+                'placement', f'/resource_providers/{provider.uuid}/{part}',
+                missing=False, key=part)
+            if found[part] is False:
+                return provider
         return dataclasses.replace(
             provider, inventories=found.get('inventories', {}),
             traits=frozenset(found.get('traits', ())), allocations={
@@ -343,7 +342,7 @@ class Cloud:
         """
         return list(self._pages(
             f'{path}?{query(all_tenants="1", limit="1000", **which)}',
-            'servers', 'its servers'))
+            'servers', 'its servers', path.strip('/')))
 
     def server_name(self, uuid: str) -> str | None:
         """Return the name of a server, None where Nova does not know it."""
@@ -351,12 +350,12 @@ class Cloud:
                           key='server')
         return server['name'] if server else None
 
-    def _pages(self, path, key, what='') -> Iterator[dict]:
+    def _pages(self, path, key, what='', form='') -> Iterator[dict]:
         start: str | None = path
         while start:
             body = self.get('compute', start, what=what or path)
             with asking('compute', what or path):
-                found = body[key]
+                found = answers.part(body, key, form)
                 more = any(link['rel'] == 'next'
                            for link in body.get(f'{key}_links', ()))
                 after = f'{path}&marker={found[-1]["id"]}' if more else None
@@ -367,7 +366,8 @@ class Cloud:
 
 
 def _check_extra_specs(flavors):
-    if any('extra_specs' not in flavor for flavor in flavors):
+    if not all(answers.has_form(flavor.get('extra_specs'), {answers.EACH: str})
+               for flavor in flavors):
         raise exception.ConfigurationError(
             'Nova was asked for its flavors, and does not show their extra '
             'specs to your credentials: use those of an administrator.')
@@ -420,8 +420,6 @@ def asking(service: str, what: str) -> Iterator[None]:
                 f'{asked} {where} cannot be reached: correct OS_AUTH_URL or '
                 f'clouds.yaml, or see that Keystone runs.') from error
         why = f'{where} cannot be reached' if where else _reason(error)
-        if isinstance(error, KeyError):
-            why = f'what came has no {error}'
         raise exception.ServiceUnavailable(
             f'{asked} no answer came ({why}): see the log of '
             f'the service and the network between.') from error

@@ -4,6 +4,7 @@
 from keystoneauth1 import exceptions as keystone
 from oslo_config import cfg
 
+from nova_accel.cmd import answers
 from nova_accel.cmd import cloud
 from nova_accel.cmd import configuration
 from nova_accel.cmd import output
@@ -129,14 +130,15 @@ def is_running(compute, host: str) -> bool:
 
     :param compute: keystoneauth1 Adapter.
     """
-    try:
-        found = compute.get(
-            '/os-hypervisors/detail', microversion=_COMPUTE_VERSION,
-            params={'hypervisor_hostname_pattern': host}).json()
-    except keystone.NotFound:
-        return False
-    return any(h['hypervisor_hostname'] == host and h['state'] == 'up'
-               for h in found['hypervisors'])
+    with cloud.asking('compute', f'the compute node {host}'):
+        try:
+            found = compute.get(
+                '/os-hypervisors/detail', microversion=_COMPUTE_VERSION,
+                params={'hypervisor_hostname_pattern': host}).json()
+        except keystone.NotFound:
+            return False
+        return any(h['hypervisor_hostname'] == host and h['state'] == 'up'
+                   for h in answers.part(found, 'hypervisors'))
 
 
 def _providers(service: cloud.Cloud, host: str) -> list[reasons.Provider]:

@@ -11,6 +11,7 @@ import typing
 
 from nova_accel.bitstream import glance
 from nova_accel.bitstream import hints
+from nova_accel.cmd import answers
 from nova_accel.cmd import cloud as clouds
 from nova_accel.cmd import configuration
 from nova_accel.cmd import output
@@ -279,15 +280,15 @@ class Answer:
         self._advice = slow.advice(
             time.monotonic() - began, self._question.groups.values())
         with clouds.asking('placement', 'allocation candidates'):
-            summaries = answer['provider_summaries']
-            found = answer['allocation_requests']
+            summaries = answers.part(answer, 'provider_summaries')
+            found = answers.part(answer, 'allocation_requests')
             self._is_cut = len(found) >= _LIMIT
-        for candidate in found:
-            roots = {summaries[provider]['root_provider_uuid']
-                     for provider in candidate['allocations']}
-            # one of them, and that of disk that hosts share
-            for root in roots & self._trees.keys():
-                self._candidates[root].append(candidate)
+            for candidate in found:
+                roots = {summaries[provider]['root_provider_uuid']
+                         for provider in candidate['allocations']}
+                # one of them, and that of disk that hosts share
+                for root in roots & self._trees.keys():
+                    self._candidates[root].append(candidate)
         return summaries
 
     @functools.cache

@@ -176,7 +176,7 @@ class Bench(fixtures.Fixture):
                 naming.region_traits(device, device.regions[0]))
             if number % 2 == 0:
                 self.services.allocate(str(uuid.uuid4()), region, **{FPGA: 1})
-        self.services.answer('/servers/', {'server': {'name': 'web1'}})
+        self.services.answer('/servers/', {'server': placement.SERVER})
         node = {'id': root, 'hypervisor_hostname': 'compute1', 'state': 'up',
                 'status': 'enabled', 'service': {
                     'host': 'compute1', 'disabled_reason': None}}

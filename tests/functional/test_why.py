@@ -25,6 +25,7 @@ from nova_accel import naming
 from nova_accel import sim
 from tests import glance_service
 from tests.unit import commands
+from tests.unit import placement
 
 FPGA, GPU = 'CUSTOM_ACCELERATOR_FPGA', 'CUSTOM_ACCELERATOR_GPU'
 L40S = 'CUSTOM_GPU_NVIDIA_L40S'
@@ -109,7 +110,7 @@ class WhyTestCase(testtools.TestCase):
         """Nova has a compute node of this name."""
         self.nodes[self.uuids[name]] = {
             'id': self.uuids[name], 'hypervisor_hostname': name, 'state': 'up',
-            'status': 'enabled', 'service': {}, **more}
+            'status': 'enabled', 'service': {'host': name}, **more}
 
     def region(self, host, traits, number=0, **inventories):
         name = f'{host}_accel_0000:5e:00.0_region{number}'
@@ -206,7 +207,7 @@ class NovaApi(fixtures.Fixture):
     def _server(self, request, context):
         name = self.servers.get(request.path.rpartition('/')[2])
         context.status_code = 200 if name else 404
-        return {'server': {'name': name}}
+        return {'server': {**placement.SERVER, 'name': name}}
 
 
 class Mocker(fixtures.Fixture):

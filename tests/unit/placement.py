@@ -12,6 +12,14 @@ from wsgi_intercept import interceptor
 
 from tests import cheap
 
+#: Nova's entry of a server
+SERVER = {
+    'id': '5e5e5e5e-1111-4222-8333-444444444444', 'name': 'web1',
+    'status': 'ACTIVE', 'OS-EXT-STS:task_state': None, 'metadata': {},
+    'OS-EXT-SRV-ATTR:hypervisor_hostname': 'compute1', 'locked': False,
+    'flavor': {'original_name': 'one', 'vcpus': 0, 'ram': 64, 'disk': 20,
+               'ephemeral': 0, 'swap': 0, 'extra_specs': {}}}
+
 
 class Services(fixtures.Fixture):
     """Credentials for Placement, which runs in this process, and for what

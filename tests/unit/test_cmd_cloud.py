@@ -2,9 +2,12 @@
 """What commands read of the providers of hosts, from Placement itself."""
 
 import logging
+import re
 import threading
+from unittest import mock
 
 import fixtures
+from keystoneauth1 import adapter as ks_adapter
 from keystoneauth1 import fixture as keystone
 import requests
 import requests_mock
@@ -109,14 +112,85 @@ class AnswerTest(ProvidersTestCase):
         self.services.answer('/flavors/gpu', {'of': 'a proxy'})
         error = self.assertRaises(exception.ServiceUnavailable,
                                   self.cloud.flavor, 'gpu')
-        self.assertIn("no answer came (what came has no 'flavor')",
+        self.assertIn("no answer came ('flavor' is missing or malformed)",
                       str(error))
 
     def test_flavor_without_extra_specs(self):
-        self.services.answer('/flavors/gpu', {'flavor': {'name': 'gpu'}})
+        self.services.answer('/flavors/gpu', {'flavor': {
+            'name': 'gpu', 'ram': 1, 'vcpus': 1, 'disk': 1, 'swap': '',
+            'OS-FLV-EXT-DATA:ephemeral': 0}})
         error = self.assertRaises(exception.ConfigurationError,
                                   self.cloud.flavor, 'gpu')
         self.assertIn('those of an administrator', str(error))
+
+
+class NotTheirsTest(ProvidersTestCase):
+    """An answer of 200 that is not of the service is handled as a 503."""
+
+    #: what a path has -> a part of its answer
+    PARTS = {'allocation_candidates': 'provider_summaries',
+             '/flavors/gpu': 'flavor', **{part: part for part in (
+                 'inventories', 'allocations', 'traits', 'resource_providers',
+                 'hypervisors', 'flavors', 'servers')}}
+    COMMANDS = (
+        ('tree', 'compute1'), ('tree', '--evacuation-list'), ('why', 'gpu'),
+        ('fits',), ('defrag', '--for', 'gpu'), ('page', 'PATH'),
+        ('providers', 'purge', 'compute1'))
+
+    def setUp(self):
+        super().setUp()
+        self.path = f'{self.useFixture(fixtures.TempDir()).path}/page.html'
+        flavor = {'id': 'gpu', 'name': 'gpu', 'ram': 1, 'vcpus': 1, 'disk': 1,
+                  'swap': '', 'OS-FLV-EXT-DATA:ephemeral': 0,
+                  'extra_specs': {f'resources1:{GPU}': '1'}}
+        for path, answer in (
+                ('/flavors/detail', {'flavors': [flavor]}),
+                ('/flavors/gpu', {'flavor': flavor}),
+                ('/os-hypervisors/detail', {'hypervisors': [{
+                    'id': self.root, 'hypervisor_hostname': 'compute1',
+                    'state': 'up', 'status': 'enabled',
+                    'service': {'host': 'compute1'}}]}),
+                ('/servers', {'servers': [placement.SERVER]})):
+            self.services.answer(path, answer)
+        self.services.allocate(SERVER, self.card, **{GPU: 1})
+
+    def run_with(self, command, path='', content=b''):
+        """Run a command for which a path has another content.
+
+        :returns: (subprocess.CompletedProcess, paths that it asked for).
+        """
+        request, paths = ks_adapter.Adapter.request, []
+
+        def answer(adapter, url, *args, **kwargs):
+            paths.append(url)
+            if url != path:
+                return request(adapter, url, *args, **kwargs)
+            found = requests.Response()
+            found.status_code, found._content = 200, content
+            return found
+        with mock.patch.object(ks_adapter.Adapter, 'request', answer):
+            return commands.run(*(word.replace('PATH', self.path)
+                                  for word in command)), paths
+
+    def test_each_path_of_each_command(self):
+        for command in self.COMMANDS:
+            # of several providers one
+            for path in {re.sub('-.*/', '/', path): path for path in
+                         self.run_with(command)[1]}.values():
+                part = next(self.PARTS[word] for word in self.PARTS
+                            if word in path)
+                for content in (b'<html>', b'5', b'{"%s": [5]}',
+                                b'{"%s": {"x": 5}}'):
+                    content = content.replace(b'%s', part.encode())
+                    with self.subTest(command=command, path=path,
+                                      content=content):
+                        self.check(self.run_with(command, path, content)[0])
+
+    def check(self, done):
+        self.assertRegex(done.stderr, r'\n?\S[^\n]{20,}[.]\n$|^$')
+        self.assertNotIn('Traceback', done.stderr)
+        if done.returncode:
+            self.assertIn('no answer came', done.stderr)
 
 
 class TreesTest(ProvidersTestCase):

@@ -76,12 +76,10 @@ class CloudTestCase(testtools.TestCase):
     def server(self, uuid, host, gpus=1, **more):
         self.services.allocate(uuid, self.pools[host], **{GPU: gpus})
         self.there[host].append({
-            'id': uuid, 'name': f'server-{uuid[:1]}', 'status': 'ACTIVE',
-            'OS-EXT-STS:task_state': None, 'locked': False,
+            **placement.SERVER, 'id': uuid, 'name': f'server-{uuid[:1]}',
             'OS-EXT-SRV-ATTR:hypervisor_hostname': host,
-            'flavor': {'original_name': 'one', 'vcpus': 0, 'ram': 64,
-                       'disk': 20, 'ephemeral': 0, 'swap': 0, 'extra_specs': {
-                           f'resources1:{GPU}': str(gpus)}}, **more})
+            'flavor': {**placement.SERVER['flavor'], 'extra_specs': {
+                f'resources1:{GPU}': str(gpus)}}, **more})
         for name, servers in self.there.items():
             path = f'/servers/detail?all_tenants=1&limit=1000&host={name}' \
                    f'.example'

@@ -77,8 +77,9 @@ class Placement:
 
     def get(self, url, **kwargs):
         return types.SimpleNamespace(json=lambda: {'hypervisors': [
-            {'hypervisor_hostname': 'compute1', 'state': 'down'},
-            {'hypervisor_hostname': 'compute11', 'state': 'up'}]})
+            {'id': host, 'hypervisor_hostname': host, 'state': state,
+             'status': 'enabled', 'service': {'host': host}}
+            for host, state in (('compute1', 'down'), ('compute11', 'up'))]})
 
 
 def provider(name, parent='root', owned=True, **allocations):

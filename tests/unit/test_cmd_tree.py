@@ -78,10 +78,12 @@ class TreeTest(testtools.TestCase):
                                    **{FPGA: 1, DDR: 8192})
         self.services.answer('/servers/detail?all_tenants=1&limit=1000&node=', {
             'servers': [
-                {'id': well, 'metadata': {'accel1:status': 'programmed'}},
-                {'id': ill, 'metadata': {'accel1:health': 'failed: 1 of 1'}},
-                # who has no accelerator may write what he likes
-                {'id': other, 'metadata': {'accel1:health': 'failed'}}]})
+                {**placement.SERVER, 'id': server, 'metadata': metadata}
+                for server, metadata in (
+                    (well, {'accel1:status': 'programmed'}),
+                    (ill, {'accel1:health': 'failed: 1 of 1'}),
+                    # who has no accelerator may write what he likes
+                    (other, {'accel1:health': 'failed'}))]})
         self.assertEqual(f'{ill}\n', self.call('--evacuation-list'))
         self.assertEqual(f'{ill}\n', self.call(
             '--evacuation-list', '-f', 'json'))
