@@ -15,6 +15,7 @@ from keystoneauth1 import loading as ks_loading
 from oslo_config import cfg
 
 from nova_accel.bitstream import glance
+from nova_accel.cmd import answers
 from nova_accel.cmd import check_line
 from nova_accel import conf
 from nova_accel.drivers import base
@@ -54,8 +55,9 @@ class Refused(Exception):
     """Placement cannot be asked; its argument is the line that says so."""
 
 
-def _placement(path: str) -> typing.Any:
-    """Return Placement's answer to nova-compute's own credentials."""
+def _placement(path: str, part: str) -> typing.Any:
+    """Return a part of Placement's answer to nova-compute's own credentials.
+    """
     try:
         auth = ks_loading.load_auth_from_conf_options(CONF, 'placement')
         if auth is None:
@@ -67,8 +69,8 @@ def _placement(path: str) -> typing.Any:
         session = ks_loading.load_session_from_conf_options(CONF, 'placement')
         adapter = ks_loading.load_adapter_from_conf_options(
             CONF, 'placement', session=session, auth=auth)
-        return adapter.get(path, microversion=_MICROVERSION,
-                           timeout=_TIMEOUT).json()
+        return answers.part(adapter.get(
+            path, microversion=_MICROVERSION, timeout=_TIMEOUT).json(), part)
     except (ks_exc.ClientException, OSError, ValueError) as error:
         raise Refused(_unanswered(error, 'Placement', 'placement',
                                   '[placement] region_name and '
@@ -111,7 +113,7 @@ def placement_answers(host) -> Iterator[Line]:
     """Check that Placement answers."""
     try:
         _placement('/resource_providers?' + parse.urlencode(
-            {'name': CONF.host}))
+            {'name': CONF.host}), 'resource_providers')
     except Refused as refused:
         yield refused.args[0]
     yield from _wide(host)
@@ -261,7 +263,7 @@ def _dead_ends(found: Iterable[profiles.Profile]) -> Iterator[Line]:
             if not (wanted.programs or wanted.prefer):
                 continue
             if not known:
-                known = set(_placement('/traits?associated=true')['traits'])
+                known = set(_placement('/traits?associated=true', 'traits'))
             for trait in wanted.prefer:
                 if trait not in known:
                     yield _unknown_trait(f'the profile {profile.name}',
@@ -336,7 +338,7 @@ def _leads_to(traits: Iterable[str]) -> bool:
     """Return whether a provider has these traits; those after a "!" not."""
     query = ','.join(sorted(traits, key=lambda t: (t.startswith('!'), t)))
     return bool(_placement('/resource_providers?' + parse.urlencode(
-        {'required': query}))['resource_providers'])
+        {'required': query}), 'resource_providers'))
 
 
 def _as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
@@ -396,7 +398,7 @@ def _traits_of_flavors():
                                 ('prefers', wanted.prefer)):
                 if named and not known:
                     known = set(_placement(
-                        '/traits?associated=true')['traits'])
+                        '/traits?associated=true', 'traits'))
                 lacking = [trait for trait in named if trait not in known
                            and not naming.is_volatile(trait)]
                 if lacking:
@@ -460,7 +462,7 @@ def flavors() -> tuple[list[dict], Line | None]:
     """
     try:
         return list(_flavors()), None
-    except (ks_exc.ClientException, OSError, ValueError) as error:
+    except (ks_exc.ClientException, OSError, ValueError, TypeError) as error:
         line = _unanswered(error, 'Nova', 'service_user',
                            '[placement] region_name and valid_interfaces')
         return [], Line(WARNING, f'flavors were not checked: {line.found}',
@@ -501,7 +503,7 @@ def _flavors() -> Iterator[dict]:
 
 
 def _not_cleared(users) -> Iterator[Line]:
-    known = set(_placement('/traits?associated=true')['traits'])
+    known = set(_placement('/traits?associated=true', 'traits'))
     client = glance.service_client()
     #: type of regions -> why no image clears them, '' where one does
     why: dict[str, str] = {}

@@ -178,7 +178,9 @@ class CheckTestCase(commands.CommandTestCase):
         def listed(request, context):
             wanted = request.qs.get('required', [''])[0].upper().split(',')
             return {'resource_providers': [
-                {'name': name} for name, there in providers.items()
+                {'name': name, 'uuid': name, 'root_provider_uuid': name,
+                 'parent_provider_uuid': None}
+                for name, there in providers.items()
                 if all(t[1:] not in there if t.startswith('!') else t in there
                        for t in wanted if t)]}
         self.http.get(f'{PLACEMENT}/traits', json=traits)

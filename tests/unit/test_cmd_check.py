@@ -499,8 +499,9 @@ class ComputeTest(CheckTestCase):
                          'give it the role')
 
     def test_answer_of_another_server(self):
-        self.http.get(f'{PLACEMENT}/resource_providers', text='<html>')
-        self.assertFails('Placement', 'does not answer')
+        for text in '<html>', '5', '{"resource_providers": [5]}':
+            self.http.get(f'{PLACEMENT}/resource_providers', text=text)
+            self.assertFails('Placement', 'does not answer')
 
     def test_placement_without_credentials(self):
         self.set('placement', auth_type=None)
