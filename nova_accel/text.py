@@ -4,12 +4,6 @@ short enough for Nova; and how the store writes times."""
 
 from collections.abc import Callable, Sequence
 import datetime
-import re
-
-#: what would begin a line of its own in a log, or move the cursor of who reads
-#: it. Values of users, as properties of images, are in many sentences
-_CONTROL = re.compile('[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]')
-
 
 #: names that a list in a sentence shows
 _NAMED = 3
@@ -26,8 +20,14 @@ def some(names: Sequence[str], show: Callable[[str], str] = str) -> str:
 
 
 def one_line(value: str) -> str:
-    """Return a text with escapes in place of its control characters."""
-    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], value)
+    """Return a text with escapes in place of what cannot be printed.
+
+    Values of users, as properties of images, are in many sentences. They could
+    begin a line of their own in a log, move the cursor of its reader, or turn
+    the direction of the text.
+    """
+    return value if value.isprintable() else ''.join(
+        c if c.isprintable() else ascii(c)[1:-1] for c in value)
 
 
 def printable(value: object, limit: int = 60) -> str:

@@ -300,7 +300,7 @@ class PoolTest(WhyTestCase):
         """What Placement does not know of a nova-compute, and Nova does."""
         for node, text in (
                 ({'status': 'disabled', 'service': {
-                    'disabled_reason': 'a card is broken'}},
+                    'host': 'h', 'disabled_reason': 'a card is broken'}},
                  "its nova-compute is disabled ('a card is broken')"),
                 ({'state': 'down'}, 'its nova-compute is down: see that it'),
                 (None, 'Nova has no compute node for it')):

@@ -273,9 +273,13 @@ class Host:
         command = self.command()
         number = command.give_order(verb, argument)
         self.orders.poll()
-        while limits.at_work():
-            time.sleep(0.01)
         done = values.OrderState.DONE, values.OrderState.REFUSED
+        # a call that hangs goes on after the answer
+        while limits.at_work() and not any(
+                order.number == number and order.state in done
+                for order in command.orders()):
+            time.sleep(0.01)
+            command.refresh()
         order = command.withdraw_order(number, done)
         return order.answer if order.state in done else None
 

@@ -358,6 +358,10 @@ class World:
             # the port of a VF that a guest has is hidden: a new store does not
             # have what it carries, and Placement allocates nothing of it
             explained |= {'unusable', 'unallocated'}
+        if any(address in guest['devices'] for guest in self.cloud.read()[
+                'guests'].values() if not guest['running']):
+            # where its server had its card before the claim followed that
+            explained |= {'returned'}
         return [hold for hold in holds if hold[0] not in explained]
 
     def _check_claims(self, servers, withheld):
