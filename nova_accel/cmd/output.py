@@ -14,6 +14,8 @@ import uuid
 from cliff import lister
 from cliff import utils
 
+from nova_accel import text
+
 #: what to name where nothing was found
 NAMES = ('give the address of a device, as nova-accel discover shows it, or '
          'the UUID of a server')
@@ -199,13 +201,14 @@ def _plain(text):
     return re.sub(r'\033\[\d+m', '', text)
 
 
-def _wrapped(text, width):
-    colored = _COLORED.fullmatch(text)
-    color, text = colored.groups() if colored else ('', text)
+def _wrapped(cell, width):
+    colored = _COLORED.fullmatch(cell)
+    color, cell = colored.groups() if colored else ('', cell)
     return '\n'.join(
         f'{color}{part}\033[0m' if color else part
-        for line in text.split('\n')
-        for part in textwrap.wrap(line, width, break_long_words=False,
+        for line in cell.split('\n')
+        for part in textwrap.wrap(text.one_line(line), width,
+                                  break_long_words=False,
                                   break_on_hyphens=False) or [''])
 
 

@@ -13,6 +13,7 @@ import itertools
 
 from nova_accel.cmd import tree
 from nova_accel import naming
+from nova_accel import text
 
 #: class of a cell -> its meaning
 _STATES = {'used': 'in use', 'free': 'free',
@@ -188,8 +189,8 @@ def _attention(found, facts) -> Iterator[str]:
     yield '</table></div>'
 
 
-def _text(text: str) -> str:
-    return html.escape(text)
+def _text(value: str) -> str:
+    return html.escape(text.one_line(value))
 
 
 def _amounts(provider: tree.Provider) -> Amounts:
@@ -288,8 +289,8 @@ def _cells(host, provider: tree.Provider, is_one_of_several, facts,
            ) -> Iterator[str]:
     function = facts.functions.get(provider.uuid, provider.function or '')
     part = provider.name.removeprefix(naming.device_provider_name(host, ''))
-    told = ' '.join(f'<small>{_text(text)}</small>' for text in (
-        function, part if is_one_of_several else '') if text)
+    told = ' '.join(f'<small>{_text(one)}</small>' for one in (
+        function, part if is_one_of_several else '') if one)
     amounts = _amounts(provider)
     for consumer, number in sorted(provider.held.items()):
         # Nova takes an empty name

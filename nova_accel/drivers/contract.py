@@ -14,6 +14,7 @@ from nova_accel.drivers import base
 from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel import model
+from nova_accel import text
 
 #: readings of one device
 _MOST_READINGS = 256
@@ -103,12 +104,12 @@ def addresses(driver: str, found: Iterable[typing.Any]) -> tuple[str, ...]:
 
 
 def serial(driver: str, found: typing.Any) -> str | None:
-    """Return what AcceleratorDriver.serial() gave.
+    """Return what AcceleratorDriver.serial() gave, as commands print it.
 
     :raises DeviceError: it is not a text.
     """
     if found is None or _is_text(found):
-        return found
+        return found and text.one_line(found)
     raise exception.DeviceError(
         f'the driver {driver} reads {found!r}, which is not a text')
 

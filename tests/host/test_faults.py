@@ -116,6 +116,11 @@ class FpgaTest(FpgaTest):  # noqa: F821
 
     test_sigterm = None
 
+    def test_orders(self):
+        """What a failed programming leaves is cleared by an image."""
+        self.host.upload(world.BLANK, world.CLEARS)
+        super().test_orders()
+
     def test_runtime_programming(self):
         """What fails is not tried again: its owner reads why, and reboots the
         server."""

@@ -40,6 +40,8 @@ SSD, VGPU = 'CUSTOM_ACCELERATOR_SSD', 'CUSTOM_ACCELERATOR_VGPU'
 #: of a project's own image, and of the clearing one
 OWN = 'dddddddd-0000-4000-8000-000000000000'
 BLANK = 'cccccccc-0000-4000-8000-000000000000'
+CLEARS = {'accel:clears': 'registers',
+          'accel:region_type_id': simulated.INTERFACE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +147,7 @@ class World:
         self.images = {f: host.upload(f) for f in (FUNCTION, OTHER)}
         self.own = host.upload(OWN, {
             'visibility': 'private', 'owner': clouds.PROJECT})
-        host.upload(BLANK, {'accel:clears': 'registers',
-                            'accel:region_type_id': simulated.INTERFACE})
+        host.upload(BLANK, CLEARS)
 
     def close(self):
         self._ends.close()

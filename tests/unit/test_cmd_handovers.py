@@ -34,6 +34,10 @@ class HandoversTest(commands.StoreCommandTestCase):
             'Method': 'reset flr', 'Before': None, 'After': None,
             'Result': 'clean', 'Since': None, 'Ports': None}, found[0])
 
+    def test_serial_number_that_moves_the_cursor(self):
+        self.open_store().add_handover(handover(1, serial='\x1b[2J\u202e7'))
+        self.assertIn(r'\x1b[2J\u202e7', self.call().stdout)
+
     def test_since(self):
         self.fill()
         for since, expected in (('2026-11-22T02:17:02', [S2, S3]),

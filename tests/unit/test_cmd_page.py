@@ -128,10 +128,11 @@ class DrawTest(testtools.TestCase):
 
     def test_texts_of_users_are_text(self):
         drawn = draw({'a': [region(held={'1': 1})]},
-                     servers={'1': '<script>x</script>'},
+                     servers={'1': '<script>x</script>\u2066'},
                      fits=[('<script>', 1, '<script>')])
         self.assertNotIn('script', Cells(drawn).tags)
         self.assertIn('&lt;script&gt;x', drawn)
+        self.assertNotIn('\u2066', drawn)
 
     def test_sums(self):
         drawn = draw({'a': [pool(held={'1': 3}, reserved=1)],

@@ -31,6 +31,23 @@ class PrintableTest(testtools.TestCase):
 
 
 @ddt.ddt
+class OneLineTest(testtools.TestCase):
+
+    @ddt.data('a name', 'Ger\xe4t \u4e2d', "it's")
+    def test_as_it_is(self, value):
+        self.assertEqual(value, text.one_line(value))
+
+    @ddt.data('\n', '\r', '\x1b', '\x85', '\u2028', '\u202e', '\u2066',
+              '\u200f', '\u061c', '\ufeff', '\U000e0041', '\ud800')
+    def test_escaped(self, character):
+        """Also what turns the direction of the text (UAX 9)."""
+        shown = text.one_line(f'a{character}b')
+        self.assertTrue(shown.isprintable(), ascii(shown))
+        shown.encode()
+        self.assertEqual(f'a{character}b', eval(f"'{shown}'"))
+
+
+@ddt.ddt
 class ShortenedTest(testtools.TestCase):
 
     @ddt.data(
