@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import sqlite3
+import stat
 from urllib import parse
 
 from nova_accel import exception
@@ -217,7 +218,7 @@ def existing(path: str) -> ClaimStore:
 
 def _check_exists(path):
     try:
-        os.stat(path)
+        found = os.stat(path)
     except FileNotFoundError:
         raise exception.NoClaimStore(
             f'The claim store {path} does not exist: nova-compute makes it at '
@@ -225,7 +226,12 @@ def _check_exists(path):
             ) from None
     except OSError:
         # who opens it says why
-        pass
+        return
+    # SQLite waits for the other end of a pipe
+    if not stat.S_ISREG(found.st_mode):
+        raise exception.AcceleratorsUnavailable(
+            f'The claim store {path} is not a file: name the file of this host '
+            f'by --store.')
 
 
 def _refused(path, what, error):

@@ -883,6 +883,18 @@ class OtherReleasesTest(StoreTestCase):
                 db.execute("UPDATE claims SET state = 'Bound'")
 
 
+class NoFileTest(StoreTestCase):
+
+    def test_refused(self):
+        """As --store <(zcat copy.gz); a pipe would be waited for."""
+        for make, remove in (os.mkfifo, os.unlink), (os.mkdir, os.rmdir):
+            make(self.path)
+            for use in claim_store.copy_of, claim_store.existing:
+                self.assertUnavailable('is not a file: name the file', use,
+                                       self.path)
+            remove(self.path)
+
+
 class DisabledTest(StoreTestCase):
     """A command writes while nova-compute has the store open."""
 
