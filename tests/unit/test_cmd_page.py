@@ -287,7 +287,7 @@ class FileTest(commands.CommandTestCase):
         with open(path, newline='') as file:
             self.assertIn(
                 '<tr><td>a_accel_x<td><td>suspect: card_failed, a &quot;b'
-                '&quot; &lt;c&gt;\n\\n\rd (observed only)</tr>', file.read())
+                r'&quot; &lt;c&gt;\n\n\rd (observed only)</tr>', file.read())
         done = commands.run('page', path, '--metrics', f'{metrics}.none',
                             page=page.Page)
         self.assertEqual(1, done.returncode)
