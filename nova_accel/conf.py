@@ -350,13 +350,18 @@ def _is_like(section: str) -> bool:
 
 def malformed() -> list[str]:
     """A sentence for each option in [accel] whose value is not of its type."""
-    found = []
+    return [f'[accel] {name} cannot be read ({why}): correct it.'
+            for name, why in unreadable().items()]
+
+
+def unreadable() -> dict[str, str]:
+    """Return why the value of an option in [accel] is not of its type."""
+    found = {}
     for option in ALL_OPTS:
         try:
             getattr(CONF.accel, option.dest)
         except (cfg.Error, ValueError) as error:
-            found.append(f'[accel] {option.name} cannot be read '
-                         f'({why_invalid(error)}): correct it.')
+            found[option.name] = why_invalid(error)
     return found
 
 

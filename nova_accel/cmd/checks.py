@@ -620,10 +620,10 @@ def lines(host: Host) -> Iterator[tuple[str, Line]]:
                 remedy = ('run it again when this host has less to do; else '
                           'see what does not answer')
             found[call.about] = [Line(FAILURE, what, remedy)]
-    # of a value what is wrong with it, which other checks find as well
-    said = [unreadable[1] if (unreadable := re.search(
-                r' cannot be read \((.+)\)', line.found)) else line.found
-            for line in found.get('options', ()) if line.result == FAILURE]
+    # other checks find as well what is wrong with a value
+    said = [*conf.unreadable().values(), *(
+        line.found for line in found.get('options', ())
+        if line.result == FAILURE)]
     for name in order:
         for line in _once(found[name], said, name) or (
                 [] if found[name] else [Line(OK, '')]):

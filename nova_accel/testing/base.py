@@ -65,13 +65,15 @@ class Case(unittest.TestCase):
     def soil(self, handle: model.AttachHandle) -> None:
         """Leave on a handle, as the guest that has it, what a server may."""
         if handle.type is model.HandleType.PCI:
-            self.kernel.guest_writes(
-                handle.address, **dict.fromkeys(self.LEAVES, 'of a server'))
+            for function in handle.addresses:
+                self.kernel.guest_writes(
+                    function, **dict.fromkeys(self.LEAVES, 'of a server'))
 
     def remains(self, handle: model.AttachHandle) -> typing.Collection[str]:
         """Return what the guest that has a handle finds of another server."""
-        return (self.kernel.guest_reads(handle.address)
-                if handle.type is model.HandleType.PCI else ())
+        return {left for function in handle.addresses
+                for left in self.kernel.guest_reads(function)
+                } if handle.type is model.HandleType.PCI else ()
 
     # The host
 

@@ -205,7 +205,7 @@ class ServerTests(discovery.DiscoveryTests):
                     # cannot be read in any state
                     pass
         for function in {device.address, *(
-                a for h in device.all_handles for a in h.addresses)}:
+                a for h in device.all_handles for a in h.functions)}:
             if self.kernel.exists(pci.path(function)):
                 walk(pci.path(function))
         return found

@@ -28,7 +28,13 @@ from tests.unit.host import A, B, FUNCTION, INTERFACE, OTHER, SHELL
 class GpuTest(testing.DriverTestCase):
 
     DRIVER = gpu.GpuDriver
-    HOST = {'gpus': [{'address': A}, {'address': B}]}
+    # with the function of its sound
+    HOST = {'gpus': [{'address': A, 'iommu_group': 7},
+                     {'address': B, 'iommu_group': 8}],
+            'others': [{'address': f'{address[:-1]}1', 'vendor': '10de',
+                        'device': '22ba', 'class': '0x040300',
+                        'driver': 'snd_hda_intel', 'iommu_group': group}
+                       for address, group in ((A, 7), (B, 8))]}
     FAULTS = {'bind': 'EBUSY', 'reset': ('EIO', 'dead'),
               'attributes': ({'class': '0x020000'}, {'config': 'EIO'})}
 
