@@ -95,10 +95,9 @@ class Programming:
             project_id, str(image), loading.seconds_at_most())
 
     def _warn_of_better(self, wanted, claims, device, region):
-        """Warn if another free region of this host carries the function.
-
-        nova-scheduler chose this one without AcceleratorFilter.
-        """
+        """Warn if another region of this host carries the function, and was
+        free when nova-scheduler chose this one without AcceleratorFilter."""
+        shown = self._inventory.shown.by_part()
         held = {c.part for c in self._holdings.all()}
         offered = self._inventory.offers.now()
         better = [
@@ -110,7 +109,9 @@ class Programming:
             and part.handles and wanted.carried_by(part)
             for traits in [naming.region_traits(other, part)]
             if wanted.forbidden.isdisjoint(traits)
-            and wanted.required <= traits | {naming.PROGRAMMABLE}]
+            and wanted.required <= traits | {naming.PROGRAMMABLE}
+            for provider in [shown.get((other.address, part.index))]
+            if provider and self._publisher.was_free(provider)]
         if better:
             LOG.warning(
                 'Server %(server)s was sent to %(region)s, which does not '

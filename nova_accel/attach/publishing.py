@@ -2,6 +2,7 @@
 """Show in Placement at once what the periodic report would show later."""
 
 from collections.abc import Collection, Iterable, Mapping
+import time
 
 from nova_accel.attach import cloud as novas
 from nova_accel import exception
@@ -13,6 +14,9 @@ from nova_accel import model
 from nova_accel import naming
 
 LOG = logging.getLogger(__name__)
+#: within which a server is built that nova-scheduler has sent, also if it waits
+#: for others
+_BUILD_SECONDS = 600
 
 
 class Publisher:
@@ -21,6 +25,8 @@ class Publisher:
                  cloud: novas.Cloud):
         self._inventory = inventory
         self._cloud = cloud
+        #: provider uuid -> when it changed; None: those that have not
+        self._changed: dict[str | None, float] = {None: time.monotonic()}
         #: standard traits that Placement has
         self._known: set[str] = set()
         self._once = logging.Once()
@@ -37,6 +43,7 @@ class Publisher:
     def show(self, provider_uuids: Iterable[str]) -> None:
         """Show providers now; a failure is made good by the next report."""
         for provider_uuid in sorted(set(provider_uuids)):
+            self._changed[provider_uuid] = time.monotonic()
             try:
                 with self._cloud.reporting():
                     self._inventory.shown.publish(
@@ -47,6 +54,13 @@ class Publisher:
             except Exception as error:
                 LOG.warning('Provider %s is not shown before the next report: '
                             '%s', provider_uuid, error)
+
+    def was_free(self, provider_uuid: str) -> bool:
+        """Return whether a provider that is free now was free when
+        nova-scheduler sent a server that is being built."""
+        changed = self._changed.get(provider_uuid, self._changed[None])
+        return (time.monotonic() - changed > _BUILD_SECONDS
+                and not self._in_use(provider_uuid))
 
     def placement(self) -> provider_tree.Placement:
         """Return the interface to Placement for reporting()."""

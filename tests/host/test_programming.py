@@ -11,6 +11,7 @@ from unittest import mock
 import uuid
 
 import ddt
+import fixtures
 
 from nova_accel import conf
 from nova_accel import exception
@@ -637,6 +638,9 @@ class ForgottenFilterTest(Base):
         # B carries something else, which the operator has loaded
         self.host.delete(self.boot(base.asks(OTHER), B))
         self.assertNotIn(self.ASKED, self.log.output)
+        # all of them have been free for long
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.attach.publishing._BUILD_SECONDS', 0))
 
     def test_needless_programming(self):
         self.host.upload(FIRST)
@@ -645,6 +649,28 @@ class ForgottenFilterTest(Base):
             f'Server {server} was sent to {B} region0, which does not carry '
             f'the function that it asks for, and {A} region0 of this host is '
             f'free and carries it: {self.ASKED}', self.log.output)
+
+    def test_became_free_while_it_was_scheduled(self):
+        self.host.upload(FIRST)
+        self.host.delete(self.boot(self.SPECS, A))
+        with mock.patch('nova_accel.attach.publishing._BUILD_SECONDS', 60):
+            self.host.delete(self.boot(self.SPECS, B))
+            self.host.delete(self.boot(base.asks(OTHER), B))
+        self.assertNotIn(self.ASKED, self.log.output)
+        self.boot(self.SPECS, B)
+        self.assertIn(self.ASKED, self.log.output)
+
+    def test_allocated_without_a_claim(self):
+        """As to a server in ERROR, whose network cannot be deleted."""
+        self.host.upload(FIRST)
+        self.host.cloud.allocate(self.image, self.host.allocation(A))
+        server = self.boot(self.SPECS, B)
+        self.assertNotIn(self.ASKED, self.log.output)
+        self.host.delete(server)
+        self.host.delete(self.boot(base.asks(OTHER), B))
+        self.host.cloud.lose(self.image)
+        self.boot(self.SPECS, B)
+        self.assertIn(self.ASKED, self.log.output)
 
     def test_impossible_programming(self):
         """The fault is of Glance, and the log tells what came before."""
