@@ -3,8 +3,8 @@
 
 The lab's room is a set of namespaces (mounts, processes, network) around a
 Debian chroot. In it run keystone, glance, placement, nova, MariaDB, RabbitMQ
-and a virtual machine without KVM, whose PCI devices are emulated and whose
-kernel, drivers, libvirt, QEMU and nova-compute are real. Nothing of it is
+and a virtual machine, whose PCI devices are emulated and whose kernel,
+drivers, libvirt, QEMU and nova-compute are real. Nothing of it is
 installed on the host, no port of the host is used, and the room ends with its
 first process.
 

@@ -86,6 +86,9 @@ def start():
                    '/lab/ssh/key')
     pathlib.Path('/run/sshd').mkdir(exist_ok=True)
     processes.start('ssh', '/usr/sbin/sshd', '-D', '-e')
+    why = machine.without_kvm()
+    say(f'the virtual machine begins, '
+        f'{f"interpreted, because {why}" if why else "by KVM"}')
     machine.power_on()
     start_rabbit()
     plugin()

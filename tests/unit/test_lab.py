@@ -16,6 +16,7 @@ from packaging import utils
 from tests import lab
 from tests.lab import __main__ as command
 from tests.lab import build
+from tests.lab import machine
 from tests.lab import room
 
 #: enough for everything, as root
@@ -77,6 +78,38 @@ class PackagesTest(base.BaseTestCase):
         self.assertIn('nova', imported)
         self.assertEqual(set(), imported - {'nova-accel'}
                          - self.needed(build.PYTHON_PACKAGES))
+
+
+class KvmTest(LabTestBase):
+
+    def setUp(self):
+        super().setUp()
+        self.processor, self.node = self.home / 'cpuinfo', self.home / 'kvm'
+        self.processor.write_text('model name\t: one\nflags\t\t: fpu vmx\n')
+        self.node.touch()
+
+    def why(self):
+        return machine.without_kvm(self.processor, self.node)
+
+    def test_kvm(self):
+        for flag in 'vmx', 'svm':
+            self.processor.write_text(f'flags\t\t: fpu {flag} sse\n')
+            self.assertEqual('', self.why())
+        command = machine.qemu('')
+        self.assertEqual('kvm', command[command.index('-accel') + 1])
+        self.assertIn('q35,kernel-irqchip=split', command)
+
+    def test_processor_without_it(self):
+        self.processor.write_text('vmx_flags : none\nflags\t\t: fpu vmxon\n')
+        self.assertEqual('the processor has neither vmx nor svm', self.why())
+        command = machine.qemu(self.why())
+        self.assertIn('tcg', command[command.index('-accel') + 1])
+        self.assertIn('q35', command)
+
+    def test_node_that_does_not_open(self):
+        self.node.unlink()
+        self.assertEqual(f'{self.node} does not open (No such file or '
+                         f'directory)', self.why())
 
 
 class Machine(LabTestBase):
