@@ -5,6 +5,8 @@ None of it is a fault: flavors say which guests take their devices along.
 """
 
 from collections.abc import Iterator
+import contextlib
+import operator
 
 from nova_accel.cmd import check_line
 from nova_accel import conf
@@ -18,6 +20,10 @@ OK = check_line.OK
 
 def devices(host) -> Iterator[Line]:
     """Say which devices guests take along, and why not the others."""
+    versions: tuple = ()
+    # another check reports that libvirt does not answer
+    with contextlib.suppress(Exception):
+        *_, versions = host.libvirt
     alike: dict[tuple[str, str], list] = {}
     for address in sorted(host.devices):
         device = host.devices[address]
@@ -25,13 +31,24 @@ def devices(host) -> Iterator[Line]:
         alike.setdefault((by, '' if by else device.stays), []).append(device)
     for (by, why), found in alike.items():
         which = text.some([device.address for device in found])
-        if by:
+        needed = vfio.versions(by)
+        if by and any(map(operator.lt, versions, needed)):
+            yield Line(OK, f'guests would take {which} along when they migrate '
+                           f'live, by {by}, with {_named(needed)}, and this '
+                           f'host has {_named(versions)}')
+        elif by:
             yield from _takes(which, by, max(
                 (type_.memory for device in found
                  for type_ in device.creatable), default=0))
         else:
             yield Line(OK, f'guests do not take {which} along when they '
                            f'migrate live: {why}')
+
+
+def _named(versions) -> str:
+    return ' and '.join(
+        f'{name} {".".join(map(str, version))}' for name, version
+        in zip(('libvirt', 'QEMU'), versions))
 
 
 def _takes(which, by, memory):

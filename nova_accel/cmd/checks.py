@@ -36,7 +36,6 @@ from nova_accel.host import address_space
 from nova_accel.host import pci
 from nova_accel.host import privileged
 from nova_accel.host import processes
-from nova_accel.host import vfio
 from nova_accel import inventory
 from nova_accel.inventory import cards
 from nova_accel.inventory import offers
@@ -140,6 +139,22 @@ class Host:
     def guests(self) -> check_guests.Guests:
         """The guests that it could have."""
         return check_guests.Guests(self)
+
+    @functools.cached_property
+    def libvirt(self) -> tuple:
+        """libvirt's module, a connection, the versions of libvirt and QEMU.
+
+        :raises Exception: they are not to be had.
+        """
+        libvirt = importlib.import_module('libvirt')
+        # it prints its errors otherwise
+        getattr(libvirt, 'registerErrorHandler', lambda *a: None)(
+            lambda *a: None, None)
+        # as Nova does: a connection that can write, without questions
+        connection = libvirt.openAuth(
+            _uri(), [[], lambda *arguments: 0, None], 0)
+        return libvirt, connection, (_version(connection.getLibVersion()),
+                                     _version(connection.getVersion()))
 
     def _memory(self):
         """A store that knows what guests have now, and nothing else."""
@@ -354,26 +369,14 @@ def _metrics(host) -> Iterator[Line]:
 
 def _libvirt(host) -> Iterator[Line]:
     try:
-        libvirt = importlib.import_module('libvirt')
+        libvirt, connection, versions = host.libvirt
     except ImportError:
         yield Line(FAILURE, 'libvirt-python is not installed for this Python',
                    'install it from the distribution, or '
                    'nova_accel[libvirt] by pip')
         return
-    uri = CONF.libvirt.connection_uri or {
-        'lxc': 'lxc:///', 'parallels': 'parallels:///system'}.get(
-            CONF.libvirt.virt_type, 'qemu:///system')
-    # it prints its errors otherwise
-    getattr(libvirt, 'registerErrorHandler', lambda *a: None)(
-        lambda *a: None, None)
-    try:
-        # as Nova does: a connection that can write, without questions
-        connection = libvirt.openAuth(
-            uri, [[], lambda *arguments: 0, None], 0)
-        versions = [_version(connection.getLibVersion()),
-                    _version(connection.getVersion())]
-    except libvirt.libvirtError as error:
-        yield Line(FAILURE, f'libvirt cannot be reached at {uri} '
+    except Exception as error:
+        yield Line(FAILURE, f'libvirt cannot be reached at {_uri()} '
                             f'({check_line.short(error)})',
                    'start libvirtd, and run check as the user of '
                    'nova-compute, who has to be in the group libvirt')
@@ -391,14 +394,6 @@ def _libvirt(host) -> Iterator[Line]:
             yield Line(FAILURE, f'{name} has version {_dotted(version)}, and '
                                 f'{_dotted(least)} is needed{why}',
                        f'upgrade {name}')
-    by = {device.migrates_by for device in host.devices.values()} - {''}
-    needed = (vfio.IOMMUFD_VERSIONS if any(map(vfio.is_by_iommu, by))
-              else vfio.VERSIONS)
-    for name, version, least in zip(('libvirt', 'QEMU'), versions, needed):
-        if by and version < least:
-            yield Line(OK, f'{name} has version {_dotted(version)}, and '
-                           f'{_dotted(least)} is needed for guests that take '
-                           f'devices along when they migrate live')
     if (versions[0] < _LIBVIRT_BITS and host.guests.are_large
             and CONF.libvirt.cpu_mode not in address_space.HOSTS_CPU):
         yield Line(WARNING, f'libvirt has version {_dotted(versions[0])}, and '
@@ -413,6 +408,12 @@ def _libvirt(host) -> Iterator[Line]:
                             'type q35, and an image with '
                             'hw_firmware_type=uefi is not built here',
                    'install OVMF (ovmf, or edk2-ovmf)')
+
+
+def _uri() -> str:
+    return CONF.libvirt.connection_uri or {
+        'lxc': 'lxc:///', 'parallels': 'parallels:///system'}.get(
+            CONF.libvirt.virt_type, 'qemu:///system')
 
 
 def _has_uefi(connection, libvirt) -> bool:

@@ -182,6 +182,12 @@ def is_by_iommu(migrates_by: str) -> bool:
     return migrates_by.endswith(f' {_BY_IOMMU}')
 
 
+def versions(migrates_by: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the versions of libvirt and QEMU that move the state of a device.
+    """
+    return IOMMUFD_VERSIONS if is_by_iommu(migrates_by) else VERSIONS
+
+
 def seconds_to_copy(memory: int, bandwidth: int) -> float:
     """Return for how long a guest stands still at most while the memory of
     its devices is copied.

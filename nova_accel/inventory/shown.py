@@ -2,12 +2,14 @@
 """What Placement shows of a host: its providers, and where they come from."""
 
 from collections.abc import Iterable, Mapping
+import dataclasses
 
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import rules
 from nova_accel.drivers import sets
 from nova_accel import exception
+from nova_accel.host import vfio
 from nova_accel.inventory import devices
 from nova_accel.inventory import listing
 from nova_accel.inventory import offered as current
@@ -48,6 +50,8 @@ class Shown:
         self._pooled = frozenset(
             name for name, driver in drivers.items() if driver.POOLED)
         self._known: providers.Known = {}
+        #: of vfio.versions(): those that libvirt and QEMU of this host have
+        self.migrating = {vfio.VERSIONS, vfio.IOMMUFD_VERSIONS}
         # guards what follows
         self._lock = locks.Lock('inventory')
         #: name and uuid of the node that Nova told last
@@ -123,12 +127,18 @@ class Shown:
 
     def _make(self, offered, node, root_uuid, report=None):
         return providers.providers(
-            self._table.snapshot().values(), offered, node, root_uuid,
+            map(self._as_it_migrates, self._table.snapshot().values()),
+            offered, node, root_uuid,
             report or self._unnamable,
             lambda device: self._pool_of(node, device),
             {naming.set_provider_name(node, found): len(found)
              for found in sets.wanted()}, self._table.contents.all_returning(),
             self._table.earlier_traits(), self._known)
+
+    def _as_it_migrates(self, device: model.Device) -> model.Device:
+        by = device.migrates_by
+        return dataclasses.replace(device, migrates_by='') if (
+            by and vfio.versions(by) not in self.migrating) else device
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
         """Return the name of the provider that a device shares, None for one

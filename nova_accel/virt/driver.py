@@ -88,6 +88,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                     self.pgpu_type_default).taken_elsewhere))
         super().init_host(host)
         # libvirt answers from here on; Nova's own start uses the claims next
+        shown = self.parts.inventory.shown
+        shown.migrating = {versions for versions in shown.migrating
+                           if self._host.has_min_version(*versions)}
         self.parts.store_age.begin()
         manager = getattr(self.virtapi, '_compute', None)
         if manager is not None:

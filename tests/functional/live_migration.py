@@ -215,7 +215,8 @@ class TransparentTestBase(LiveMigrationTestBase):
                    pci_devices=['vendor=15b3 type=NET'], group='accel')
         # a restart keeps what it had
         if not args:
-            kwargs.update(libvirt_version=10000000, qemu_version=8002002)
+            kwargs = {'libvirt_version': 10000000, 'qemu_version': 8002002,
+                      **kwargs}
         return super().start_compute(hostname, *args, **kwargs)
 
     def allocated(self, consumer):

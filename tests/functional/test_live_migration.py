@@ -17,6 +17,7 @@ from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.virt.libvirt import driver as libvirt_driver
 
 from nova_accel import model
+from nova_accel import naming
 from nova_accel.virt import guest
 from tests.functional import cloud
 from tests.functional.live_migration import (
@@ -295,6 +296,20 @@ class DetachTest(LiveMigrationTestBase):
             {'os-migrateLive': {'host': None, 'block_migration': 'auto'}},
             check_response_status=[400])
         self.assertIn('unpause it', response.body['badRequest']['message'])
+        self.delete_all()
+
+    def test_forced(self):
+        """Live migration to a named host, with a microversion below 2.30:
+        refused by Nova at once."""
+        with mock.patch.object(self.admin_api, 'microversion', '2.29'):
+            response = self.admin_api.api_post(
+                f'/servers/{self.server["id"]}/action',
+                {'os-migrateLive': {'host': self.destination,
+                                    'block_migration': 'auto'}},
+                check_response_status=[400])
+        self.assertIn('complex allocations on the source host so move cannot '
+                      'be forced', response.body['badRequest']['message'])
+        self.assertStayed()
         self.delete_all()
 
 
@@ -643,6 +658,35 @@ class UnequalTest(TransparentTestBase):
             f'Server {self.server["id"]} has 10de:2235 {LARGE} nvidia '
             f'550.54.16 and would get 10de:2235 {LARGE} nvidia 570.1')
         self.delete_all()
+
+
+class OldHostTest(TransparentTestBase):
+    """The second host has libvirt and QEMU of Debian 12."""
+
+    HOSTS = {host: {**devices(), 'iommufd': True, 'others': [
+        *devices()['others'],
+        {**devices()['others'][0], 'address': '0000:04:00.0',
+         'device': '1021', 'vfio_driver': 'xe-vfio-pci'}]}
+        for host in ('compute1', 'compute2')}
+
+    def start_compute(self, hostname, *args, **kwargs):
+        if hostname == 'compute2':
+            kwargs.update(libvirt_version=9000000, qemu_version=7002000)
+        return super().start_compute(hostname, *args, **kwargs)
+
+    def test_traits(self):
+        # servers whose flavor requires one get to hosts that they can leave
+        self.assertEqual(
+            {self.provider_name('compute1', vgpus.GPU): {
+                naming.MIGRATABLE,
+                'CUSTOM_ACCELERATOR_MIGRATES_BY_NVIDIA_550_54_16'},
+             self.provider_name('compute1', NIC): {
+                naming.MIGRATABLE,
+                'CUSTOM_ACCELERATOR_MIGRATES_BY_MLX5_VFIO_PCI_FW_VERSION_'
+                '28_39_1002'}},
+            {name: found for name, (_, traits, _)
+             in self.provider_tree().items()
+             if (found := {t for t in traits if 'MIGRAT' in t})})
 
 
 class OtherNumbersTest(TransparentTestBase):
