@@ -254,6 +254,8 @@ $(STAMP): setup.cfg pyproject.toml $(CONSTRAINTS)
 	@# another Python may need more
 	@$(BIN)/python -m pip check > /dev/null || \
 		$(PIP) -c $(CONSTRAINTS) nova==$(NOVA) -e '.[test]'
+	@# its own loader reads our metrics.yml; the test is skipped without it
+	@$(PIP) --no-deps -r constraints-cloudkitty.txt || :
 	@# by all processors, and not what no test imports
 	@$(BIN)/python -m compileall -q -q -j 0 \
 		-x '/($(NOT_COMPILED))/' $(VENV)/lib || :

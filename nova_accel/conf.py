@@ -144,6 +144,12 @@ the states and the use of devices as metrics for the textfile collector of
 node_exporter: a name that ends in ``.prom``, in a directory that nova-compute
 may write. Without it none is written. Example:
 ``/var/lib/prometheus/node-exporter/nova_accel.prom``."""),
+    cfg.StrOpt('metrics_group', help="""
+Group of the user of node_exporter, and of the user of nova-compute. With it
+metrics_file also has the use of devices and their states by project, and only
+this group and nova-compute's user can read the file (mode 0640). Without it the
+file names no project, and every user can read it. Example:
+``prometheus``."""),
     cfg.IntOpt('device_timeout', default=30, min=1, help="""
 Seconds that creating or removing one vGPU may take. One that takes longer is
 not given to a server until it has ended."""),

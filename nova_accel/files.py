@@ -10,25 +10,30 @@ import os
 import secrets
 
 
-def create(path: str, content: str, mode: int | None = None) -> None:
+def create(path: str, content: str, mode: int | None = None,
+           group: int = -1) -> None:
     """Write a new file; no link is followed, and no pipe is opened.
 
     :param content: written as UTF-8; what UTF-8 cannot express is written as
         an escape sequence.
     :param mode: permissions of the file; by default those of the umask.
+    :param group: id of its group; by default that of a new file.
     :raises FileExistsError: the path exists, also as a link.
     :raises OSError: the file cannot be written; no part of it is left.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW,
-                 0o666)
+                 0o666 if mode is None else 0o600)
     with _removed_on_error(path), open(
             fd, 'w', encoding='utf-8', errors='backslashreplace') as file:
+        if group != -1:
+            os.fchown(fd, -1, group)
         if mode is not None:
             os.fchmod(fd, mode)
         file.write(content)
 
 
-def replace(path: str, content: str, mode: int | None = None) -> None:
+def replace(path: str, content: str, mode: int | None = None,
+            group: int = -1) -> None:
     """Write a file in one step: a reader sees the old content or the new.
 
     The new content goes to a hidden file with a random name beside ``path``.
@@ -39,7 +44,7 @@ def replace(path: str, content: str, mode: int | None = None) -> None:
     directory, name = os.path.split(path)
     new = os.path.join(directory, f'.{name}.{secrets.token_hex(8)}')
     try:
-        create(new, content, mode)
+        create(new, content, mode, group)
         with _removed_on_error(new):
             os.replace(new, path)
     except OSError as error:

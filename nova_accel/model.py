@@ -461,9 +461,13 @@ class Claim:
     #: leaves a project's content: what the flavor gave it, else what the
     #: region had before; None where no such image is known
     operators_bitstream: str | None = None
-    #: when the server got the handle, UTC, as 2026-11-22T02:17:43+00:00,
-    #: written by the store. It is for people: two claims that differ in
-    #: nothing else are alike
+    #: id of the server's flavor in Nova's API, and Device.product of the
+    #: device, when the server got it; '' where they were not known
+    flavor: str = ''
+    product: str = ''
+    #: when the server got the handle, UTC, as
+    #: 2026-11-22T02:17:43.123456+00:00, written by the store. Two claims that
+    #: differ in nothing else are alike
     since: str = dataclasses.field(default='', compare=False)
 
     @property
@@ -480,6 +484,13 @@ class Claim:
     def role(self) -> Role:
         return (Role.CURRENT if self.instance_uuid in (
             '', self.consumer_uuid) else Role.OLD)
+
+    @property
+    def is_use(self) -> bool:
+        """Whether the time counts as its server's: not that of what a move
+        keeps or expects, nor that after the release."""
+        return (self.role is Role.CURRENT and self.instance_uuid != ''
+                and self.state is not ClaimState.DELETING)
 
     @property
     def waits(self) -> bool:

@@ -412,6 +412,8 @@ class Server:
     numa_nodes: frozenset[int] = frozenset()
     #: addresses of PCI devices of the host that Nova has given it
     pci_devices: tuple[str, ...] = ()
+    #: id of the flavor in Nova's API; '' where it is not known
+    flavor: str = ''
 
     @functools.cached_property
     def requests(self) -> list[AcceleratorRequest]:

@@ -61,6 +61,7 @@ from nova_accel.notify import metrics as metrics_file
 from nova_accel.notify import notices as device_notices
 from nova_accel.notify import owners as server_owners
 from nova_accel.notify import paused as paused_guests
+from nova_accel.notify import usage as device_usage
 from nova_accel.store import claim_store
 from nova_accel.store import sole
 
@@ -103,6 +104,7 @@ class Host:
     notices: device_notices.Notices
     owners: server_owners.Owners
     paused: paused_guests.Paused
+    usage: device_usage.Usage
     # what the operator orders
     maintenance: device_maintenance.Maintenance
     release: operator_release.Release
@@ -141,6 +143,18 @@ class Host:
         shown.update_tree(tree, node, self.publisher.placement(),
                           edition=edition)
         return True
+
+    def begin(self) -> None:
+        """Compare claims with guests, once libvirt answers after a start and
+        before Nova uses a claim."""
+        self.store_age.begin()
+        # the use of the claims that are left
+        for go_on in self.usage.resume, self.metrics.go_on:
+            try:
+                go_on()
+            except Exception as error:
+                LOG.warning('The time in which nova-compute did not run is not '
+                            'counted yet (%s); it is tried again', error)
 
     def close(self) -> None:
         """Stop the scans of devices; plugs that run are left to their end."""
@@ -202,8 +216,9 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         reattachment, publisher, following)
     paused = paused_guests.Paused(cloud, inventory, holdings)
     owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
-    notices = device_notices.Notices(cloud, inventory, holdings)
-    metrics = metrics_file.MetricsFile(store, inventory, loader)
+    usage = device_usage.Usage(cloud, store, inventory, holdings)
+    notices = device_notices.Notices(cloud, inventory, holdings, usage)
+    metrics = metrics_file.MetricsFile(store, inventory, loader, usage)
     maintenance = device_maintenance.Maintenance(
         cloud, kernel, store, inventory, holdings, publisher, gate,
         operators_images, releases)
@@ -227,6 +242,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         reattachment=reattachment, reconciler=reconciler,
         reshape=reshape, store_age=store_age,
         metrics=metrics, notices=notices, owners=owners, paused=paused,
+        usage=usage,
         maintenance=maintenance, release=release,
         orders=operator_orders.Orders(store, inventory, publisher, {
             'clean': maintenance.clean,

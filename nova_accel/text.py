@@ -1,9 +1,16 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """How an error shows text from users, images and files, and how it is made
-short enough for Nova; and how the store writes times."""
+short enough for Nova; how the store writes times, and metrics are read."""
 
 from collections.abc import Callable, Sequence
 import datetime
+import re
+import time
+
+#: of a sample of metrics, as notify.metrics writes it
+_LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+#: character after a backslash -> what it means, if not itself
+_ESCAPED = {'n': '\n'}
 
 #: names that a list in a sentence shows
 _NAMED = 3
@@ -17,6 +24,12 @@ def some(names: Sequence[str], show: Callable[[str], str] = str) -> str:
     more = len(names) - _NAMED
     return ', '.join(map(show, names[:_NAMED])) + (
         f' and {more} more' if more > 0 else '')
+
+
+def labels(line: str) -> dict[str, str]:
+    """Return the labels of a sample in a file of metrics."""
+    return {name: re.sub(r'\\(.)', lambda found: _ESCAPED.get(
+        found[1], found[1]), value) for name, value in _LABEL.findall(line)}
 
 
 def one_line(value: str) -> str:
@@ -59,10 +72,19 @@ def shortened(sentence: str, room: int) -> str:
     return what[:room - len(end)].rpartition(' ')[0].rstrip(',;') + end
 
 
-def now(days: int = 0) -> str:
+def now(days: int = 0, to: str = 'seconds') -> str:
     """Return the time, UTC, as 2026-11-22T02:17:43+00:00.
 
     :param days: how long ago.
+    :param to: its last unit, or 'microseconds'.
     """
     return (datetime.datetime.now(datetime.UTC) - datetime.timedelta(
-        days)).isoformat(timespec='seconds')
+        days)).isoformat(timespec=to)
+
+
+def moment() -> str:
+    """Return a timestamp that does not depend on the wall clock: the boot id
+    of the host, and CLOCK_MONOTONIC, which is the same for all processes
+    (proc_sys_kernel(5), clock_gettime(2))."""
+    with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as file:
+        return f'{file.read().strip()} {time.monotonic()}'

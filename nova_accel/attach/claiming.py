@@ -108,6 +108,7 @@ class Claiming:
         return [model.Claim(
             uuid=uuidutils.generate_uuid(), instance_uuid=server.uuid,
             consumer_uuid=consumer, project_id=server.project_id,
+            flavor=server.flavor, product=offer.device.product,
             **self._inventory.identity_for_claim(offer.device.address),
             provider_uuid=take.provider_uuid,
             resource_class=wanted.resource_class, group=wanted.group,

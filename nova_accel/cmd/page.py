@@ -4,7 +4,6 @@
 from collections.abc import Iterator
 import datetime
 import os
-import re
 import typing
 
 from cliff import command
@@ -20,10 +19,6 @@ from nova_accel import files
 from nova_accel import text
 
 _FIRST_DAY = datetime.date(2000, 1, 1)
-#: notify.metrics writes them so
-_LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
-#: character after a backslash -> what it means, if not itself
-_ESCAPED = {'n': '\n'}
 
 
 class Page(cloud.Asks, command.Command):
@@ -136,9 +131,7 @@ def _findings(path: str) -> Iterator[tuple[str, str]]:
             f'--metrics names {path}, which cannot be read ({error}): name a '
             f'file that [accel] metrics_file names on a host.') from None
     for line in lines:
-        labels = {name: re.sub(r'\\(.)', lambda found: _ESCAPED.get(
-            found[1], found[1]), value)
-                  for name, value in _LABEL.findall(line)}
+        labels = text.labels(line)
         # a device that is not reported has no provider
         provider = labels.get('provider') or (
             f'{labels.get("device", "")} in {os.path.basename(path)}')

@@ -8,10 +8,13 @@ exposition_formats and /docs/practices/naming.
 
 import collections
 from collections.abc import Iterable, Mapping
+import grp
+import os
 import typing
 
 from nova_accel.attach import loading
 from nova_accel import conf
+from nova_accel import exception
 from nova_accel import files
 from nova_accel.health import signals
 from nova_accel.host import limited
@@ -20,8 +23,10 @@ from nova_accel.inventory import conditions as device_conditions
 from nova_accel.inventory import holds
 from nova_accel.inventory import offers
 from nova_accel import model
+from nova_accel.notify import usage as device_usage
 from nova_accel.store import claim_store
 from nova_accel.store import values
+from nova_accel import text as text_of
 
 CONF = conf.CONF
 
@@ -48,11 +53,16 @@ METRICS = {
         _COUNTER, 'Seconds in which regions were being programmed.'),
     'programming_wait_seconds_total': (
         _COUNTER, 'Seconds in which programmings waited for their card.'),
+    'devices': (_GAUGE, 'What servers can have, by project and state.'),
+    'claim_seconds_total': (
+        _COUNTER, 'Seconds in which servers of a project had devices.'),
     'cache_bytes': (_GAUGE, 'Bytes in the cache of bitstreams.'),
 }
 _PREFIX = 'nova_accel_'
 _RESULTS = (values.CLEAN, *(end for end in values.ENDS if end != values.CLEAN))
 _FAILED = 'failed'
+_USED = 'claim_seconds_total'
+_WELL = signals.State.OK, signals.State.UNKNOWN
 _HELD = offers.State.HELD, offers.State.RELEASING
 _NONE: Mapping[str, int] = {}
 _Sample = tuple[str, Mapping[str, str], float]
@@ -75,6 +85,9 @@ class Facts(typing.NamedTuple):
     took: float = 0
     #: None while no image was asked for
     cache_bytes: int | None = None
+    #: (project, type, product) -> seconds; None for a file that every user can
+    #: read
+    used: Mapping[tuple[str, str, str], float] | None = None
 
 
 def text(facts: Facts) -> str:
@@ -127,8 +140,61 @@ def _samples(facts: Facts) -> Iterable[_Sample]:
             'result': result}, facts.programmings.get(result, 0)
     yield 'programming_seconds_total', {}, facts.took
     yield 'programming_wait_seconds_total', {}, facts.waited
+    if facts.used is not None:
+        for (project, type_, product), seconds in sorted(facts.used.items()):
+            yield _USED, {'project': project, 'product': product,
+                          'type': type_}, seconds
+        yield from _accounts(facts)
     if facts.cache_bytes is not None:
         yield 'cache_bytes', {}, facts.cache_bytes
+
+
+def _accounts(facts: Facts) -> Iterable[_Sample]:
+    """Yield how many there are of each project; '' of none, which are idle or
+    withheld."""
+    found: collections.Counter[tuple[str, ...]] = collections.Counter()
+    for offer in facts.offered.all():
+        if not offer.device:
+            continue
+        known = facts.conditions.get(offer.device.address)
+        states = [('delivered', '')]
+        if known is None or known.state in _WELL:
+            states.append(('healthy', ''))
+        if offer.state is offers.State.HELD:
+            states.append(('held', ''))
+        elif offer.state is offers.State.FREE:
+            states.append(('idle', ''))
+        else:
+            states.append(('withheld', next((
+                hold.kind.value for hold in offer.all_holds
+                if hold.kind.withholds), holds.Kind.CLEANING.value)))
+        project = (offer.claim.project_id or '' if offer.claim
+                   and offer.state is offers.State.HELD else '')
+        found.update((project, offer.device.type, offer.device.product, *state)
+                     for state in states)
+    for labels, number in sorted(found.items()):
+        yield 'devices', dict(zip((
+            'project', 'type', 'product', 'state', 'kind'), labels)), number
+
+
+def published(path: str) -> dict[tuple[str, str, str], float]:
+    """Return Facts.used of a file that this user wrote; nothing of another, or
+    of one that cannot be read."""
+    found = {}
+    try:
+        # the directory may be another user's, and have a pipe there
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK),
+                  encoding='utf-8', newline='\n') as file:
+            if os.fstat(file.fileno()).st_uid == os.geteuid():
+                for line in file:
+                    if line.startswith(f'{_PREFIX}{_USED}{{'):
+                        of = text_of.labels(line)
+                        found[of['project'], of['type'], of['product']
+                              ] = float(line.rpartition(' ')[2])
+    except (OSError, ValueError, KeyError):
+        return {}
+    return {of: seconds for of, seconds in found.items()
+            if 0 <= seconds < float('inf')}
 
 
 def _use(facts: Facts) -> Iterable[_Sample]:
@@ -156,15 +222,17 @@ class MetricsFile:
 
     def __init__(self, store: claim_store.ClaimStore,
                  inventory: host_inventory.Inventory,
-                 loader: loading.Loader):
+                 loader: loading.Loader, usage: device_usage.Usage):
         self._store = store
         self._inventory = inventory
         self._loader = loader
+        self._usage = usage
         self._handovers: collections.Counter[str] = collections.Counter()
         self._programmings: collections.Counter[str] = collections.Counter()
         self._waited = self._took = 0.0
         #: number of the newest hand-over that is counted
         self._seen: int | None = None
+        self._goes_on = False
         self.background = limited.Background(
             self._run, '[accel] metrics_file cannot be written')
 
@@ -174,14 +242,39 @@ class MetricsFile:
             self.write(path)
 
     def write(self, path: str) -> None:
-        """Replace the metrics file in one step, readable for every user.
+        """Replace the metrics file in one step, readable for every user, or
+        for [accel] metrics_group.
 
+        :raises ConfigurationError: that group does not exist.
         :raises OSError: it cannot be written; the one before is still there.
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
         # the collector reads files that end in .prom, and not the new one;
         # a server of files that is gone holds up who writes
-        limited.blocking(files.replace)(path, text(self._facts()), 0o644)
+        write = limited.blocking(files.replace)
+        group = CONF.accel.metrics_group
+        if not group:
+            write(path, text(self._facts()), 0o644)
+            return
+        try:
+            number = grp.getgrnam(group).gr_gid
+        except KeyError:
+            raise exception.ConfigurationError(
+                f'[accel] metrics_group is {group!r}, and this host has no '
+                f'such group: name the group of the user of '
+                f'node_exporter.') from None
+        self._usage.count()
+        self.go_on()
+        write(path, text(self._facts()._replace(used=self._store.used())),
+              0o640, number)
+
+    def go_on(self) -> None:
+        """Let the sums go on where the last file has them: the store may be
+        new, or an older copy, and what Prometheus has seen must not shrink."""
+        path = CONF.accel.metrics_file
+        if path and CONF.accel.metrics_group and not self._goes_on:
+            self._store.raise_used(limited.blocking(published)(path))
+            self._goes_on = True
 
     def _facts(self) -> Facts:
         inventory = self._inventory

@@ -12,6 +12,7 @@ from nova_accel.health import signals
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import model
+from nova_accel.notify import usage as device_usage
 
 #: as of Nova's own events: what, and of which part
 EVENT = 'accel.device.state'
@@ -24,17 +25,21 @@ class Notices:
 
     def __init__(self, cloud: novas.Cloud,
                  inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings):
+                 holdings: server_holdings.Holdings,
+                 usage: device_usage.Usage):
         self._cloud = cloud
         self._inventory = inventory
         self._holdings = holdings
+        self._usage = usage
         #: address -> state and signals, as they were sent last
         self._sent: dict[str, tuple[signals.State, tuple[str, ...]]] = {}
         self.background = limited.Background(
             self.run, 'Notifications about devices are not sent')
 
     def run(self) -> None:
-        """Send changes of states; failed ones are sent again next time."""
+        """Send the use of devices, and changes of states; failed ones are sent
+        again next time."""
+        self._usage.run()
         if signals.is_off():
             return
         now, found = self._inventory.health.conditions(), (

@@ -106,7 +106,9 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
                 holds.unsettle(db, row)
             for run, count in seen:
                 self._learn(db, run, count)
-            self._exchange_claims(db, gone, claims)
+            claims, gone = tuple(claims), tuple(gone)
+            self._restore_uses(db, claims, gone)
+            self._exchange_claims(db, gone, claims, are_restored=True)
 
     def exchange(self, old: Iterable[model.Claim],
                  new: Iterable[model.Claim]) -> None:

@@ -13,7 +13,7 @@ from nova_accel import exception
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import file
-from nova_accel.store import lineage
+from nova_accel.store import uses
 from nova_accel import text
 
 LOG = logging.getLogger(__name__)
@@ -29,14 +29,18 @@ _INSERT = (f'INSERT INTO claims ({", ".join(_CLAIM_COLUMNS)}) '
            f'VALUES ({", ".join(f":{name}" for name in _CLAIM_COLUMNS)})')
 
 
-class Claims(lineage.History):
+class Claims(uses.Uses):
 
-    def _exchange_claims(self, db, old, new):
-        """Remove claims and write others, inside a transaction."""
+    def _exchange_claims(self, db, old, new, are_restored=False):
+        """Remove claims and write others, inside a transaction.
+
+        :param are_restored: whether _restore_uses() has written their uses.
+        """
         uuids = {claim.uuid for claim in old}
         db.executemany('DELETE FROM claims WHERE uuid = ?',
                        [(uuid,) for uuid in uuids])
-        new = [dataclasses.replace(claim, since=claim.since or text.now())
+        new = [dataclasses.replace(claim, since=claim.since or text.now(
+            to='microseconds'))
                for claim in new]
         for claim in new:
             row = _row(claim)
@@ -58,6 +62,9 @@ class Claims(lineage.History):
                     f'{claim.handle.address}, which another server '
                     f'holds: the build is retried on another host.') from None
         if uuids or new:
+            if not are_restored:
+                self._follow_uses(db, [
+                    c for c in self._known.claims if c.uuid in uuids], new)
             self._count(db)
             self._change(claims=_in_order((*(
                 c for c in self._known.claims if c.uuid not in uuids), *new)))
@@ -122,6 +129,7 @@ class Claims(lineage.History):
             return []
         with self._transaction() as db:
             now = {claim.uuid: claim for claim in self._known.claims}
+            before = [now[uuid] for uuid in now.keys() & set(uuids)]
             for some, changes in todo:
                 for uuid in now.keys() & set(some) if changes else ():
                     now[uuid] = dataclasses.replace(now[uuid], **changes)
@@ -131,6 +139,7 @@ class Claims(lineage.History):
                         f'UPDATE claims SET '
                         f'{", ".join(f"{name} = :{name}" for name in names)} '
                         f'WHERE uuid = :uuid', row)
+            self._follow_uses(db, before, [now[c.uuid] for c in before])
             self._count(db)
             self._change(claims=_in_order(now.values()))
         return [now[uuid] for uuid in uuids if uuid in now]

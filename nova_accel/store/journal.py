@@ -7,7 +7,6 @@ failed.
 from collections.abc import Collection
 import dataclasses
 import sqlite3
-import time
 
 from nova_accel.store import file
 from nova_accel.store import values
@@ -40,7 +39,7 @@ class Journal(file.File):
             number = db.execute(
                 'INSERT INTO orders (verb, argument, since, state, answer) '
                 "VALUES (?, ?, ?, 'new', '') RETURNING number",
-                (verb, argument, _now())).fetchone()[0]
+                (verb, argument, text.moment())).fetchone()[0]
             self._change(orders=read_orders(db))
         return number
 
@@ -109,7 +108,7 @@ class Journal(file.File):
             db.executemany('DELETE FROM attempts WHERE number = ?', old)
             return db.execute(
                 'INSERT INTO attempts (project, since) VALUES (?, ?) '
-                'RETURNING number', (project, _now())).fetchone()[0]
+                'RETURNING number', (project, text.moment())).fetchone()[0]
 
     def end_attempt(self, number: int, project: str, failed: bool) -> None:
         """Write how an attempt ended: a failure counts from now on."""
@@ -117,7 +116,7 @@ class Journal(file.File):
             db.execute('DELETE FROM attempts WHERE number = ?', (number,))
             if failed:
                 db.execute('INSERT INTO attempts VALUES (?, ?, ?)',
-                           (number, project, _now()))
+                           (number, project, text.moment()))
 
     # The journal of hand-overs
 
@@ -177,25 +176,17 @@ class Journal(file.File):
                 for row in rows]
 
 
-def _now() -> str:
-    """Return a timestamp that does not depend on the wall clock: the boot id
-    of the host, and CLOCK_MONOTONIC, which is the same for all processes
-    (proc_sys_kernel(5), clock_gettime(2))."""
-    with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as file:
-        return f'{file.read().strip()} {time.monotonic()}'
-
-
 def _is_recent(moment: str) -> bool:
-    """Return whether a timestamp of _now() is at most ORDER_SECONDS old."""
-    return (moment.partition(' ')[0] == _now().partition(' ')[0]
+    """Return whether a moment() is at most ORDER_SECONDS old."""
+    return (moment.partition(' ')[0] == text.moment().partition(' ')[0]
             and _age(moment) < ORDER_SECONDS)
 
 
 def _age(moment: str) -> float:
-    """Return the seconds since _now() was that moment; since the host booted,
-    if that was later."""
+    """Return the seconds since a moment(); since the host booted, if that was
+    later."""
     boot, _, seconds = moment.partition(' ')
-    now, _, here = _now().partition(' ')
+    now, _, here = text.moment().partition(' ')
     return float(here) - (float(seconds) if boot == now else 0)
 
 

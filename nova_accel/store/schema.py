@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import sqlite3
 
 #: of the tables below
-VERSION = 20
+VERSION = 21
 
 #: version of a store of an earlier release -> what makes it one of the next
 #: version, inside a transaction. A lower version is of a commit before the
@@ -45,6 +45,8 @@ CREATE TABLE claims (
     driver_request TEXT NOT NULL,
     driver_memory TEXT NOT NULL,
     operators_bitstream TEXT,
+    flavor TEXT NOT NULL,
+    product TEXT NOT NULL,
     since TEXT NOT NULL,
     UNIQUE (handle_type, handle_address)
 )"""
@@ -168,8 +170,40 @@ CREATE TABLE attempts (
     since TEXT NOT NULL
 )"""
 
+#: store.uses: for how long servers had devices, a row for each time; counted
+#: is '' of one that has ended
+_USES = ("""
+CREATE TABLE uses (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    claim TEXT NOT NULL,
+    server TEXT NOT NULL,
+    project TEXT NOT NULL,
+    flavor TEXT NOT NULL,
+    type TEXT NOT NULL,
+    product TEXT NOT NULL,
+    part TEXT NOT NULL,
+    device TEXT NOT NULL,
+    since TEXT NOT NULL,
+    until TEXT NOT NULL,
+    counted TEXT NOT NULL,
+    seconds REAL NOT NULL,
+    sent TEXT NOT NULL,
+    reported REAL NOT NULL
+)""", """
+CREATE UNIQUE INDEX one_use_of_a_claim ON uses (claim) WHERE counted <> ''
+""", """
+CREATE INDEX uses_to_report ON uses (number) WHERE sent <> 'end'
+""", """
+CREATE TABLE used (
+    project TEXT NOT NULL,
+    type TEXT NOT NULL,
+    product TEXT NOT NULL,
+    seconds REAL NOT NULL,
+    PRIMARY KEY (project, type, product)
+)""")
+
 SCHEMA = (_CLAIMS, _ENDED, *_CARDS, _LEDGER, *_HANDOVERS, _ORDERS, *_LINEAGE,
-          _ATTEMPTS, _WITHHELD)
+          _ATTEMPTS, _WITHHELD, *_USES)
 
 
 def is_new(db: sqlite3.Connection) -> bool:

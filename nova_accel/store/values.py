@@ -80,6 +80,39 @@ class Handover:
 
 
 @dataclasses.dataclass(frozen=True)
+class Use:
+    """A time in which a server had a device (store.uses)."""
+
+    number: int
+    claim: str
+    server: str
+    #: '' if it is unknown
+    project: str
+    #: id of the flavor in Nova's API
+    flavor: str
+    #: Device.type and Device.product
+    type: str
+    product: str
+    #: name of the vGPU type (CreatableType), or function of the region; '' of
+    #: other devices
+    part: str
+    #: address of the device
+    device: str
+    #: UTC, as 2026-11-22T02:17:43.123456+00:00
+    since: str
+    #: when it ended, or was counted last
+    until: str
+    #: '' if it has ended
+    counted: str
+    #: by a clock that is never set
+    seconds: float
+    #: the last event that was sent of it, '' before the first one, and its
+    #: seconds then
+    sent: str = ''
+    reported: float = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Card:
     """A card that is not on this host now, or is at another address."""
 

@@ -488,7 +488,8 @@ def server_of(instance) -> request.Server:
         frozenset(cell.id for cell in _loaded(
             instance, 'numa_topology', 'cells')),
         tuple(device.address for device in _loaded(
-            instance, 'pci_devices', 'objects')))
+            instance, 'pci_devices', 'objects')),
+        instance.flavor.flavorid)
 
 
 def _loaded(instance, field, items):

@@ -91,7 +91,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         shown = self.parts.inventory.shown
         shown.migrating = {versions for versions in shown.migrating
                            if self._host.has_min_version(*versions)}
-        self.parts.store_age.begin()
+        self.parts.begin()
         manager = getattr(self.virtapi, '_compute', None)
         if manager is not None:
             self.builds.watch(manager, self._abandon)

@@ -58,7 +58,7 @@ class Host:
             self._taken_elsewhere)
         for field in dataclasses.fields(self.parts):
             setattr(self, field.name, getattr(self.parts, field.name))
-        self.store_age.begin()
+        self.parts.begin()
         self.report(starting=True)
         return self
 

@@ -336,7 +336,8 @@ class Cloud:
                               server['extra_specs'],
                               server['image_properties'],
                               frozenset(server.get('numa_nodes', ())),
-                              tuple(server.get('pci_devices', ())))
+                              tuple(server.get('pci_devices', ())),
+                              server.get('flavor', ''))
 
     def delete_server(self, uuid_):
         """Nova, while this host does not hear of it."""

@@ -18,7 +18,8 @@ CHANGES: dict[type, tuple[str, ...]] = {
         'set_reserved', 'await_operator', 'add_handover', 'settle',
         'disable', 'enable', 'restore', 'set_node', 'forget_ended',
         'begin_attempt', 'end_attempt', 'set_devices', 'change_unclean',
-        'set_withheld', 'give_order', 'begin_order', 'answer_order',
+        'set_withheld', 'count_uses', 'note_reported', 'raise_used',
+        'give_order', 'begin_order', 'answer_order',
         'withdraw_order'),
     sim.SimulatedKernel: (
         'program_dfl_port', 'reset_dfl_port', 'clear_dfl_port_errors',
@@ -36,7 +37,7 @@ CHANGES: dict[type, tuple[str, ...]] = {
 READS: dict[type, tuple[str, ...]] = {
     claim_store.ClaimStore: (
         'devices', 'notes', 'attempts', 'handovers', 'ended_handovers',
-        'reserved', 'refresh', 'withheld', 'ended'),
+        'reserved', 'refresh', 'withheld', 'ended', 'uses', 'used'),
     sim.SimulatedKernel: (
         'read', 'read_bytes', 'read_some', 'listdir', 'exists', 'readlink',
         'mounted_devices', 'physical_address_bits', 'vfio_module',

@@ -26,6 +26,7 @@ from nova_accel.health import signals
 from nova_accel.inventory import conditions
 from nova_accel.inventory import offers
 from nova_accel.notify import metrics
+from nova_accel.notify import notices
 from nova_accel.store import values
 from tests.host import base
 from tests.host import health
@@ -39,8 +40,9 @@ DASHBOARD = os.path.join(ETC, 'grafana/nova_accel.json')
 METERS = os.path.join(ETC, 'ceilometer/meters.d/nova_accel.yaml')
 EVENTS = os.path.join(ETC, 'ceilometer/event_definitions.yaml')
 RESOURCES = os.path.join(ETC, 'ceilometer/gnocchi_resources.yaml')
-PAGE = os.path.join(
-    os.path.dirname(__file__), '../../docs/source/operate/health.rst')
+PAGES = [os.path.join(
+    os.path.dirname(__file__), f'../../docs/source/operate/{name}.rst')
+    for name in ('health', 'usage')]
 #: prints what Ceilometer makes of a notification: samples and traits
 _READ = """
 import json, sys, yaml
@@ -56,12 +58,14 @@ message = json.load(sys.stdin)
 meters = notifications.ProcessMeterNotifications(conf, None)
 plugins = extension.ExtensionManager(
     namespace='ceilometer.event.trait_plugin')
-resource, = [gnocchi.ResourcesDefinition(item, 'low', None, plugins)
-             for item in yaml.safe_load(open(sys.argv[3]))]
+resources = {name: resource for resource in [
+    gnocchi.ResourcesDefinition(item, 'low', None, plugins)
+    for item in yaml.safe_load(open(sys.argv[3]))]
+    for name in resource.metrics}
 samples = [{'name': s.name, 'volume': s.volume, 'resource_id': s.resource_id,
             'metadata': s.resource_metadata,
-            'is_in_gnocchi': s.name in resource.metrics,
-            'attributes': resource.sample_attributes(s)}
+            'is_in_gnocchi': s.name in resources,
+            'attributes': resources[s.name].sample_attributes(s)}
            for s in meters.build_sample(message)]
 event = converter.setup_events(conf, plugins).to_event('info', message)
 print(json.dumps([samples, {t.name: t.value for t in event.traits}]))
@@ -86,6 +90,19 @@ def promtool(test, *arguments, **more):
     done = subprocess.run(['promtool', *arguments], capture_output=True,
                           text=True, timeout=60, **more)
     test.assertEqual((0, ''), (done.returncode, done.stderr), done.stdout)
+
+
+def by_ceilometer(test, message):
+    """Samples and traits of a notification."""
+    needs(test, 'ceilometer-agent-notification')
+    python = os.path.join(os.path.dirname(os.path.realpath(
+        shutil.which('ceilometer-agent-notification'))), 'python')
+    done = subprocess.run(
+        [python, '-W', 'ignore', '-c', _READ, os.path.dirname(METERS),
+         EVENTS, RESOURCES], input=json.dumps(message),
+        capture_output=True, text=True, timeout=120)
+    test.assertEqual(0, done.returncode, done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 class MetricsTestCase(health.HealthTestCase):
@@ -257,7 +274,9 @@ class NoticesTestCase(MetricsTestCase):
 
     def notices(self):
         self.host.notices.run()
-        return self.host.cloud.read().get('notices', [])
+        return [(event, payload) for event, payload
+                in self.host.cloud.read().get('notices', [])
+                if event == notices.EVENT]
 
 
 class NoticesTest(NoticesTestCase):
@@ -415,41 +434,33 @@ class CeilometerTest(NoticesTestCase):
 
     def test_paths(self):
         """Each is of a field that the notification has."""
-        for path in METERS, EVENTS:
-            with open(path) as file:
-                named = {*re.findall(r'payload\.([a-z_]+)', file.read())}
+        for texts in str(_yaml(METERS)['metric'][0]), str(_yaml(EVENTS)):
+            named = {*re.findall(r'payload\.([a-z_]+)', texts)}
             self.assertLessEqual(named, self.message['payload'].keys())
             self.assertGreater(len(named), 5)
 
     def test_resource_of_gnocchi(self):
         """It is of the meter; the page creates the same attributes."""
-        meter, = _yaml(METERS)['metric']
-        resource, = _yaml(RESOURCES)
-        self.assertEqual([meter['name']], list(resource['metrics']))
-        self.assertEqual(
-            {name: f'resource_metadata.{name}'
-             for name in resource['attributes']}, resource['attributes'])
-        self.assertLessEqual(
-            resource['attributes'].keys(), meter['metadata'].keys())
-        with open(PAGE, encoding='utf-8') as file:
-            kind, created = re.search(
-                r'resource-type create (\S+) (.*?)\n\n', file.read(),
-                re.DOTALL).groups()
-        self.assertEqual(resource['resource_type'], kind)
-        self.assertEqual(list(resource['attributes']), re.findall(
-            '-a ([a-z]+):string:false:', created))
+        for meter, resource, page in zip(
+                _yaml(METERS)['metric'], _yaml(RESOURCES), PAGES,
+                strict=True):
+            self.assertEqual([meter['name']], list(resource['metrics']))
+            self.assertEqual(
+                {name: f'resource_metadata.{name}'
+                 for name in resource['attributes']}, resource['attributes'])
+            self.assertLessEqual(
+                resource['attributes'].keys(), meter['metadata'].keys())
+            with open(page, encoding='utf-8') as file:
+                kind, created = re.search(
+                    r'resource-type create (\S+) (.*?)\n\n', file.read(),
+                    re.DOTALL).groups()
+            self.assertEqual(resource['resource_type'], kind)
+            self.assertEqual(list(resource['attributes']), re.findall(
+                '-a ([a-z]+):string:false:', created))
 
     def test_ceilometer_takes_them(self):
         """By its own loaders, in the Python that it is installed in."""
-        needs(self, 'ceilometer-agent-notification')
-        python = os.path.join(os.path.dirname(os.path.realpath(
-            shutil.which('ceilometer-agent-notification'))), 'python')
-        done = subprocess.run(
-            [python, '-W', 'ignore', '-c', _READ, os.path.dirname(METERS),
-             EVENTS, RESOURCES], input=json.dumps(self.message),
-            capture_output=True, text=True, timeout=120)
-        self.assertEqual(0, done.returncode, done.stderr)
-        (sample,), event = json.loads(done.stdout.splitlines()[-1])
+        (sample,), event = by_ceilometer(self, self.message)
         self.assertEqual(
             ('accelerator.device.state.changes', 1, f'compute1_{ONE}'),
             tuple(sample[key] for key in ('name', 'volume', 'resource_id')))
@@ -487,7 +498,7 @@ class RulesTest(testtools.TestCase):
         rules = [{'record': f'x:{panel["id"]}', 'expr': target['expr'].replace(
             '$instance', '.*')} for panel in panels
             for target in panel['targets']]
-        self.assertEqual(7, len(rules))
+        self.assertEqual(8, len(rules))
         path = os.path.join(self.useFixture(base.fixtures.TempDir()).path,
                             'rules.yaml')
         with open(path, 'w') as file:

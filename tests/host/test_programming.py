@@ -16,7 +16,7 @@ import fixtures
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import model
-from nova_accel.store import journal
+from nova_accel import text
 from tests.host import base
 from tests.host import cloud
 from tests.unit.host import (A, B, FIRST, FUNCTION, INTERFACE, OTHER, plain,
@@ -495,12 +495,12 @@ class OwnersTest(Base):
 
     def fail_before(self, seconds):
         """Three bitstreams of the project failed so long ago."""
-        now = journal._now
+        now = text.moment
 
         def earlier():
             boot, _, at = now().partition(' ')
             return f'{boot} {float(at) - seconds}'
-        with mock.patch.object(journal, '_now', earlier):
+        with mock.patch.object(text, 'moment', earlier):
             for _ in range(3):
                 self.host.store.end_attempt(
                     self.host.store.begin_attempt(cloud.PROJECT, 600),
@@ -559,10 +559,10 @@ class ManyAtOnceTest(Base):
         """Its clock begins again, and a failure before it counts from then."""
         for _ in range(3):
             self.host.store.begin_attempt(cloud.PROJECT, 600)
-        with mock.patch.object(journal, '_now', lambda: 'boot2 599.0'):
+        with mock.patch.object(text, 'moment', lambda: 'boot2 599.0'):
             self.assertEqual(
                 3, len(self.host.store.attempts(cloud.PROJECT, 600)))
-        with mock.patch.object(journal, '_now', lambda: 'boot2 600.0'):
+        with mock.patch.object(text, 'moment', lambda: 'boot2 600.0'):
             self.assertEqual(
                 0, len(self.host.store.attempts(cloud.PROJECT, 600)))
 

@@ -36,8 +36,8 @@ _GROUPS = (
     'openstack.cli', 'openstack.common', 'openstack.compute.v2',
     'openstack.image.v2', 'openstack.network.v2', 'openstack.identity.v3',
     'openstack.placement.v1', 'openstack.nova_accel.v2')
-#: of Gnocchi's client, which is not in the test packages
-_OTHERS = ('metric',)
+#: of Gnocchi's and CloudKitty's clients, which are not in the test packages
+_OTHERS = ('metric', 'rating')
 _STATEMENT = re.compile(r"""sqlite3 FILE (['"])(.+?)\1""", re.DOTALL)
 
 

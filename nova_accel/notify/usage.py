@@ -1,0 +1,87 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The use of devices, counted after each look, on Nova's notifier.
+
+accel.claim.begin, each hour accel.claim.exists, and accel.claim.end of each use
+of store.uses. Each has all seconds of the use so far: one that is lost, or sent
+twice because nova-compute was killed, changes no sum.
+"""
+
+from collections.abc import Iterator
+
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel import inventory as host_inventory
+from nova_accel.store import claim_store
+from nova_accel.store import values
+
+#: seconds of a use after which accel.claim.exists is sent again
+EXISTS_SECONDS = 3600
+
+
+class Usage:
+
+    def __init__(self, cloud: novas.Cloud, store: claim_store.ClaimStore,
+                 inventory: host_inventory.Inventory,
+                 holdings: server_holdings.Holdings):
+        self._cloud = cloud
+        self._store = store
+        self._inventory = inventory
+        self._holdings = holdings
+        self._is_resumed = False
+
+    def resume(self) -> None:
+        """Count the time in which nova-compute did not run, for the servers
+        that Nova has on this host now.
+
+        Others were evacuated or deleted meanwhile: their time ends with the
+        last count. Called before a claim is released after a start.
+        """
+        claims = [claim for claim in self._holdings.all() if claim.is_use]
+        uuids = {claim.instance_uuid for claim in claims}
+        here = {server.uuid for server in (
+            self._cloud.servers(uuids) if uuids else ())}
+        self._store.count_uses(frozenset(
+            claim.uuid for claim in claims
+            if claim.instance_uuid not in here))
+        self._is_resumed = True
+
+    def count(self) -> list[values.Use]:
+        """Count the time since the last count; see ClaimStore.count_uses()."""
+        if not self._is_resumed:
+            self.resume()
+        return self._store.count_uses()
+
+    def run(self) -> None:
+        """Count, and send what is due."""
+        sent: list[tuple[values.Use, str]] = []
+        try:
+            for use in self.count():
+                for event in due(use):
+                    self._cloud.notify(
+                        f'accel.claim.{event}', self._payload(use))
+                    sent.append((use, event))
+        finally:
+            self._store.note_reported(sent)
+
+    def _payload(self, use: values.Use) -> dict[str, object]:
+        device = self._inventory.devices.get(use.device)
+        return {
+            'claim': use.claim, 'server': use.server, 'project': use.project,
+            'flavor': use.flavor, 'type': use.type, 'product': use.product,
+            'device': use.device, 'part': use.part,
+            # as the card reports it: the name of a type does not say
+            'memory': next((kind.memory for kind in (
+                device.creatable if device else ()) if kind.name == use.part),
+                0),
+            'since': use.since, 'until': use.until,
+            'seconds': round(use.seconds, 3)}
+
+
+def due(use: values.Use) -> Iterator[str]:
+    """Yield the events of a use that have to be sent now."""
+    if not use.sent:
+        yield 'begin'
+    if not use.counted:
+        yield 'end'
+    elif use.seconds - use.reported >= EXISTS_SECONDS:
+        yield 'exists'

@@ -1,0 +1,221 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The tables of uses: for how long servers had devices.
+
+A claim is a use while it belongs to its server (Claim.is_use). A row of the
+table ``uses`` has the seconds of one use, and the table ``used`` their sums,
+which never shrink. Only this module counts: notifications, metrics and the
+commands read these rows.
+
+count_uses() adds the seconds since the last count, and writes the row of a new
+claim: a build writes none. The transaction that ends a use adds the rest. Time
+is CLOCK_MONOTONIC, whatever the clock of the host is set to; across a boot of
+the host it is the difference of the clock, if that is positive.
+
+For example, a server gets a GPU at 10:00:00.2. At 10:00:40 the row has 39.8
+seconds. A resize sets the claim aside at 10:01:10.2, and the row ends with 70
+seconds, while the new claim counts from its beginning. If the resize is
+reverted, the first claim begins a second row.
+"""
+
+from collections.abc import Collection, Iterable
+import dataclasses
+import datetime
+import sqlite3
+from typing import NamedTuple
+
+from nova_accel import model
+from nova_accel import naming
+from nova_accel.store import lineage
+from nova_accel.store import values
+from nova_accel import text
+
+#: days for which a use is kept after its end, and how many at most
+DAYS_OF_USES = 400
+MOST_USES = 200_000
+_FIELDS = tuple(f.name for f in dataclasses.fields(values.Use))
+_SELECT = f'SELECT {", ".join(_FIELDS)} FROM uses'
+
+
+class _Now(NamedTuple):
+    moment: str
+    #: what the clock of the host is set to
+    wall: str
+
+    @classmethod
+    def read(cls):
+        return cls(text.moment(), text.now(to='microseconds'))
+
+    def after(self, moment: str, wall: str) -> float:
+        """Return the seconds since then."""
+        boot, _, then = moment.partition(' ')
+        this_boot, _, here = self.moment.partition(' ')
+        return (float(here) - float(then) if boot == this_boot
+                else _between(wall, self.wall))
+
+
+class Uses(lineage.History):
+
+    #: at the last count_uses() of this process
+    _counted: _Now | None = None
+    #: see count_uses()
+    _without: Collection[str] = ()
+
+    def count_uses(self, without: Collection[str] | None = None,
+                   ) -> list[values.Use]:
+        """Count the seconds of all uses until now.
+
+        :param without: uuids of claims whose seconds are left out from now
+            on, by default the same as before.
+        :returns: those whose end has not been reported, the oldest first.
+        """
+        with self._transaction() as db:
+            now = _Now.read()
+            if without is not None:
+                self._without = without
+            for claim in self._known.claims:
+                if claim.is_use:
+                    self._count_use(db, claim, now)
+            # of a few at a time, the oldest ones: each round drops more
+            db.execute(
+                "DELETE FROM uses WHERE counted = '' AND number IN (SELECT "
+                'number FROM uses ORDER BY number LIMIT 1000) AND (until < ? '
+                'OR number <= (SELECT max(number) FROM uses) - ?)',
+                (text.now(DAYS_OF_USES), MOST_USES))
+            found = read(db, "WHERE sent <> 'end'")
+        self._counted = now
+        return found
+
+    def note_reported(self, uses: Iterable[tuple[values.Use, str]]) -> None:
+        """Write which event was sent of each use, with its seconds."""
+        rows = [(event, use.seconds, use.number) for use, event in uses]
+        if rows:
+            with self._transaction() as db:
+                db.executemany('UPDATE uses SET sent = ?, reported = ? '
+                               'WHERE number = ?', rows)
+
+    def uses(self) -> list[values.Use]:
+        """Return all that are kept, the oldest first."""
+        with self._transaction(write=False) as db:
+            return read(db)
+
+    def used(self) -> dict[tuple[str, str, str], float]:
+        """Return project, type and product -> seconds of all uses that ever
+        were counted here."""
+        with self._transaction(write=False) as db:
+            return {tuple(row)[:3]: row['seconds'] for row in db.execute(
+                'SELECT project, type, product, seconds FROM used')}
+
+    def raise_used(self, found: dict[tuple[str, str, str], float]) -> None:
+        """Set sums that are lower to these, which were published before the
+        store was lost, or an older copy of it was put back."""
+        known = self.used()
+        low = {key: seconds for key, seconds in found.items()
+               if seconds > known.get(key, 0)}
+        if low:
+            with self._transaction() as db:
+                for key, seconds in low.items():
+                    _add_used(db, key, seconds - known.get(key, 0))
+
+    def _follow_uses(self, db, before: Iterable[model.Claim],
+                     after: Iterable[model.Claim]) -> None:
+        """Write the uses that end by a change of claims, and those that begin
+        again. The first use of a new claim begins at the next count."""
+        old = {claim.uuid: claim for claim in before}
+        new = {claim.uuid: claim for claim in after}
+        now = _Now.read()
+        for claim in old.values():
+            if claim.is_use and not (claim.uuid in new
+                                     and new[claim.uuid].is_use):
+                self._count_use(db, claim, now)
+                db.execute("UPDATE uses SET counted = '' WHERE claim = ?",
+                           (claim.uuid,))
+        for uuid, claim in new.items():
+            if claim.is_use and uuid in old and not old[uuid].is_use:
+                _begin(db, claim, now.wall, now)
+
+    def _restore_uses(self, db, claims: Iterable[model.Claim],
+                      gone: Iterable[model.Claim]) -> None:
+        """Write the uses of claims that guests carry into a new or older
+        store. Their beginning was reported by the store that was lost.
+
+        :param gone: ended while another store was in use: not known when.
+        """
+        again = {claim.uuid: claim for claim in claims if claim.is_use}
+        db.executemany("UPDATE uses SET counted = '' WHERE claim = ?",
+                       [(c.uuid,) for c in gone if c.uuid not in again])
+        now = _Now.read()
+        for claim in again.values():
+            ended, = db.execute('SELECT max(until) FROM uses WHERE claim = ?',
+                                (claim.uuid,)).fetchone()
+            since = max(claim.since or now.wall, ended or '')
+            if not _open(db, claim):
+                _begin(db, claim, since, now, _between(since, now.wall),
+                       'exists')
+
+    def _count_use(self, db, claim, now):
+        row = _open(db, claim)
+        if row:
+            number, seconds = row['number'], now.after(
+                row['counted'], row['until'])
+        else:
+            number = _begin(db, claim, claim.since, now)
+            # it came after the last count, wherever the clock was set to
+            seconds = _between(claim.since, now.wall)
+            if self._counted:
+                seconds = min(seconds, now.after(*self._counted))
+        if claim.uuid in self._without:
+            db.execute('UPDATE uses SET counted = ? WHERE number = ?',
+                       (now.moment, number))
+            return
+        db.execute('UPDATE uses SET seconds = seconds + ?, until = ?, '
+                   'counted = ?, part = ? WHERE number = ?',
+                   (seconds, now.wall, now.moment, _part(claim), number))
+        _add_used(db, _key(claim), seconds)
+
+
+def read(db: sqlite3.Connection, where: str = '') -> list[values.Use]:
+    return [values.Use(**{name: row[name] for name in _FIELDS})
+            for row in db.execute(f'{_SELECT} {where} ORDER BY number')]
+
+
+def _open(db, claim):
+    return db.execute("SELECT number, counted, until FROM uses WHERE claim = ? "
+                      "AND counted <> ''", (claim.uuid,)).fetchone()
+
+
+def _begin(db, claim, since, now, seconds=0.0, sent=''):
+    project, type_, product = _key(claim)
+    return db.execute(
+        'INSERT INTO uses (claim, server, project, flavor, type, product, '
+        'part, device, since, until, counted, seconds, sent, reported) VALUES '
+        '(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0) RETURNING number',
+        (claim.uuid, claim.instance_uuid, project, claim.flavor, type_,
+         product, _part(claim), claim.device_address, since,
+         now.wall, now.moment, seconds, sent)).fetchone()[0]
+
+
+def _add_used(db, key, seconds):
+    db.execute(
+        'INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET '
+        'seconds = seconds + excluded.seconds', (*key, seconds))
+
+
+def _key(claim):
+    return (claim.project_id or '', naming.type_of(claim.resource_class),
+            claim.product)
+
+
+def _part(claim: model.Claim) -> str:
+    """Return the type of a vGPU, or the function of a region."""
+    return claim.created_type or claim.restore_function or ''
+
+
+def _between(since: str, until: str) -> float:
+    """Return the seconds between two times of the clock, 0 if it went back."""
+    try:
+        return max(0.0, (datetime.datetime.fromisoformat(until)
+                         - datetime.datetime.fromisoformat(since)
+                         ).total_seconds())
+    except (ValueError, TypeError):
+        # of a guest's metadata
+        return 0.0
