@@ -94,9 +94,10 @@ class Cloud(typing.Protocol):
         :raises PlacementUnavailable: the next report has to do it.
         """
 
-    def configured_classes(self, provider_uuid: str, name: str) -> set[str]:
-        """Return the resource classes that the operator has Nova add to a
-        provider ([compute] provider_config_location)."""
+    def configured_classes(self) -> Mapping[str, set[str]]:
+        """Return the resource classes that the operator has Nova add to
+        providers, by their UUIDs or names ([compute]
+        provider_config_location)."""
 
     # Glance
 

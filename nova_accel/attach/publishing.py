@@ -65,7 +65,7 @@ class Publisher:
     def placement(self) -> provider_tree.Placement:
         """Return the interface to Placement for reporting()."""
         return provider_tree.Placement(
-            self._in_use, self._named, self._cloud.configured_classes,
+            self._in_use, self._named, self._cloud.configured_classes(),
             refused=self._refused, write=self._cloud.show)
 
     def placement_at_start(self, allocations: Mapping[str, Mapping],
@@ -84,7 +84,7 @@ class Publisher:
         return provider_tree.Placement(
             lambda uuid: any(uuid in given['allocations']
                              for given in allocations.values()),
-            self._named, self._cloud.configured_classes, used, self._refused)
+            self._named, self._cloud.configured_classes(), used, self._refused)
 
     def show_devices(self, claims: Collection[model.Claim]) -> None:
         self.show({c.provider_uuid for c in claims} | set(filter(None, map(

@@ -66,9 +66,10 @@ class Placement:
     #: uuids of the providers of a name, of all hosts; asked only before a
     #: provider is made. It may raise PlacementUnavailable
     named: Callable[[str], set[str]] = lambda name: set()
-    #: the classes that Nova's configuration adds to a provider, by its uuid
-    #: and name
-    configured: Callable[[str, str], set[str]] = lambda uuid, name: set()
+    #: the classes that Nova's configuration adds to providers, by their UUIDs
+    #: or names
+    configured: Mapping[str, set[str]] = dataclasses.field(
+        default_factory=dict)
     #: how much of a provider the request allocates in which Nova writes the
     #: tree: Placement would refuse to reserve it, and the next pass does
     used: Callable[[str], int] = lambda uuid: 0
@@ -77,6 +78,11 @@ class Placement:
     #: changes a provider that is there now; None: Nova writes the whole tree,
     #: which it has just read
     write: Write | None = None
+
+    def added(self, uuid: str, name: str) -> set[str]:
+        """Return the classes that Nova's configuration adds to a provider."""
+        return (self.configured.get(uuid, set())
+                | self.configured.get(name, set()))
 
 
 @dataclasses.dataclass
@@ -161,8 +167,8 @@ class Tree:
             return []
         self._settled = None, None
         there, is_changed = self._without_novas(
-            tree, node, placement.configured)
-        everything = {**_walk(tree), **there}
+            tree, node, placement)
+        everything = {**_walk(tree, others_than=node), **there}
         plan = _Pass(tree, placement)
         foreign = self._foreign(everything, wanted)
         leaving = set(gone)
@@ -185,7 +191,7 @@ class Tree:
         return [address for address in gone if address not in left]
 
     @staticmethod
-    def _without_novas(tree, node, configured) -> tuple[dict, bool]:
+    def _without_novas(tree, node, placement) -> tuple[dict, bool]:
         """Remove from the tree what Nova adds after this update. Nova raises
         ValueError if it finds that in the tree
         (ResourceTracker._merge_provider_configs, Nova 31 to 34).
@@ -194,8 +200,9 @@ class Tree:
         """
         is_changed = False
         there = _walk(tree, node)
-        for uuid, shown in there.items():
-            novas = configured(uuid, shown.name) & shown.inventory.keys()
+        for uuid, shown in there.items() if placement.configured else ():
+            novas = (placement.added(uuid, shown.name)
+                     & shown.inventory.keys())
             if novas and naming.part_of_provider(node, shown.name):
                 there[uuid] = dataclasses.replace(
                     shown, inventory=_without(shown.inventory, novas))
@@ -297,7 +304,7 @@ class Tree:
                 shown, self._ledger.of(provider.uuid) if rows is None
                 else rows, plan.placement.in_use,
                 plan.placement.used(provider.uuid),
-                plan.placement.configured(provider.uuid, provider.name))
+                plan.placement.added(provider.uuid, provider.name))
             traits = provider.merged_traits(shown.traits)
             return merged, traits.difference(
                 plan.placement.refused(traits - shown.traits))
@@ -378,7 +385,7 @@ class Tree:
         def merge(now):
             return providers.fenced(
                 now, self._ledger.of(uuid), plan.placement.used(uuid),
-                plan.placement.configured(uuid, shown.name)), (
+                plan.placement.added(uuid, shown.name)), (
                     frozenset(now.traits) | {naming.FENCED})
         merged, traits = merge(shown)
         if (merged.inventory == shown.inventory and traits == shown.traits
@@ -459,7 +466,7 @@ class Tree:
             return None
         if result:
             inventory, traits = result
-            nova_adds = plan.placement.configured(uuid, name)
+            nova_adds = plan.placement.added(uuid, name)
             plan.tree.update_inventory(uuid, _without(inventory, nova_adds))
             plan.tree.update_traits(uuid, set(traits))
         return result
@@ -528,8 +535,9 @@ def accelerators(tree, node: str) -> dict[str, str]:
             if (part := naming.part_of_provider(node, shown.name))}
 
 
-def _walk(tree, node: str | None = None) -> dict[str, _Shown]:
-    """Return the providers of the tree, or of the part below node, by uuid.
+def _walk(tree, node: str | None = None, others_than: str | None = None,
+          ) -> dict[str, _Shown]:
+    """Return the providers below node by UUID, or those of all other roots.
 
     Walks once and without copies through the tree of Nova 31 to 34: its own
     lookups are quadratic for many providers.
@@ -538,8 +546,9 @@ def _walk(tree, node: str | None = None) -> dict[str, _Shown]:
         found: dict[str, _Shown] = {}
         with tree.lock:
             todo = [root for root in tree.roots_by_uuid.values()
-                    if node in (None, root.name)]
-            if not todo:
+                    if (root.name == node if node
+                        else root.name != others_than)]
+            if node and not todo:
                 raise AttributeError(node)
             while todo:
                 provider = todo.pop()

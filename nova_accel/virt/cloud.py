@@ -219,13 +219,11 @@ class NovaCloud:
             f'others changed it {_TRIES} times meanwhile: the next report '
             f'shows it.')
 
-    def configured_classes(self, provider_uuid, name):
+    def configured_classes(self):
         manager = getattr(self._driver.virtapi, '_compute', None)
         configs = getattr(getattr(manager, 'rt', None), 'provider_configs', {})
-        return {
-            class_ for key in (provider_uuid, name)
-            for inventory in configs.get(key, {}).get('inventories', {}).get(
-                'additional', ()) for class_ in inventory}
+        return {key: set().union(*config.get('inventories', {}).get(
+            'additional', ())) for key, config in configs.items()}
 
     def _put(self, url, version, generation, name, value, remember,
              provider_uuid, refused=lambda: None):

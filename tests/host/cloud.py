@@ -189,8 +189,8 @@ class Cloud:
             there['traits'] = sorted(traits)
             self.shown += 1
 
-    def configured_classes(self, provider_uuid, name):
-        return set()
+    def configured_classes(self):
+        return {}
 
     def images(self, context):
         if context.user_id is None:

@@ -262,6 +262,6 @@ class ShowTest(testtools.TestCase):
         self.assertEqual([(0, 5), (2, 7)], self.calls)
 
     def test_configured_classes(self):
-        self.assertEqual({'CUSTOM_Y', 'CUSTOM_Z'},
-                         self.door.configured_classes(self.uuid, 'name'))
-        self.assertEqual(set(), self.door.configured_classes('x', 'y'))
+        self.assertEqual(
+            {self.uuid: set(), 'name': {'CUSTOM_Y', 'CUSTOM_Z'}},
+            self.door.configured_classes())

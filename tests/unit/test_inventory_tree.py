@@ -468,8 +468,8 @@ class ConfiguredClassTest(InventoryTestBase):
         self.inventory.scanner.scan()
         self.inventory.shown.update_tree(
             self.tree, NODE, inventory_tree.Placement(
-                self.in_use, write=self.write, configured=lambda uuid_, name: (
-                    {self.EXTRA} if name == REGION else set())))
+                self.in_use, write=self.write,
+                configured={REGION: {self.EXTRA}}))
         self.assertEqual([CLASS], [*self.tree.data(REGION).inventory])
         self.assertEqual(
             self.ITEM, self.there.data(REGION).inventory[self.EXTRA])
@@ -506,6 +506,18 @@ class ConfiguredClassTest(InventoryTestBase):
         self.assertTrue(self.fenced(self.there.data(REGION)))
 
 
+class Configured(dict):
+    """The same classes for each provider; notes whose were read."""
+
+    def __init__(self, read, classes):
+        super().__init__({'any': classes})
+        self._read = read
+
+    def get(self, key, _=None):
+        self._read.append(key)
+        return set(self['any'])
+
+
 class SettledTest(InventoryTestBase):
     """A pass for which there is nothing to do reads no provider."""
 
@@ -530,9 +542,10 @@ class SettledTest(InventoryTestBase):
         self.inventory.shown.update_tree(
             self.tree, NODE, inventory_tree.Placement(
                 self.in_use, lambda name: {*named},
-                lambda uuid_, name: read.append(name) or configured,
+                Configured(read, configured),
                 write=self.write if write else None), edition=self.edition)
-        return len(read)
+        # each by its UUID and by its name
+        return len(read) // 2
 
     def write(self, uuid_, change, refused):
         data = self.tree.data(uuid_)
