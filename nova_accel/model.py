@@ -106,6 +106,11 @@ class AttachHandle:
     #: where that is not the device itself
     parent: str | None = dataclasses.field(default=None, compare=False)
 
+    def __hash__(self) -> int:
+        # each change of a claim looks up all handles of the host, and enum
+        # hashes a type in Python
+        return hash(self.address)
+
     @property
     def key(self) -> str:
         return f'{self.type.value}:{self.address}'

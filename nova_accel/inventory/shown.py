@@ -126,13 +126,18 @@ class Shown:
         return found
 
     def _make(self, offered, node, root_uuid, report=None):
+        members = {naming.set_provider_name(node, found): found
+                   for found in sets.wanted()}
+        sets_of = {address: name for name, found in members.items()
+                   for address in found}
         return providers.providers(
             map(self._as_it_migrates, self._table.snapshot().values()),
             offered, node, root_uuid,
             report or self._unnamable,
-            lambda device: self._pool_of(node, device),
-            {naming.set_provider_name(node, found): len(found)
-             for found in sets.wanted()}, self._table.contents.all_returning(),
+            lambda device: (sets_of.get(device.address)
+                            or self._pool_of(node, device)),
+            {name: len(found) for name, found in members.items()},
+            self._table.contents.all_returning(),
             self._table.earlier_traits(), self._known)
 
     def _as_it_migrates(self, device: model.Device) -> model.Device:
@@ -141,13 +146,11 @@ class Shown:
             by and vfio.versions(by) not in self.migrating) else device
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
-        """Return the name of the provider that a device shares, None for one
-        with providers of its own."""
-        members = sets.of(device.address)
-        if members:
-            return naming.set_provider_name(node, members)
-        if (CONF.accel.pools == 'none' or device.driver not in self._pooled
-                or device.regions or device.creatable or device.memory):
+        """Return the name of the pool of a device that is in no set, None for
+        one with providers of its own."""
+        if (device.driver not in self._pooled or device.regions
+                or device.creatable or device.memory
+                or CONF.accel.pools == 'none'):
             return None
         return naming.pool_provider_name(
             node, device, device.numa_node
