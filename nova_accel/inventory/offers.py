@@ -116,8 +116,8 @@ class Offers:
                 for part, offered in before._of_part.items()}
             claimed = {handle: claim for handle, claim in claimed.items()
                        if claim.part[0] in changed}
-        for device in devices.values() if changed is None else map(
-                devices.get, changed & devices.keys()):
+        for device in devices.values() if changed is None else [
+                devices[address] for address in changed & devices.keys()]:
             # inventory.providers names a device that cannot be
             with contextlib.suppress(TypeError, AttributeError):
                 for key, part in parts(device):
