@@ -10,6 +10,8 @@
 # make style  flake8, the import floors and the types
 # make docs   the pages of docs/source, in docs/build/html, and nova-accel(1)
 # make nova-tests  Nova's own tests of its libvirt driver, on ours; 30 minutes
+# make candidate  the next Nova, SOURCE or a release candidate: how many methods
+#             changed, and the unit and functional tests with it; half an hour
 # make floor  unit, host and nova-compute's start with the libraries of Nova 31;
 #             NOVA=32.2.1 or 33.0.2: with those of that release
 # make layouts  nova-compute starts, however Nova and we are installed; as root
@@ -31,6 +33,10 @@ VENV ?= .venv
 # of the releases in tox.ini; another needs a VENV of its own
 NOVA ?= 34.0.0
 CONSTRAINTS ?= constraints.txt
+# or a wheel, sdist or checkout of it
+NOVA_IS ?= nova==$(NOVA)
+# empty: it may need later ones
+LIMITS ?= -c $(CONSTRAINTS)
 BIN = $(VENV)/bin
 STAMP = $(VENV)/stamp
 # errors only: pip warns of each package that a further index does not have
@@ -41,7 +47,7 @@ PIP = $(BIN)/python -m pip install $(QUIETLY) --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test parts style docs unit host functional soak explore faults killed sigterm mutants nova-tests \
-	nova-tests-part bench bench-part bench-fleet bench-reuse clean lab lab-up lab-test \
+	nova-tests-part candidate bench bench-part bench-fleet bench-reuse clean lab lab-up lab-test \
 	lab-shell lab-down
 
 .DEFAULT_GOAL = help
@@ -70,7 +76,7 @@ style: $(STAMP)
 # the index entries only of pages that changed
 docs: $(STAMP)
 	@test -x $(BIN)/sphinx-build || \
-		$(PIP) -c $(CONSTRAINTS) nova==$(NOVA) -e '.[docs]'
+		$(PIP) -c $(CONSTRAINTS) $(NOVA_IS) -e '.[docs]'
 	$(BIN)/sphinx-build -E -W --keep-going -b html docs/source docs/build/html
 	$(BIN)/sphinx-build -W -q -b man docs/source docs/build/man
 	$(BIN)/python -m tests.built_pages docs/build/html
@@ -157,6 +163,10 @@ nova-tests: $(STAMP)
 
 nova-tests-part: $(STAMP)
 	$(BIN)/python -m tests.nova --part $(STOCK) $(SUITES)
+
+# the newest Nova of the index, or SOURCE: a wheel, sdist or checkout
+candidate: $(STAMP)
+	$(BIN)/python -m tests.nova.candidate $(SOURCE)
 
 layouts: $(STAMP)
 	$(BIN)/python -m testtools.run discover -s tests/layouts -t .
@@ -250,10 +260,10 @@ $(STAMP): setup.cfg pyproject.toml $(CONSTRAINTS)
 	@# all that there are, by two processes: nothing is left to resolve, which
 	@# takes as long as to install
 	@xargs -P 2 -n 48 $(PIP) --no-deps < $(CONSTRAINTS)
-	@$(PIP) --no-deps --no-build-isolation -c $(CONSTRAINTS) nova==$(NOVA) -e .
+	@$(PIP) --no-deps --no-build-isolation $(LIMITS) $(NOVA_IS) -e .
 	@# another Python may need more
 	@$(BIN)/python -m pip check > /dev/null || \
-		$(PIP) -c $(CONSTRAINTS) nova==$(NOVA) -e '.[test]'
+		$(PIP) $(LIMITS) $(NOVA_IS) -e '.[test]'
 	@# its own loader reads our metrics.yml; the test is skipped without it
 	@$(PIP) --no-deps -r constraints-cloudkitty.txt || :
 	@# by all processors, and not what no test imports
@@ -269,7 +279,7 @@ release: $(STAMP)
 	@test "$$(git describe --tags --exact-match 2>&1)" = $(VERSION) || \
 		{ echo 'setup.cfg has version $(VERSION), and this commit has no tag' \
 		'of that name: git tag --sign $(VERSION)'; exit 1; }
-	@test -x $(BIN)/reno || $(PIP) -c $(CONSTRAINTS) nova==$(NOVA) -e '.[docs]'
+	@test -x $(BIN)/reno || $(PIP) -c $(CONSTRAINTS) $(NOVA_IS) -e '.[docs]'
 	rm -rf dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	$(BIN)/python -c 'from setuptools import build_meta as build; \
@@ -277,7 +287,7 @@ release: $(STAMP)
 	$(BIN)/reno -q report --version $(VERSION) \
 		--output dist/nova_accel-$(VERSION).rst .
 	$(BIN)/python -m tests.released dist $(VERSION) --constraint=$(CONSTRAINTS) \
-		nova==$(NOVA)
+		$(NOVA_IS)
 
 clean:
 	rm -rf $(VENV) .tox .stestr build *.egg-info

@@ -13,6 +13,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 import pathlib
 import sys
+import tarfile
 import zipfile
 
 import yaml
@@ -50,6 +51,8 @@ RECORDED = {
     'nova.compute.flavors': ['get_flavor_by_flavor_id'],
     'nova.compute.provider_tree': [
         'ProviderData', 'ProviderTree', '_Provider'],
+    'nova.compute.pci_placement_translator': [
+        'ensure_tracking_was_not_enabled_before'],
     'nova.compute.claims': ['Claim: _test_numa_topology', 'MoveClaim'],
     'nova.compute.resource_tracker': [
         'COMPUTE_RESOURCE_SEMAPHORE',
@@ -108,6 +111,12 @@ def signature(function: ast.FunctionDef) -> str:
     return f'{kind}({ast.unparse(function.args)})'
 
 
+def body(function: ast.FunctionDef) -> str:
+    """What a function does, without comments and docstring."""
+    begin = 1 if ast.get_docstring(function) is not None else 0
+    return '\n'.join(map(ast.unparse, function.body[begin:]))
+
+
 def attributes(definition: ast.ClassDef) -> set[str]:
     """Names that a class, or a method of it on self, assigns."""
     found = set()
@@ -134,10 +143,13 @@ def _assigned(node) -> Iterator[tuple[str, str]]:
             yield target.id, 'attribute'
 
 
-def record(read: Callable[[str], str]) -> dict[str, str]:
+def record(read: Callable[[str], str],
+           describe: Callable[[ast.FunctionDef], str] = signature,
+           ) -> dict[str, str]:
     """What one release has of RECORDED.
 
     :param read: gives the source of a module, by its name.
+    :param describe: what is recorded of a function.
     :returns: full name -> signature, 'attribute', or 'class (bases)'. What
         the release lacks is not in it.
     """
@@ -145,7 +157,7 @@ def record(read: Callable[[str], str]) -> dict[str, str]:
     for module, wanted in RECORDED.items():
         names = dict(_split(entry) for entry in wanted)
         for node in _top(ast.parse(read(module)).body):
-            for name, what in _definitions(node, names):
+            for name, what in _definitions(node, names, describe):
                 found[f'{module}.{name}'] = what
     return found
 
@@ -164,7 +176,7 @@ def _split(entry):
     return name, methods.split()
 
 
-def _definitions(node, names) -> Iterator[tuple[str, str]]:
+def _definitions(node, names, describe) -> Iterator[tuple[str, str]]:
     for name, what in _assigned(node):
         if name in names:
             yield name, what
@@ -175,11 +187,11 @@ def _definitions(node, names) -> Iterator[tuple[str, str]]:
     if getattr(node, 'name', None) not in names:
         return
     if isinstance(node, ast.FunctionDef):
-        yield node.name, signature(node)
+        yield node.name, describe(node)
     elif isinstance(node, ast.ClassDef):
         bases = ', '.join(ast.unparse(base) for base in node.bases)
         yield node.name, f'class ({bases})'
-        methods = {m.name: signature(m) for m in node.body
+        methods = {m.name: describe(m) for m in node.body
                    if isinstance(m, ast.FunctionDef)}
         wanted = names[node.name]
         if not wanted:
@@ -189,17 +201,33 @@ def _definitions(node, names) -> Iterator[tuple[str, str]]:
                 yield f'{node.name}.{name}', methods[name]
 
 
-def wheel(path: pathlib.Path) -> dict[str, str]:
-    """record() of a wheel."""
-    with zipfile.ZipFile(path) as archive:
-        names = set(archive.namelist())
+def reader(path: pathlib.Path) -> Callable[[str], str]:
+    """Return what reads a module of Nova.
 
-        def read(module):
-            place = module.replace('.', '/')
-            file = (f'{place}.py' if f'{place}.py' in names
-                    else f'{place}/__init__.py')
-            return archive.read(file).decode()
-        return record(read)
+    :param path: a wheel, an archive of sources, or a directory that has nova.
+    """
+    if path.is_dir():
+        texts = {str(file.relative_to(path)): file.read_text()
+                 for module in RECORDED for name in _files(module)
+                 if (file := path / name).is_file()}
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            texts = {name: archive.read(name).decode()
+                     for name in archive.namelist() if name.endswith('.py')}
+    else:
+        with tarfile.open(path) as sources:
+            texts = {member.name.partition('/')[2]: file.read().decode()
+                     for member in sources if member.name.endswith('.py')
+                     and (file := sources.extractfile(member))}
+
+    def read(module):
+        return next(texts[name] for name in _files(module) if name in texts)
+    return read
+
+
+def _files(module) -> tuple[str, str]:
+    place = module.replace('.', '/')
+    return f'{place}.py', f'{place}/__init__.py'
 
 
 def merged(releases: dict[str, dict[str, str]]) -> dict:
@@ -234,7 +262,7 @@ def load(path: pathlib.Path = DATA) -> dict[str, dict[str, str]]:
 def main(paths: Iterable[str]) -> None:
     releases = {}
     for path in sorted(map(pathlib.Path, paths)):
-        releases[path.name.split('-')[1]] = wheel(path)
+        releases[path.name.split('-')[1]] = record(reader(path))
     DATA.parent.mkdir(exist_ok=True)
     with open(DATA, 'w') as file:
         file.write('# made by python -m tests.nova.record_signatures\n')

@@ -9,10 +9,14 @@ import ast
 import importlib.util
 from importlib import metadata
 import inspect
+import os
 import pathlib
 import re
+import shutil
 import textwrap
 
+import fixtures
+import nova
 from nova.compute import api as compute_api
 from nova.compute import flavors
 from nova.scheduler import manager
@@ -28,10 +32,14 @@ from nova_accel.virt import errors
 from nova_accel.virt import guest_nodes
 from nova_accel.virt import provider_trees
 from nova_accel.virt import report_client
+from tests.nova import candidate
 from tests.nova import record_signatures
 from tests.unit import pages
 
 RELEASES = record_signatures.load()
+if candidate.CANDIDATE in os.environ:
+    RELEASES['candidate'] = record_signatures.record(record_signatures.reader(
+        pathlib.Path(os.environ[candidate.CANDIDATE])))
 #: name that our code gives an object of Nova -> its class, and whether every
 #: object of that name is one
 RECEIVERS = {
@@ -436,6 +444,43 @@ class SignatureTest(testtools.TestCase):
                 for why in not_callable(call, theirs):
                     yield (f'{where}: {name} of Nova {release} {why}, '
                            f'line {call.lineno}')
+
+
+class CandidateTest(testtools.TestCase):
+    """The comparison of the next Nova with this one."""
+
+    def setUp(self):
+        super().setUp()
+        self.nova = pathlib.Path(nova.__file__).parents[1]
+        self.next = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        for module in record_signatures.RECORDED:
+            for name in record_signatures._files(module):
+                if (self.nova / name).exists():
+                    (self.next / name).parent.mkdir(
+                        parents=True, exist_ok=True)
+                    shutil.copy(self.nova / name, self.next / name)
+
+    def change(self, name, old, new):
+        text = (self.next / name).read_text()
+        self.assertIn(old, text)
+        (self.next / name).write_text(text.replace(old, new))
+
+    def test_changes(self):
+        total, other, bodies = candidate.changes(self.nova, self.next)
+        self.assertEqual(([], []), (other, bodies))
+        self.assertLess(60, total)
+        driver_ = 'nova/virt/libvirt/driver.py'
+        self.change(driver_, 'def init_host(self, host)',
+                    'def init_host(self, host, context)')
+        self.change(driver_, 'def unrescue(', 'def recover(')
+        self.change(driver_, '"""Suspend the specified instance."""',
+                    '"""Suspend it."""\n        self.suspended = True')
+        # only the text
+        self.change('nova/scheduler/manager.py', 'def _get_all_host_states(',
+                    'def _get_all_host_states(  # of all cells\n')
+        self.assertEqual(
+            (total, ['init_host', 'unrescue'], ['suspend']),
+            candidate.changes(self.nova, self.next))
 
 
 class CyborgTest(testtools.TestCase):
