@@ -31,6 +31,7 @@ driver raises ReshapeNeeded). Every other consumer that has something of the old
 provider keeps it; the provider stays, fenced, until it has none.
 """
 
+import collections
 from collections.abc import Iterable, Mapping
 import dataclasses
 import typing
@@ -198,15 +199,27 @@ class Reshape:
         :raises PlacementUnavailable: it is not known; all is as it was.
         """
         self._left = []
-        consumers = {uuid: self._cloud.consumers(uuid) for uuid in {
-            move.claim.provider_uuid for move in moves}}
-        left = [move for move in moves if self._holder(
-            move.claim, consumers[move.claim.provider_uuid])]
-        # an allocation of an unknown consumer may be the one of the claim
-        done = [move for move in moves if move not in left
-                and (not consumers[move.claim.provider_uuid]
-                     or self._holder(move.claim, self._cloud.consumers(
-                         move.to)))]
+        given = self._cloud.consumers_of({uuid for move in moves for uuid in (
+            move.claim.provider_uuid, move.to)})
+        shown = collections.Counter(
+            (c.consumer_uuid, self._inventory.shown.provider_of(c),
+             c.resource_class) for c in self._holdings.all()
+            if c.state is not model.ClaimState.DELETING)
+        left, done = [], []
+        for move in moves:
+            claim = move.claim
+            before = given[claim.provider_uuid]
+            # devices of one server may have changed places
+            if all(there.get(claim.consumer_uuid, {}).get(
+                    claim.resource_class, 0) == shown[
+                        claim.consumer_uuid, uuid, claim.resource_class]
+                    for uuid, there in given.items()):
+                done.append(move)
+            elif self._holder(claim, before):
+                left.append(move)
+            # an allocation of an unknown consumer may be the one of the claim
+            elif not before or self._holder(claim, given[move.to]):
+                done.append(move)
         for move in done:
             self._holdings.reshaped(move.claim, move.to)
         self._left = left

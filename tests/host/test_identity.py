@@ -119,6 +119,39 @@ class DiskTest(IdentityTestCase):
         self.boot(ONE)
         self.boot(TWO)
 
+    def test_swapped_in_a_resize(self):
+        """Placement swaps what the server and its move have, which each
+        claim says then."""
+        move = self.host.resize_here(
+            self.server, self.host.allocation(TWO, SSD))
+        self.write(TWO, 'another secret')
+        self.exchange((ONE, TWO))
+        self.assertEqual({move: TWO, self.server: ONE}, {
+            c.consumer_uuid: c.device_address
+            for c in self.host.holdings.all()})
+        self.assertAllocated()
+
+    def test_swapped_of_one_server(self):
+        self.host.delete(self.server)
+        self.host.boot(
+            {f'resources{n}:{SSD}': '1' for n in (1, 2)},
+            self.host.allocation(ONE, SSD) | self.host.allocation(TWO, SSD))
+        self.exchange((ONE, TWO))
+        self.assertAllocated()
+
+    def assertAllocated(self):
+        """Claims say what Placement has after a start, and agree with it."""
+        self.host.report(starting=True)
+        self.host.report()
+        allocations = self.host.cloud.read()['allocations']
+        for claim in self.host.holdings.all():
+            self.assertIn(claim.provider_uuid,
+                          allocations[claim.consumer_uuid])
+            self.assertEqual(
+                claim.provider_uuid,
+                self.host.inventory.shown.provider_of(claim))
+        self.assertNotIn('does not show it any more', self.log.output)
+
     def test_swapped_and_put_back(self):
         other = self.boot(TWO)
         self.exchange((ONE, TWO))
