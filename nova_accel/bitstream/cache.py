@@ -199,7 +199,8 @@ class BitstreamCache:
             with self._writing():
                 self._make_room(image)
                 # another nova-compute may download the same content
-                number, path = tempfile.mkstemp(_PART, '', self.directory)
+                number, path = tempfile.mkstemp(
+                    _PART, f'{image.content}.', self.directory)
                 try:
                     with open(number, 'wb') as file:
                         glance.download(client, image, file)
@@ -274,7 +275,9 @@ class BitstreamCache:
                     stat = os.stat(self._path(name))
                     if not name.endswith(_PART):
                         files.append((stat.st_mtime_ns, stat.st_size, name))
-                    elif time.time() - stat.st_mtime > abandoned:
+                    elif (time.time() - stat.st_mtime > abandoned
+                          # the clock may have been set
+                          and name.partition('.')[0] not in self._under_way):
                         self._unlink(name)
             excess = sum(size for _, size, _ in files) + sum(
                 {**self._under_way}.values()) - limit

@@ -380,6 +380,20 @@ class CacheTest(testtools.TestCase):
         self.assertEqual([parts[1]],
                          [*pathlib.Path(self.directory).iterdir()])
 
+    def test_clock_jumps(self):
+        """A year ahead, while an image is downloaded and another is used."""
+        image, other = (self.server.image(bytes([n]) * MIB) for n in range(2))
+        download = glance.download
+
+        def jump(client, image, file):
+            download(client, image, file)
+            file.flush()
+            os.utime(file.fileno(), (0, time.time() - 365 * 86400))
+            if image is not other:
+                self.use(other)
+        self.useFixture(fixtures.MockPatchObject(glance, 'download', jump))
+        self.assertEqual(bytes(MIB), self.use(image))
+
     def test_two_processes_download_the_same(self):
         """A second nova-compute of this machine does not truncate the file
         that the first one writes, or has just given to a server."""
