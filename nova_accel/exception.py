@@ -103,6 +103,10 @@ class InvalidRequest(AcceleratorError):
     elsewhere = False
 
 
+class Contradiction(InvalidRequest):
+    """Options of a flavor exclude each other, whatever it gets beside them."""
+
+
 class InvalidProfile(InvalidRequest):
     """A device profile is unknown or malformed."""
 

@@ -228,7 +228,7 @@ def affinity(extra_specs: Mapping[str, str]) -> Affinity:
     wish, same, packing = map(
         extra_specs.get, (AFFINITY_KEY, SAME_KEY, PACKING_KEY))
     if same and wish == 'none':
-        raise exception.InvalidRequest(
+        raise exception.Contradiction(
             f'{SAME_KEY}={same} and {AFFINITY_KEY}=none exclude each other: '
             f'keep one of them.')
     if DOWNTIME_KEY in extra_specs and (
@@ -497,7 +497,7 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
             f'{", ".join(classes)}: give each its own numbered group.')
     functions = sorted(set(accel) & set(_FUNCTION_KEYS))
     if len(functions) > 1:
-        raise exception.InvalidRequest(
+        raise exception.Contradiction(
             f'{" and ".join(f"accel{group}:{k}" for k in functions)} are '
             f'given for one accelerator: keep one of them.')
     wanted: list[dict[str, Any]] = [
@@ -540,7 +540,7 @@ def _preferred(group, value, trait) -> tuple[str, ...]:
             raise exception.InvalidRequest(
                 f'{key} has {name} twice: name each trait once.')
         if name in trait:
-            raise exception.InvalidRequest(
+            raise exception.Contradiction(
                 f'{key} has {name}, and trait{group}:{name}={trait[name]}: '
                 f'keep one of them.')
     return found

@@ -18,6 +18,7 @@ from nova import exception as nova_exception
 from nova.limit import placement as placement_limits
 from nova.limit import utils as limit_utils
 from nova import objects
+from nova.objects import flavor as flavor_objects
 from nova.virt import hardware
 from oslo_limit import exception as limit_exceptions
 from oslo_limit import limit
@@ -107,6 +108,23 @@ def _lookup(original):
         _refuse_confidential(flavor, lambda: instance.image_meta)
         return flavor
     return get_flavor_by_flavor_id
+
+
+def _save_extra_specs(original):
+    @functools.wraps(original)
+    def save_extra_specs(self, to_add=None, to_delete=None):
+        # Nova removes keys alone, and always adds those that are there
+        if not to_delete:
+            try:
+                request.parse(self.extra_specs)
+            except exception.Contradiction as error:
+                # answered with 400, as the refusals of validators (31 to 34)
+                raise nova_exception.ValidationError(str(error)) from error
+            except Exception as error:
+                LOG.debug('The flavor %s is not complete: %s', self.name,
+                          error)
+        return original(self, to_add, to_delete)
+    return save_extra_specs
 
 
 def _build_options(original):
@@ -341,7 +359,8 @@ def install():
               (compute_api.API, 'rebuild', _rebuild),
               (compute_api.API, 'unshelve', _unshelve),
               (compute_api.API, '_checks_for_create_and_rebuild', _checks),
-              (flavors, 'get_flavor_by_flavor_id', _lookup))
+              (flavors, 'get_flavor_by_flavor_id', _lookup),
+              (flavor_objects.Flavor, 'save_extra_specs', _save_extra_specs))
     found = [(owner, name, getattr(owner, name), wrap)
              for owner, name, wrap in places]
     for owner, name, original, wrap in found:

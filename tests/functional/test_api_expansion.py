@@ -264,6 +264,32 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
                                          image_uuid=encrypted,
                                          networks='none')})))
 
+    def test_contradictions(self):
+        """At the flavor, in one request or one after the other; and at create,
+        of a flavor that an earlier nova_accel has let be made."""
+        admin = context.get_admin_context()
+        for specs in (
+                {'accel:same': 'numa', 'accel:numa_affinity': 'none'},
+                {f'resources1:{FPGA}': '1', 'accel1:function_id': FUNCTION,
+                 'accel1:function_name': 'nlb'},
+                {f'resources1:{FPGA}': '1', 'accel1:prefer': 'CUSTOM_A',
+                 'trait1:CUSTOM_A': 'forbidden'}):
+            flavor = self.flavor(**{f'resources1__{FPGA}': '1'})
+            url = f'flavors/{flavor}/os-extra_specs'
+            self.assertIn('keep one', self.refused(
+                self.admin_api.api_post, url, {'extra_specs': specs}))
+            *others, (last, value) = specs.items()
+            self.admin_api.api_post(url, {'extra_specs': dict(others)})
+            self.assertIn('keep one', self.refused(
+                self.admin_api.api_put, f'{url}/{last}', {last: value}))
+            self.assertNotIn(last, self.admin_api.api_get(
+                url).body['extra_specs'])
+            made = objects.Flavor.get_by_flavor_id(admin, flavor)
+            made._flavor_extra_specs_add(admin, made.id, {last: value})
+            self.assertIn('keep one', self.refused(self.create, flavor))
+            # incomplete options contradict nothing
+            self.admin_api.api_delete(f'{url}/resources1:{FPGA}')
+
     def test_validators(self):
         flavor = self.flavor()
         url = f'flavors/{flavor}/os-extra_specs'

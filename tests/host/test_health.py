@@ -683,6 +683,7 @@ class PausedTest(HealthTestCase):
         self.wait_told(self.SAID)
         self.wait_for(lambda: self.found() == [signals.PAUSED])
         self.assertEqual({ONE: 'ok'}, self.states())
+        self.assertNotIn(naming.SUSPECT, self.shown()[0])
         self.assertEqual((), self.host.inventory.table.holds_of(ONE))
         self.assertEqual({}, self.told(self.other))
         self.look()
@@ -773,6 +774,12 @@ class NotToldTest(HealthTestCase):
         self.restart()
         self.assertEqual([], self.told())
         self.assertEqual('quarantined', self.states()[ONE])
+
+
+class NotReadTest(NotToldTest):
+    """What is certain is told also if no signal is read."""
+
+    MODE = 'off'
 
 
 class RuleTakenAwayTest(base.HostTestCase):

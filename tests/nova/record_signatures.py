@@ -49,6 +49,7 @@ RECORDED = {
     'nova.limit.placement': ['_get_usage'],
     'nova.limit.utils': ['should_enforce', 'use_unified_limits'],
     'nova.compute.flavors': ['get_flavor_by_flavor_id'],
+    'nova.objects.flavor': ['Flavor: save_extra_specs'],
     'nova.compute.provider_tree': [
         'ProviderData', 'ProviderTree', '_Provider'],
     'nova.compute.pci_placement_translator': [
@@ -95,7 +96,7 @@ RECORDED = {
         'NoValidHost', 'RequestFilterFailed',
         'ResourceProviderAllocationRetrievalFailed',
         'ResourceProviderUpdateConflict',
-        'TooManyInstances'],
+        'TooManyInstances', 'ValidationError'],
 }
 
 

@@ -154,6 +154,18 @@ class CheckTest(ProfilesTestCase):
                       result.stderr)
         self.assertNotIn('Traceback', result.stderr)
 
+    def test_contradictions(self):
+        bad = os.path.join(self.directory, 'new.yaml')
+        for extra in (
+                'accel:same: numa\naccel:numa_affinity: none\n',
+                '  accel:function_name: nlb\n',
+                '  trait:CUSTOM_A: forbidden\n  accel:prefer: CUSTOM_A\n'):
+            with open(bad, 'w') as file:
+                file.write(NLB + extra)
+            result = self.call(bad)
+            self.assertEqual(1, result.returncode)
+            self.assertIn('keep one of them.', result.stderr)
+
     def test_group_that_names_no_shell(self):
         self.write('nlb.yaml', NLB.replace(f'  trait:{SHELL}: required\n', ''))
         result = self.call()

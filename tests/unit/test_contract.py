@@ -8,6 +8,7 @@ from oslo_config import fixture as config_fixture
 import testtools
 
 from nova_accel import conf
+from nova_accel.drivers import contract
 from nova_accel.drivers import dfl
 from nova_accel.drivers import gpu
 from nova_accel.drivers import nvme
@@ -35,6 +36,14 @@ DRIVERS = (
     (timecard.TimecardDriver, 'timecards', {}),
     (pci_rule.PciRuleDriver, 'nvmes', {}),
 )
+
+
+class SerialTest(testtools.TestCase):
+
+    def test_what_cannot_be_printed(self):
+        for found, expected in (('7', '7'), ('', ''), (None, None), (
+                '\x1b[2J\n\u2066', r'\x1b[2J\n\u2066')):
+            self.assertEqual(expected, contract.serial('x', found))
 
 
 @ddt.ddt

@@ -19,6 +19,7 @@ import fixtures
 import nova
 from nova.compute import api as compute_api
 from nova.compute import flavors
+from nova.objects import flavor
 from nova.scheduler import manager
 import testtools
 
@@ -40,6 +41,8 @@ RELEASES = record_signatures.load()
 if candidate.CANDIDATE in os.environ:
     RELEASES['candidate'] = record_signatures.record(record_signatures.reader(
         pathlib.Path(os.environ[candidate.CANDIDATE])))
+#: whose functions nova_accel.api.expansion wraps
+OWNERS = compute_api.API, flavors, flavor.Flavor
 #: name that our code gives an object of Nova -> its class, and whether every
 #: object of that name is one
 RECEIVERS = {
@@ -282,7 +285,7 @@ class SignatureTest(testtools.TestCase):
                       and any(_of(r, bases, name) for r in RELEASES)}
         self._keep_the_api()
         expansion.install()
-        wrapped = {name for owner in (compute_api.API, flavors)
+        wrapped = {name for owner in OWNERS
                    for name in vars(owner)
                    if hasattr(getattr(owner, name), expansion._MARK)}
         assigned = {
@@ -291,7 +294,7 @@ class SignatureTest(testtools.TestCase):
                 + inspect.getsource(errors), re.MULTILINE)}
         known = {'LibvirtDriver', 'ComputeManager', 'ResourceTracker',
                  'SchedulerManager', 'SchedulerReportClient', 'API',
-                 'ProviderTree', '_Provider', 'numa_affinity'}
+                 'ProviderTree', '_Provider', 'Flavor', 'numa_affinity'}
         self.assertEqual(
             overridden | wrapped | assigned | {
                 *guest_nodes._CLAIMS, guest_nodes._METHOD,
@@ -300,7 +303,7 @@ class SignatureTest(testtools.TestCase):
                 seam._METHOD, seam._ANSWERED, seam._RPC}, shown - known)
 
     def _keep_the_api(self):
-        for owner in compute_api.API, flavors:
+        for owner in OWNERS:
             for name, before in [*vars(owner).items()]:
                 if inspect.isfunction(before):
                     self.addCleanup(setattr, owner, name, before)
@@ -321,7 +324,7 @@ class SignatureTest(testtools.TestCase):
 
     def test_wrappers_of_the_api_take_what_nova_passes(self):
         places = {(owner, name): getattr(owner, name)
-                  for owner in (compute_api.API, flavors)
+                  for owner in OWNERS
                   for name in vars(owner)}
         self._keep_the_api()
         expansion.install()
