@@ -77,6 +77,9 @@ class KnownTest(testtools.TestCase):
         ('none', (0,), Event('come', 7324, None), Event('pull', 55783, None),
          Event('reconcile', 11481, None), Event('come', 21177, None),
          Event('arrive', 42589, None)),
+        # a disk that a guest had at the first start is in another slot
+        ('host', (0,), Event('boot', 4835, None),
+         Event('replace_store', 46687, None), Event('exchange', 14734, None)),
         # a copy in which a device is disabled
         ('host', (3, 4), Event('disable', 49892, None),
          Event('reconcile', 25984, 3), Event('enable', 16931, None),

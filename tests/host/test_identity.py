@@ -152,6 +152,17 @@ class DiskTest(IdentityTestCase):
                 self.host.inventory.shown.provider_of(claim))
         self.assertNotIn('does not show it any more', self.log.output)
 
+    def test_swapped_after_the_store_is_lost(self):
+        """A guest had the disk when the new store began: the claim that it
+        carries has the serial number, and nothing else does."""
+        self.lose_store()
+        self.exchange((ONE, TWO))
+        self.host.report()
+        self.host.reconcile()
+        self.assertStarts(self.server, TWO)
+        self.host.delete(self.server)
+        self.assertEqual(([], ''), (self.host.holdings.all(), self.data(TWO)))
+
     def test_swapped_and_put_back(self):
         other = self.boot(TWO)
         self.exchange((ONE, TWO))
