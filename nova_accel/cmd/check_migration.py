@@ -34,8 +34,8 @@ def devices(host) -> Iterator[Line]:
         needed = vfio.versions(by)
         if by and any(map(operator.lt, versions, needed)):
             yield Line(OK, f'guests would take {which} along when they migrate '
-                           f'live, by {by}, with {_named(needed)}, and this '
-                           f'host has {_named(versions)}')
+                           f'live, by {by}, with {vfio.named(needed)}, and '
+                           f'this host has {vfio.named(versions)}')
         elif by:
             yield from _takes(which, by, max(
                 (type_.memory for device in found
@@ -43,12 +43,6 @@ def devices(host) -> Iterator[Line]:
         else:
             yield Line(OK, f'guests do not take {which} along when they '
                            f'migrate live: {why}')
-
-
-def _named(versions) -> str:
-    return ' and '.join(
-        f'{name} {".".join(map(str, version))}' for name, version
-        in zip(('libvirt', 'QEMU'), versions))
 
 
 def _takes(which, by, memory):

@@ -188,6 +188,13 @@ def versions(migrates_by: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return IOMMUFD_VERSIONS if is_by_iommu(migrates_by) else VERSIONS
 
 
+def named(both: Iterable[Iterable[int]]) -> str:
+    """Return versions of libvirt and QEMU as words."""
+    return ' and '.join(
+        f'{name} {".".join(map(str, version))}' for name, version
+        in zip(('libvirt', 'QEMU'), both))
+
+
 def seconds_to_copy(memory: int, bandwidth: int) -> float:
     """Return for how long a guest stands still at most while the memory of
     its devices is copied.

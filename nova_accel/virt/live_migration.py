@@ -164,9 +164,8 @@ class LiveMigrations:
 
     def _check_versions(self, instance, which, versions):
         if not self._has_versions(*versions):
-            libvirt, qemu = map(_said, versions)
             _refuse(f'Server {instance.uuid} has accelerators, whose state '
-                    f'libvirt {libvirt} and QEMU {qemu} move, and the {which} '
+                    f'{vfio.named(versions)} move, and the {which} '
                     f'host has earlier ones: upgrade them, or migrate it '
                     f'cold.')
 
@@ -341,10 +340,6 @@ def _has_iommu(instance):
     return bool(
         instance.flavor.extra_specs.get('hw:viommu_model')
         or instance.system_metadata.get('image_hw_viommu_model'))
-
-
-def _said(version):
-    return '.'.join(map(str, version))
 
 
 def _refuse(reason):
