@@ -106,6 +106,17 @@ class KeystoneTest(testtools.TestCase):
         self.line('Keystone cannot be reached: correct OS_AUTH_URL')
 
 
+    def test_answers_in_html(self):
+        """A proxy in front of it answers 200, at once or with the token."""
+        for content in '<html>', '{}', '[]', '5', '{"token": 5}', 'null':
+            self.http.post(f'{self.URL}/auth/tokens', text=content,
+                           headers={'X-Subject-Token': 'x'})
+            self.line('Placement was asked for')
+        for content in '<html>', '{}', '[]', '5', 'null':
+            self.http.get(self.URL, text=content)
+            self.line('Placement was asked for')
+
+
 class AnswerTest(ProvidersTestCase):
 
     def test_answer_without_what_was_asked_for(self):
