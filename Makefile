@@ -21,6 +21,9 @@
 # make bench-reuse  how often a server finds its function loaded
 # make release  wheel, sdist and notes of a tagged commit, in dist, both installed
 #             in an empty environment and tried; minutes
+# make tempest-setup  what make tempest needs, from apt and the package index; once
+# make tempest  OpenStack's integration suites, with a device in every server; as
+#             root, tens of minutes; SUITES="live vgpu" for some of them
 # make lab    the same on a real kernel, in a virtual machine; as root; DEMO=1:
 #             the story of make demo there
 
@@ -48,7 +51,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test parts style docs unit host functional soak explore faults killed sigterm mutants nova-tests \
 	nova-tests-part candidate bench bench-part bench-fleet bench-reuse clean lab lab-up lab-test \
-	lab-shell lab-down
+	lab-shell lab-down tempest tempest-part tempest-setup tempest-up \
+	tempest-test tempest-down
 
 .DEFAULT_GOAL = help
 
@@ -248,6 +252,26 @@ lab-shell:
 
 lab-down:
 	@$(PYTHON) -m tests.lab down
+
+# docs/source/contributor/testing.rst; SUITES="live vgpu" for some of them
+tempest:
+	@$(PYTHON) -m tests.tempest prove $(SUITES)
+
+# tests/tempest/part.txt; not in .ci/run
+tempest-part:
+	@$(PYTHON) -m tests.tempest prove --part $(SUITES)
+
+tempest-setup:
+	@$(PYTHON) -m tests.tempest build
+
+tempest-up:
+	@$(PYTHON) -m tests.tempest up
+
+tempest-test:
+	@$(PYTHON) -m tests.tempest test $(SUITES)
+
+tempest-down:
+	@$(PYTHON) -m tests.tempest down
 
 # a fifth of all packages: what tests do not import, and what is machine code
 NOT_COMPILED = tests/unit|babel|bs4|dns|docutils|dulwich|jwcrypto|lexers|mypyc?|networkx|numpy|ovs|ovsdbapp|pip|pyparsing|redis|reno|setuptools|sphinx

@@ -56,21 +56,26 @@ def start():
     processes.wait('mariadb', ready)
 
 
-def seeded():
-    return build.complete(SEED, _digest())
+def start_with_content(more=None, ingredients=()):
+    """Start MariaDB with its content from /seed, or make that first.
 
-
-def _digest():
-    return build.digest(
-        pathlib.Path(__file__), *build.CONSTRAINTS, *(
+    :param more: makes further databases of the content.
+    :param ingredients: files that it reads.
+    :returns: whether the content was there.
+    """
+    digest = build.digest(
+        pathlib.Path(__file__), *build.CONSTRAINTS, *ingredients, *(
             CONF / f'{name}.conf' for name in (
                 'keystone', 'glance-api', 'placement', 'nova',
                 'nova-controller')))
-
-
-def restore():
-    for name in ('mysql', 'keys'):
-        shutil.copytree(SEED / name, RUN / name)
+    there = build.complete(SEED, digest)
+    if there:
+        for name in ('mysql', 'keys'):
+            shutil.copytree(SEED / name, RUN / name)
+    else:
+        seed(digest, more)
+    start()
+    return there
 
 
 def keystone():
@@ -78,7 +83,7 @@ def keystone():
     processes.wait('keystone', lambda: processes.answers(5000))
 
 
-def seed():
+def seed(digest, more=None):
     """Schemas, the administrator and the catalog."""
     processes.call('schema', 'mariadb-install-db', '--no-defaults',
                    '--user=root', f'--datadir={RUN}/mysql',
@@ -118,6 +123,8 @@ def seed():
         keystone()
         catalog()
         rest.result()
+        if more:
+            more()
     processes.stop('keystone')
     processes.stop('mariadb')
     # first what says that the rest is complete
@@ -126,13 +133,13 @@ def seed():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for name in ('mysql', 'keys'):
         shutil.copytree(RUN / name, SEED / name)
-    (SEED / 'complete').write_text(_digest())
+    (SEED / 'complete').write_text(digest)
 
 
-def catalog():
+def catalog(services=SERVICES):
     import openstack
     cloud = openstack.connect()
-    for kind, name, url in SERVICES:
+    for kind, name, url in services:
         service = cloud.identity.create_service(type=kind, name=name)
         for interface in ('public', 'internal', 'admin'):
             cloud.identity.create_endpoint(

@@ -51,7 +51,7 @@ def start_rabbit():
 
 
 def plugin():
-    """A wheel of the working tree, installed here and put beside the machine.
+    """Install a wheel of the working tree here; the wheel.
 
     pip writes into the directory that it builds from, hence the copy.
     """
@@ -71,17 +71,53 @@ def plugin():
         shutil.rmtree(path, ignore_errors=True)
     processes.call('plugin', *pip, 'install', '-q', '--no-deps', '--no-index',
                    '--root-user-action', 'ignore', wheel)
-    shutil.copy(wheel, machine.SHARE)
+    say('nova_accel installed')
+    return wheel
+
+
+def prepare():
+    """The network, the directories and RabbitMQ of the controller."""
+    for command in ('ip link set lo up', 'ip addr add 10.0.2.2/32 dev lo',
+                    'hostname controller'):
+        subprocess.run(command.split(), check=True)
+    for name in ('glance/images', 'glance/staging', 'glance/tasks', 'nova',
+                 'device_profiles', 'instances'):
+        (RUN / name).mkdir(parents=True)
+    start_rabbit()
+
+
+def control(network, controller=CONTROLLER, **more):
+    """Start the services of the controller.
+
+    :param network: starts what answers for neutron.
+    :param controller: arguments of the services of Nova.
+    :param more: of databases.start_with_content().
+    """
+    if not databases.start_with_content(**more):
+        say('databases made, once')
+    databases.keystone()
+    processes.serve('glance', 'glance.wsgi.api:application', 9292)
+    processes.serve('placement', 'placement.wsgi.api:application', 8778)
+    network()
+    # nova-scheduler looks for placement when it starts, and gives up
+    for name, port in (('keystone', 5000), ('placement', 8778)):
+        processes.wait(name, lambda: processes.answers(port))
+    processes.wait('rabbit', lambda: processes.listens(5672))
+    say('MariaDB, RabbitMQ, keystone, placement')
+    processes.start('nova-conductor', BIN / 'nova-conductor', *controller)
+    processes.start('nova-scheduler', BIN / 'nova-scheduler', *controller)
+    processes.serve('nova-api', 'nova.wsgi.osapi_compute:application', 8774)
+    for name, port in (('glance', 9292), ('network', 9696),
+                       ('nova-api', 8774)):
+        processes.wait(name, lambda: processes.answers(port))
+    say('glance, nova-api, nova-scheduler, nova-conductor')
 
 
 def start():
-    for command in ('ip link set lo up', 'ip addr add 10.0.2.2/32 dev lo',
-                    'ip addr add 10.0.2.15/32 dev lo', 'hostname controller'):
-        subprocess.run(command.split(), check=True)
-    for name in ('glance/images', 'glance/staging', 'glance/tasks', 'nova',
-                 'device_profiles', 'ssh', 'instances'):
-        (RUN / name).mkdir(parents=True)
     os.environ.update(ENVIRONMENT)
+    prepare()
+    subprocess.run('ip addr add 10.0.2.15/32 dev lo'.split(), check=True)
+    (RUN / 'ssh').mkdir()
     processes.call('ssh', 'ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f',
                    '/lab/ssh/key')
     pathlib.Path('/run/sshd').mkdir(exist_ok=True)
@@ -90,31 +126,9 @@ def start():
     say(f'the virtual machine begins, '
         f'{f"interpreted, because {why}" if why else "by KVM"}')
     machine.power_on()
-    start_rabbit()
-    plugin()
-    say('nova_accel installed')
-    if databases.seeded():
-        databases.restore()
-    else:
-        say('databases are made, once')
-        databases.seed()
-    databases.start()
-    databases.keystone()
-    processes.serve('glance', 'glance.wsgi.api:application', 9292)
-    processes.serve('placement', 'placement.wsgi.api:application', 8778)
-    processes.start('network', sys.executable, lab.LAB / 'no_network.py', 9696)
-    # nova-scheduler looks for placement when it starts, and gives up
-    for name, port in (('keystone', 5000), ('placement', 8778)):
-        processes.wait(name, lambda: processes.answers(port))
-    processes.wait('rabbit', lambda: processes.listens(5672))
-    say('MariaDB, RabbitMQ, keystone, placement')
-    processes.start('nova-conductor', BIN / 'nova-conductor', *CONTROLLER)
-    processes.start('nova-scheduler', BIN / 'nova-scheduler', *CONTROLLER)
-    processes.serve('nova-api', 'nova.wsgi.osapi_compute:application', 8774)
-    for name, port in (('glance', 9292), ('network', 9696),
-                       ('nova-api', 8774)):
-        processes.wait(name, lambda: processes.answers(port))
-    say('glance, nova-api, nova-scheduler, nova-conductor')
+    shutil.copy(plugin(), machine.SHARE)
+    control(lambda: processes.start('network', sys.executable,
+                                    lab.LAB / 'no_network.py', 9696))
     machine.wait_booted()
     say(f'the virtual machine: {machine.check("uname -sr")}, all drivers')
     machine.check('/mnt/lab/compute', 900)
@@ -124,18 +138,24 @@ def start():
     say('nova-compute is up, its accelerators are in Placement')
 
 
-def main():
-    try:
-        start()
-    except (lab.Failed, subprocess.CalledProcessError) as e:
-        sys.exit(f'{e}')
-    (RUN / 'ready').touch()
-    while True:
-        # services are our children, and so are orphans of the room
+def main(start=start):
+    """Start everything by a child, and reap the orphans of the room."""
+    child = os.fork()
+    if not child:
         try:
-            os.wait()
+            start()
+        except (lab.Failed, subprocess.CalledProcessError) as e:
+            sys.exit(f'{e}')
+        (RUN / 'ready').touch()
+        sys.exit()
+    while True:
+        try:
+            ended, status = os.wait()
         except ChildProcessError:
             time.sleep(1)
+        else:
+            if ended == child and status:
+                sys.exit(1)
 
 
 if __name__ == '__main__':

@@ -97,10 +97,10 @@ def call(name, *command) -> None:
         raise lab.Failed(f'{name} failed:\n{tail(name)}')
 
 
-def serve(name, application, port) -> None:
+def serve(name, application, port, **environment) -> None:
     """Start a WSGI application of the lab's Python packages."""
     start(name, '/opt/openstack/bin/python', '-P', lab.LAB / 'serve.py',
-          application, port)
+          application, port, **environment)
 
 
 def listens(port) -> bool:

@@ -29,6 +29,8 @@ ENVIRONMENT = {
     'OS_COMPUTE_API_VERSION': '2.96', 'OS_PLACEMENT_API_VERSION': '1.39'}
 #: $0 the chroot, $1 home of the lab, $2 the sources; then a command
 ENTER = '''
+# the root is a mount: "ip netns" changes its propagation
+mount --bind "$0" "$0"
 mkdir -p "$0/lab" "$0/src" "$0/image" "$0/seed"
 mount -t proc proc "$0/proc"
 mount --rbind /dev "$0/dev"
@@ -77,9 +79,10 @@ def first(home) -> int | None:
     return None
 
 
-def begin(home) -> None:
+def begin(home, first='tests.lab.first') -> None:
     """Start everything and show how it goes, until it is up.
 
+    :param first: the module of the first process.
     :raises Unfit: it is up already.
     :raises Failed: it does not come up.
     """
@@ -87,8 +90,9 @@ def begin(home) -> None:
     with build.alone(home):
         if keeper(home):
             raise lab.Unfit(
-                f'The lab is up already (process {keeper(home)}): make '
-                f'lab-down ends it, make lab-test uses it.')
+                f'{home} is up already (process {keeper(home)}): make lab-down '
+                f'ends the lab and make lab-test uses it; make tempest-down '
+                f'ends the cloud of Tempest.')
         shutil.rmtree(run, ignore_errors=True)
         (run / 'log').mkdir(parents=True)
         (home / 'seed').mkdir(exist_ok=True)
@@ -97,7 +101,7 @@ def begin(home) -> None:
                 ['unshare', '--mount', '--uts', '--net', '--pid', '--fork',
                  '--kill-child', '--propagation', 'private', 'sh', '-ec',
                  ENTER, home / 'tree', home, lab.SOURCE,
-                 '/opt/openstack/bin/python', '-m', 'tests.lab.first'],
+                 '/opt/openstack/bin/python', '-m', first],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd='/',
                 env=ENVIRONMENT, start_new_session=True)
         (run / 'keeper').write_text(f'{process.pid} {_stat(process.pid)[2]}')
@@ -110,7 +114,7 @@ def begin(home) -> None:
                     return
                 if process.poll() is not None:
                     sys.stdout.write(log.read())
-                    raise lab.Failed(f'The lab did not come up: its logs are '
+                    raise lab.Failed(f'{home} did not come up: its logs are '
                                      f'in {run}/log.')
                 time.sleep(0.2)
     except BaseException:
@@ -138,7 +142,8 @@ def enter(home, command, **environment) -> int:
     """
     pid = first(home)
     if not pid:
-        raise lab.Failed('The lab is not up: make lab-up starts it.')
+        raise lab.Failed(f'{home} is not up: make lab-up starts the lab, make '
+                         f'tempest-up the cloud of Tempest.')
     env = dict(ENVIRONMENT, TERM=os.environ.get('TERM', 'dumb'),
                **environment)
     return subprocess.run(

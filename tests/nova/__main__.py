@@ -11,10 +11,8 @@ import subprocess
 import sys
 import tempfile
 
-from stestr.repository import util
-import testtools
-
 from tests import environment
+from tests import outcomes
 from tests.nova import suites
 
 _RESULTS = pathlib.Path('build', 'nova-tests')
@@ -65,18 +63,9 @@ class _Stestr:
         self._call('run', '--concurrency', str(workers),
                    '--load-list', str(listed),
                    '--suppress-attachments', '--abbreviate')
-        outcome = {}
-
-        def ended(test):
-            if test['status'] in _COUNTED:
-                outcome[test['id']] = _COUNTED[test['status']]
-        last = util.get_repo_open(
-            repo_url=str(self._directory)).get_latest_run().get_test()
-        result = testtools.StreamToDict(ended)
-        result.startTestRun()
-        last.run(result)
-        result.stopTestRun()
-        return outcome
+        return {i: _COUNTED[test['status']] for i, test in
+                outcomes.of_last_run(str(self._directory)).items()
+                if test['status'] in _COUNTED}
 
 
 class _Selection:

@@ -45,8 +45,8 @@ class Exclusion:
     reason: str
 
 
-def exclusions(suite: str, path: pathlib.Path = _HERE / 'excluded.txt'
-               ) -> list[Exclusion]:
+def exclusions(suite: str, path: pathlib.Path = _HERE / 'excluded.txt',
+               names=SUITES) -> list[Exclusion]:
     """What is not run of a suite: lines of suites (comma), regex, reason.
 
     :raises ValueError: a line lacks a field or names an unknown suite.
@@ -54,12 +54,12 @@ def exclusions(suite: str, path: pathlib.Path = _HERE / 'excluded.txt'
     found = []
     for line in _lines(path):
         try:
-            names, pattern, reason = line.split(maxsplit=2)
+            which, pattern, reason = line.split(maxsplit=2)
         except ValueError:
             raise ValueError(f'{path}: {line!r} is not "suites regex reason".')
-        named = set(SUITES if names == 'all' else names.split(','))
-        if named - SUITES.keys():
-            raise ValueError(f'{path}: {names!r} names an unknown suite.')
+        named = set(names if which == 'all' else which.split(','))
+        if named - names.keys():
+            raise ValueError(f'{path}: {which!r} names an unknown suite.')
         if suite in named:
             found.append(Exclusion(re.compile(pattern), reason))
     return found

@@ -253,5 +253,6 @@ class Command(LabTestBase):
 
     def test_shell_without_a_lab(self):
         self.assertEqual(
-            (1, 'The lab is not up: make lab-up starts it.\n'),
+            (1, f'{self.home} is not up: make lab-up starts the lab, make '
+                f'tempest-up the cloud of Tempest.\n'),
             self.run_lab('shell'))

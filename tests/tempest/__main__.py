@@ -1,0 +1,65 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""python3 -m tests.tempest COMMAND
+
+    build            make what the cloud runs in, once
+    up               start it
+    test [SUITE...]  run the suites and give the verdict, in a cloud that is up;
+                     --part: only what part.txt has; --only REGEX
+    prove [SUITE...] build, up, test, down; with the same options
+    down             end it
+"""
+
+import signal
+import sys
+
+from tests import lab
+from tests.lab import room
+from tests.tempest import build, home
+
+
+def start(place):
+    # a cloud that is up is not built again
+    if not room.keeper(place):
+        build.make(place)
+    room.begin(place, 'tests.tempest.first')
+
+
+def test(place, arguments):
+    return room.enter(place, ['/opt/openstack/bin/python', '-m',
+                              'tests.tempest.judge', *arguments])
+
+
+def main(arguments):
+    place = home()
+    command, rest = (arguments or ['help'])[0], arguments[1:]
+    if command == 'build':
+        build.make(place)
+    elif command == 'up':
+        start(place)
+    elif command == 'test':
+        return test(place, rest)
+    elif command == 'prove':
+        start(place)
+        try:
+            return test(place, rest)
+        finally:
+            room.end(place)
+    elif command == 'down':
+        print('The cloud is down.' if room.end(place) else
+              'The cloud was not up.')
+    else:
+        print(__doc__)
+        return 2
+    return 0
+
+
+if __name__ == '__main__':
+    # what was started is ended on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (lab.Unfit, lab.Failed) as e:
+        print(e, file=sys.stderr)
+        sys.exit(lab.UNFIT if isinstance(e, lab.Unfit) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""The first process in the room: starts everything, then waits."""
+
+import os
+
+from tests.lab import databases
+from tests.lab import first
+from tests.lab import processes
+from tests.tempest import build, COMPUTES, computes, CONF, cyborg, HERE
+
+ENVIRONMENT = {
+    **first.ENVIRONMENT,
+    'OS_KEYSTONE_CONFIG_FILES': ';'.join((
+        f'{databases.CONF}/keystone.conf', f'{CONF}/keystone.conf')),
+    'OS_NOVA_CONFIG_FILES': ';'.join((
+        first.ENVIRONMENT['OS_NOVA_CONFIG_FILES'], f'{CONF}/nova.conf')),
+    'OS_NEUTRON_CONFIG_DIR': f'{CONF}',
+    'OS_NEUTRON_CONFIG_FILES': 'neutron.conf'}
+
+
+def more_content():
+    import openstack
+    databases.catalog((('accelerator', 'cyborg',
+                        f'http://controller:{cyborg.PORT}/v2'),))
+    databases.sql('CREATE DATABASE neutron')
+    processes.call('schema-neutron', databases.BIN / 'neutron-db-manage',
+                   '--config-file', CONF / 'neutron.conf', 'upgrade', 'heads')
+    # neutron lets only services delete ports of servers
+    identity = openstack.connect().identity
+    identity.assign_project_role_to_user(
+        identity.find_project('admin'), identity.find_user('admin'),
+        identity.find_role('service'))
+
+
+def start():
+    os.environ.update(ENVIRONMENT)
+    first.prepare()
+    (processes.RUN / 'neutron').mkdir()
+    computes.make_network()
+    for host in COMPUTES:
+        computes.make_host(host)
+    first.plugin()
+    first.control(
+        # neutron loads tests.tempest.ports by its entry point
+        lambda: processes.serve(
+            'network', 'tests.tempest.neutron_api:application', 9696,
+            PYTHONPATH='/src'),
+        computes.CONTROLLER, more=more_content,
+        ingredients=(HERE / 'first.py', CONF / 'neutron.conf',
+                     build.CONSTRAINTS))
+    processes.serve('cyborg', 'tests.tempest.cyborg:application', cyborg.PORT,
+                    PYTHONPATH='/src')
+    processes.wait('cyborg', lambda: processes.answers(cyborg.PORT))
+    for host in COMPUTES:
+        processes.wait(f'libvirtd-{host}', lambda: computes.answers(host))
+    for host in COMPUTES:
+        computes.start_compute(host)
+    from tests.lab import cloud
+    for host in COMPUTES:
+        cloud.Cloud().wait_ready(host, *(
+            f'{address}_region0' for address in computes.FPGAS))
+    first.say('two nova-computes are up, their accelerators in Placement')
+
+
+if __name__ == '__main__':
+    first.main(start)
