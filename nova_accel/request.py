@@ -29,6 +29,8 @@ PROFILE_KEY = 'accel:device_profile'
 EXPANDED_KEY = 'accel:profile'
 #: how the suffixes of groups begin that a device profile has
 PROFILE_GROUP = '_ACCEL'
+#: how many servers of a flavor fit, for its readers: nova-accel fits
+AVAILABLE_KEY = 'accel:available'
 #: where all accelerators of a server must be; of the whole flavor
 AFFINITY_KEY = 'accel:numa_affinity'
 SAME_KEY = 'accel:same'
@@ -350,7 +352,8 @@ def _groups(extra_specs) -> dict:
         lambda: {'resources': {}, 'trait': {}, 'accel': {}})
     for key, value in extra_specs.items():
         found = _SPEC.fullmatch(key)
-        if found and key not in (PROFILE_KEY, EXPANDED_KEY, *FLAVOR_KEYS):
+        if found and key not in (PROFILE_KEY, EXPANDED_KEY, AVAILABLE_KEY,
+                                 *FLAVOR_KEYS):
             kind, group, name = found.groups()
             written[group][kind][name] = value
         elif re.match(r'accel[^a-z:]*:', key) and not found:

@@ -108,6 +108,12 @@ VALIDATORS = [
         value={'type': int, 'min': 1, 'max': 2000,
                'description': 'Seconds, 1 to 2000.'}),
     base.ExtraSpecValidator(
+        name='accel:available',
+        description='How many servers of the flavor fit, for information; '
+                    'written by nova-accel fits --property.',
+        value=_text('none|few|many|[0-9]{1,9}',
+                    'none, few, many or a number.')),
+    base.ExtraSpecValidator(
         name='accel:profile',
         description='The device profile of the groups, for information; '
                     'written when accel:device_profile is expanded.',

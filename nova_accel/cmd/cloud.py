@@ -8,7 +8,7 @@ of openstack itself, see openstack.py, a command has its session.
 
 import argparse
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
 import contextlib
 import dataclasses
@@ -302,6 +302,28 @@ class Cloud:
 
     def _flavors(self):
         return self._pages('/flavors/detail?is_public=None', 'flavors')
+
+    def set_flavor(self, flavor: dict, specs: Mapping[str, str],
+                   description: str | None = None) -> bool:
+        """Set extra specs and the description of a flavor that has others.
+
+        :param flavor: as flavors() returned it.
+        :param description: None leaves it as it is.
+        :returns: whether it had others.
+        :raises: as asking().
+        """
+        new = {key: value for key, value in specs.items()
+               if flavor['extra_specs'].get(key) != value}
+        is_new = description not in (None, flavor.get('description'))
+        path = f'/flavors/{_quoted(flavor["id"])}'
+        with asking('compute', f'a change of the flavor {flavor["name"]}'):
+            if new:
+                self.adapter('compute').post(
+                    f'{path}/os-extra_specs', json={'extra_specs': new})
+            if is_new:
+                self.adapter('compute').put(
+                    path, json={'flavor': {'description': description}})
+        return bool(new) or is_new
 
     def image(self, name_or_id: str) -> dict:
         """Return Glance's entry of an image, with its properties.

@@ -4,6 +4,7 @@
 import collections
 from collections.abc import Iterable, Mapping
 import dataclasses
+import json
 import typing
 
 from nova_accel.cmd import cloud as clouds
@@ -11,8 +12,11 @@ from nova_accel.cmd import configuration
 from nova_accel.cmd import output
 from nova_accel.cmd import why
 from nova_accel import exception
+from nova_accel import files
 from nova_accel import naming
 from nova_accel.planning import capacity
+from nova_accel import request
+from nova_accel import text
 
 ALL = '(all)'
 
@@ -66,8 +70,9 @@ class Fits(clouds.Asks, output.Lister):
     other ones come, and the one thing that keeps more from fitting; with
     --by-host also for each host. Goes by Placement: zones, aggregates, the
     topology of guests and other filters of your Nova may leave less. Uses the
-    credentials of the openstack command. Changes nothing. Run it where the
-    device profiles are those of nova-api.
+    credentials of the openstack command. Changes nothing, but for the file of
+    --public and the property of --property. Run it where the device profiles
+    are those of nova-api.
     """
 
     COLUMNS = 'Flavor', 'Host', 'Servers', 'Limit'
@@ -84,14 +89,76 @@ class Fits(clouds.Asks, output.Lister):
             help='only on this compute host; may be repeated')
         parser.add_argument(
             '--by-host', action='store_true', help='a line for each host, too')
+        parser.add_argument(
+            '--public', metavar='FILE',
+            help='replace this file, for tenants: whether none, few or many '
+                 'servers of each public flavor fit, as JSON, without a name '
+                 'of a host, a project or a server')
+        parser.add_argument(
+            '--property', action='store_true',
+            help='with --public: also write that into the property '
+                 f'{request.AVAILABLE_KEY} of each of these flavors, if it '
+                 'has changed')
+        parser.add_argument(
+            '--few', metavar='NUMBER', type=int, default=5,
+            help='how many servers are few at most (default: 5)')
+        parser.add_argument(
+            '--numbers', action='store_true',
+            help='with --public: the number in place of none, few or many')
         return parser
 
     def table(self, parsed_args):
         configuration.read(parsed_args.config_file, configuration.API)
+        if parsed_args.public:
+            self.nothing = self._publish(parsed_args)
+            return self.COLUMNS, ()
+        if parsed_args.property:
+            raise exception.InvalidRequest(
+                '--property writes what --public FILE writes, and that is not '
+                'given: name a file.')
         self.nothing = 'No flavor asks for accelerators.'
         return self.COLUMNS, rows(
             self.cloud(parsed_args), parsed_args.flavors, parsed_args.host,
             parsed_args.by_host)
+
+    def _publish(self, parsed_args) -> str:
+        """Write the file and the properties; return a sentence."""
+        cloud = self.cloud(parsed_args)
+        found = [(flavor, str(number) if parsed_args.numbers
+                  else 'none' if not number
+                  else 'few' if number <= parsed_args.few else 'many')
+                 for flavor, number in public(
+                     cloud, parsed_args.flavors, parsed_args.host)]
+        try:
+            files.replace(parsed_args.public, json.dumps({
+                'time': text.now(), 'flavors': [
+                    {'id': flavor['id'], 'name': flavor['name'],
+                     'servers': said} for flavor, said in found]},
+                indent=1) + '\n', 0o644)
+        except OSError as error:
+            raise exception.ConfigurationError(
+                f'What fits cannot be written to {parsed_args.public}: '
+                f'{error.strerror}: name another file.')
+        changed = parsed_args.property and sum(
+            cloud.set_flavor(flavor, {request.AVAILABLE_KEY: said})
+            for flavor, said in found)
+        return f'{parsed_args.public}: {len(found)} flavors' + (
+            f', the property of {changed} has changed.'
+            if parsed_args.property else '.')
+
+
+def public(cloud: clouds.Cloud, flavors: Iterable[str] = (),
+           names: Iterable[str] = ()) -> list[tuple[dict, int]]:
+    """Return the public flavors with accelerators that are not disabled, and
+    how many servers of each fit; parameters as those of rows()."""
+    asked = [(flavor, question)
+             for flavor, question in questions(cloud, flavors)
+             if flavor.get('os-flavor-access:is_public')
+             and not flavor.get('OS-FLV-DISABLED:disabled')]
+    there = hosts(cloud, names) if asked else []
+    return [(flavor, 0 if isinstance(question, exception.InvalidRequest)
+             else sum(of_host(wanted(question), host)[0] for host in there))
+            for flavor, question in asked]
 
 
 def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
@@ -104,10 +171,11 @@ def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
     :param by_host: whether there is a row for each host, too.
     :raises AcceleratorError: as hosts().
     """
-    asked = _asked(cloud, flavors)
+    asked = questions(cloud, flavors)
     there = hosts(cloud, names) if asked else []
     found: list[tuple[str, str, int, str]] = []
-    for name, question in asked:
+    for flavor, question in asked:
+        name = flavor['name']
         if isinstance(question, exception.InvalidRequest):
             found.append((name, ALL, 0,
                           f'nova-api refuses the flavor: {question}'))
@@ -122,15 +190,15 @@ def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
     return found
 
 
-def _asked(cloud, names) -> list[tuple[str, typing.Any]]:
-    """Return (name of a flavor, question); an error in place of the question
-    if the flavor is malformed."""
-    found: list[tuple[str, typing.Any]] = []
+def questions(cloud, names) -> list[tuple[dict, typing.Any]]:
+    """Return (flavor, question); an error in place of the question if the
+    flavor is malformed."""
+    found: list[tuple[dict, typing.Any]] = []
     for flavor in map(cloud.flavor, names) if names else cloud.flavors():
         try:
-            found.append((flavor['name'], why.Question.of(flavor, {})))
+            found.append((flavor, why.Question.of(flavor, {})))
         except exception.InvalidRequest as error:
-            found.append((flavor['name'], error))
+            found.append((flavor, error))
         except exception.NotThere:
             if names:
                 raise

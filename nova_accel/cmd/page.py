@@ -1,8 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel page: the accelerators of the cloud in a browser."""
 
-from collections.abc import Iterator
+import collections
+from collections.abc import Iterable, Iterator
 import datetime
+import itertools
 import os
 import typing
 
@@ -18,6 +20,8 @@ from nova_accel import exception
 from nova_accel import files
 from nova_accel import text
 
+_FINDINGS = 'nova_accel_device_finding{', 'nova_accel_holds{'
+_DEVICES = 'nova_accel_devices{'
 _FIRST_DAY = datetime.date(2000, 1, 1)
 
 
@@ -52,7 +56,8 @@ class Page(cloud.Asks, command.Command):
         parser.add_argument(
             '--metrics', metavar='FILE', action='append', default=[],
             help='a file of [accel] metrics_file of a host: also why its '
-                 'devices are withheld, and findings about them; may be given '
+                 'devices are withheld, findings about them, and how many '
+                 'each project holds, if the file has projects; may be given '
                  'many times')
         parser.add_argument(
             '--every', metavar='SECONDS', type=int, default=300,
@@ -62,8 +67,9 @@ class Page(cloud.Asks, command.Command):
 
     def take_action(self, parsed_args):
         # before the cloud is asked
-        findings = [finding for path in parsed_args.metrics
-                    for finding in _findings(path)]
+        metrics = {path: _metrics(path) for path in parsed_args.metrics}
+        findings = [finding for path, lines in metrics.items()
+                    for finding in _findings(lines, path)]
         handovers = [handover for path in parsed_args.journal
                      for handover in _handovers(path, self.app.stderr)]
         if parsed_args.fits:
@@ -80,7 +86,8 @@ class Page(cloud.Asks, command.Command):
             [(name, number, limit) for name, _, number, limit
              in fits.rows(known, names=parsed_args.hosts)]
             if parsed_args.fits else (), handovers, findings,
-            max(1, parsed_args.every)))
+            max(1, parsed_args.every),
+            [*_by_project(itertools.chain(*metrics.values()))]))
         try:
             files.replace(parsed_args.file, page)
         except OSError as error:
@@ -114,23 +121,48 @@ def _handovers(path: str, stderr: typing.TextIO) -> Iterator[tuple[str, bool]]:
             f'the time of a hand-over: {len(odd)} of them are left out.\n')
 
 
-def _findings(path: str) -> Iterator[tuple[str, str]]:
-    """Yield the provider and a text for each finding and each hold in a file
-    of metrics; device and file if it has no provider.
+def _metrics(path: str) -> list[str]:
+    """Return the lines of a file of metrics that the page shows.
 
     :raises InvalidRequest: it cannot be read.
     """
     try:
         # labels may have carriage returns
         with open(path, encoding='utf-8', newline='\n') as file:
-            lines = [line for line in file
-                     if line.startswith(('nova_accel_device_finding{',
-                                         'nova_accel_holds{'))]
+            return [line for line in file
+                    if line.startswith((*_FINDINGS, _DEVICES))]
     except (OSError, ValueError) as error:
         raise exception.InvalidRequest(
             f'--metrics names {path}, which cannot be read ({error}): name a '
             f'file that [accel] metrics_file names on a host.') from None
+
+
+def _by_project(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Yield for each project and product how many are delivered, healthy,
+    held, idle and withheld, and why."""
+    found: dict[tuple[str, str], collections.Counter[str]] = (
+        collections.defaultdict(collections.Counter))
     for line in lines:
+        if line.startswith(_DEVICES):
+            labels, number = text.labels(line), line.rpartition(' ')[2].strip()
+            state = ' '.join(filter(None, map(labels.get, ('state', 'kind'))))
+            found[labels.get('project', ''), ' '.join(filter(None, map(
+                labels.get, ('type', 'product'))))][state] += (
+                    int(number) if number.isdecimal() else 0)
+    for (project, product), count in sorted(found.items()):
+        withheld = [f'{number} {state.partition(" ")[2]}'
+                    for state, number in sorted(count.items())
+                    if state.startswith('withheld')]
+        yield (project or '(none)', product, *(str(count[state]) for state in (
+            'delivered', 'healthy', 'held', 'idle')), ', '.join(withheld))
+
+
+def _findings(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
+    """Yield the provider and a text for each finding and each hold in a file
+    of metrics; device and file if it has no provider."""
+    for line in lines:
+        if not line.startswith(_FINDINGS):
+            continue
         labels = text.labels(line)
         # a device that is not reported has no provider
         provider = labels.get('provider') or (

@@ -123,6 +123,8 @@ class Facts:
     findings: Iterable[tuple[str, str]] = ()
     #: seconds after which the page is drawn again
     every: int = 300
+    #: (project, product, how many are delivered, healthy, held, idle; withheld)
+    projects: Iterable[tuple[str, ...]] = ()
 
 
 def draw(facts: Facts) -> str:
@@ -141,6 +143,9 @@ def draw(facts: Facts) -> str:
         f'<span class="c {name}">{meaning}</span>'
         for name, meaning in _STATES.items()), '</div>']
     parts += _sums(found, facts.hosts)
+    parts += _table('Projects', (
+        'Project', 'Product', 'Delivered', 'Healthy', 'Held', 'Idle',
+        'Withheld'), facts.projects)
     parts += _table('What fits', ('Flavor', 'Servers', 'Limit'), facts.fits)
     parts += _days(collections.Counter(facts.handovers))
     if number > _FEW:

@@ -31,6 +31,8 @@ class Services(fixtures.Fixture):
             placement.PlacementFixture(token='admin')).endpoint
         #: (service, path with query) of each request
         self.asked = []
+        #: (method, path, body) of each request to the others that writes
+        self.written = []
         self._answers = {}
         self._lock = threading.Lock()
         for name, value in (
@@ -61,6 +63,11 @@ class Services(fixtures.Fixture):
         if environ.get('QUERY_STRING'):
             path += f'?{environ["QUERY_STRING"]}'
         self.asked.append((name, path))
+        if environ['REQUEST_METHOD'] != 'GET':
+            self.written.append((
+                environ['REQUEST_METHOD'], path, json.loads(
+                    environ['wsgi.input'].read(
+                        int(environ['CONTENT_LENGTH'])))))
         if name == 'placement' and path not in self._answers:
             # its database is in memory
             with self._lock:

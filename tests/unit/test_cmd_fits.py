@@ -6,10 +6,14 @@ Migrations are carried out in tests/functional/test_defrag.py, by Nova.
 
 import json
 import logging
+import os
+import stat
 
+import fixtures
 import testtools
 
 from nova_accel.cmd import defrag
+from nova_accel.cmd import describe
 from nova_accel.cmd import fits
 from nova_accel import conf
 from tests.unit import commands
@@ -61,10 +65,11 @@ class CloudTestCase(testtools.TestCase):
             self.services.answer(f'/flavors/{one["name"]}', {'flavor': one})
 
     def run_command(self, name, *arguments):
-        command = {'fits': fits.Fits, 'defrag': defrag.Defrag}[name]
+        command = {'fits': fits.Fits, 'defrag': defrag.Defrag,
+                   'profile describe': describe.DescribeFlavors}[name]
         done = commands.run(
-            name, *arguments, '--config-file', '/dev/null', '-f', 'json',
-            **{name: command})
+            *name.split(), *arguments, '--config-file', '/dev/null',
+            '-f', 'json', **{name: command})
         self.assertNotIn('Traceback', done.stderr)
         return done
 
@@ -149,6 +154,169 @@ class FitsTest(CloudTestCase):
                 self.assertEqual((1, ''), (done.returncode, done.stdout))
                 self.assertIn(text, done.stderr)
                 self.assertEqual(1, len(done.stderr.splitlines()))
+
+
+class PublicTest(CloudTestCase):
+    """What tenants read."""
+
+    def setUp(self):
+        super().setUp()
+        self.file = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'free.json')
+        for one in self.flavors:
+            one['os-flavor-access:is_public'] = True
+        self.services.answer('/flavors/one/os-extra_specs', {})
+        self.services.allocate(A, self.pools['compute1'], **{GPU: 1})
+
+    def publish(self, *arguments):
+        done = self.run_command('fits', '--public', self.file, *arguments)
+        self.assertEqual((0, []), (done.returncode, json.loads(done.stdout)),
+                         done.stderr)
+        with open(self.file) as file:
+            return {flavor['name']: flavor['servers']
+                    for flavor in json.load(file)['flavors']}
+
+    def test_words(self):
+        self.assertEqual({'one': 'many', 'four': 'few'}, self.publish())
+        self.assertEqual({'one': 'few', 'four': 'few'},
+                         self.publish('--few', '7'))
+        self.assertEqual({'one': '7', 'four': '1'}, self.publish('--numbers'))
+        self.services.allocate(B, self.pools['compute2'], **{GPU: 1})
+        self.assertEqual({'one': 'many', 'four': 'none'}, self.publish())
+        self.assertEqual({'four': 'none'}, self.publish('four'))
+        self.assertEqual([], self.services.written)
+
+    def test_sentence(self):
+        done = commands.run(
+            'fits', '--public', self.file, '--config-file', '/dev/null',
+            fits=fits.Fits)
+        self.assertEqual(f'{self.file}: 2 flavors.\n', done.stdout)
+
+    def test_nothing_of_others(self):
+        """No host, project, server, provider or flavor that is not public."""
+        self.flavors[1]['os-flavor-access:is_public'] = False
+        self.flavors[2]['extra_specs'] = {f'resources1:{GPU}': '1'}
+        self.flavors[2]['OS-FLV-DISABLED:disabled'] = True
+        self.services.answer('/flavors/detail?is_public=None&marker=one', {
+            'flavors': self.flavors[1:]})
+        self.publish()
+        with open(self.file) as file:
+            found = json.load(file)
+        self.assertEqual({'time', 'flavors'}, found.keys())
+        self.assertEqual([{'id': 'one', 'name': 'one', 'servers': 'many'}],
+                         found['flavors'])
+
+    def test_replaced_in_one_step(self):
+        """Every user reads it; without an answer the one before stays."""
+        self.addCleanup(os.umask, os.umask(0o077))
+        self.publish()
+        before = os.stat(self.file)
+        self.assertEqual(0o644, stat.S_IMODE(before.st_mode))
+        reader = open(self.file)
+        self.addCleanup(reader.close)
+        self.publish('--numbers')
+        self.assertNotEqual(before.st_ino, os.stat(self.file).st_ino)
+        self.assertIn('many', reader.read())
+        self.assertEqual(['free.json'],
+                         os.listdir(os.path.dirname(self.file)))
+        self.services.answer('/os-hypervisors/detail', None)
+        done = self.run_command('fits', '--public', self.file)
+        self.assertEqual(1, done.returncode)
+        with open(self.file) as file:
+            self.assertIn('"7"', file.read())
+
+    def test_property_on_change_only(self):
+        self.flavors[1]['extra_specs']['accel:available'] = 'few'
+        self.services.answer('/flavors/detail?is_public=None&marker=one', {
+            'flavors': self.flavors[1:]})
+        self.publish('--property')
+        self.assertEqual([('POST', '/flavors/one/os-extra_specs', {
+            'extra_specs': {'accel:available': 'many'}})],
+            self.services.written)
+        # the property asks for nothing
+        self.flavors[0]['extra_specs']['accel:available'] = 'many'
+        self.services.answer('/flavors/detail', {'flavors': self.flavors})
+        self.publish('--property')
+        self.assertEqual(1, len(self.services.written))
+
+    def test_refused(self):
+        for arguments, why in (
+                (('--property',), 'is not given: name a file'),
+                (('--public', '/proc/none/x'), 'cannot be written to')):
+            done = self.run_command('fits', *arguments)
+            self.assertEqual(1, done.returncode)
+            self.assertIn(why, done.stderr)
+        self.services.answer('/flavors/one', None)
+        done = self.run_command('fits', '--public', self.file, '--property')
+        self.assertEqual(1, done.returncode)
+        self.assertIn('a change of the flavor one, and it refused',
+                      done.stderr)
+
+
+class DescribeTest(CloudTestCase):
+    """What Horizon and Skyline show of a flavor."""
+
+    def setUp(self):
+        super().setUp()
+        self.flavors[0]['extra_specs'][f'trait1:{L40S}'] = 'required'
+        for path in '/flavors/one/os-extra_specs', '/flavors/four/os-extra':
+            self.services.answer(path, {})
+        self.services.answer('/flavors/one', {'flavor': self.flavors[0]})
+
+    def described(self, *arguments):
+        return self.rows('profile describe', *arguments)
+
+    def test_written(self):
+        gpu = 'compute_optimized_type_with_gpu'
+        self.assertEqual([
+            ('one', '1 GPU NVIDIA L40S', gpu, 'written'),
+            ('four', '4 GPU', gpu, 'written')], self.described())
+        specs = {':architecture': 'heterogeneous_computing', ':category': gpu}
+        self.assertEqual([
+            ('POST', '/flavors/one/os-extra_specs', {'extra_specs': specs}),
+            ('PUT', '/flavors/one',
+             {'flavor': {'description': '1 GPU NVIDIA L40S'}})],
+            self.services.written[:2])
+        self.flavors[0].update(description='1 GPU NVIDIA L40S')
+        self.flavors[0]['extra_specs'].update(specs)
+        del self.services.written[:]
+        self.assertEqual([('one', '1 GPU NVIDIA L40S', gpu, 'was so')],
+                         self.described('one'))
+        self.assertEqual([], self.services.written)
+
+    def test_what_is_there_stays(self):
+        self.flavors[0].update(description='Fast')
+        self.flavors[0]['extra_specs'][':category'] = 'other'
+        self.assertEqual([('one', 'Fast', 'other', 'written')],
+                         self.described('one'))
+        self.assertEqual([{':architecture': 'heterogeneous_computing'}], [
+            body['extra_specs'] for _, _, body in self.services.written])
+        self.assertEqual('1 GPU NVIDIA L40S',
+                         self.described('one', '--replace')[0][1])
+
+    def test_dry_run(self):
+        self.assertEqual('planned', self.described('one', '--dry-run')[0][3])
+        self.assertEqual([], self.services.written)
+
+    def test_categories(self):
+        for specs, description, category in (
+                ({'resources:CUSTOM_ACCELERATOR_VGPU': '1',
+                  'trait:CUSTOM_VGPU_NVIDIA_A40_2Q':
+                  'required'}, '1 VGPU NVIDIA A40 2Q',
+                 'visualization_compute_optimized_type_with_gpu'),
+                ({'resources:CUSTOM_ACCELERATOR_FPGA': '2',
+                  'accel:function_name': 'nlb'}, '2 FPGA with nlb',
+                 'compute_optimized_type')):
+            self.flavors[0]['extra_specs'] = specs
+            self.services.answer('/flavors/one', {'flavor': self.flavors[0]})
+            self.assertEqual((description, category),
+                             self.described('one', '--dry-run')[0][1:3])
+
+    def test_flavor_that_nova_api_refuses(self):
+        self.flavors[0]['extra_specs'] = {f'resources1:{GPU}': 'many'}
+        self.services.answer('/flavors/one', {'flavor': self.flavors[0]})
+        self.assertIn('nova-api refuses it: ', self.described('one')[0][3])
+        self.assertEqual([], self.services.written)
 
 
 class DefragTest(CloudTestCase):

@@ -307,6 +307,32 @@ class FileTest(commands.CommandTestCase):
             self.assertIn('<td>disabled; lifted by nova-accel enable<br>odd',
                           file.read())
 
+    def test_projects(self):
+        """Of all hosts together; what none holds is idle or withheld."""
+        names = []
+        for host in 'a', 'b':
+            names += ['--metrics', os.path.join(self.directory, f'{host}.prom')]
+            with open(names[-1], 'w') as file:
+                for project, state, kind, number in (
+                        ('p', 'delivered', '', 4), ('p', 'held', '', 4),
+                        ('p', 'healthy', '', 3), ('', 'delivered', '', 3),
+                        ('', 'healthy', '', 3), ('', 'idle', '', 1),
+                        ('', 'withheld', 'disabled', 1),
+                        ('', 'withheld', 'cleaning', 1), ('', 'idle', '', 'x')):
+                    file.write(
+                        f'nova_accel_devices{{project="{project}",type="GPU",'
+                        f'product="H<200>",state="{state}",kind="{kind}"}} '
+                        f'{number}\n')
+        path = os.path.join(self.directory, 'page.html')
+        done = commands.run('page', path, *names, page=page.Page)
+        self.assertEqual((0, ''), (done.returncode, done.stderr))
+        with open(path) as file:
+            text = file.read()
+        self.assertIn('<td>(none)<td>GPU H&lt;200&gt;<td>6<td>6<td>0<td>2<td>'
+                      '2 cleaning, 2 disabled</tr>', text)
+        self.assertIn('<td>p<td>GPU H&lt;200&gt;<td>8<td>6<td>8<td>0<td></tr>',
+                      text)
+
     def test_hold_of_a_device_without_a_provider(self):
         """Its address and its host say which it is."""
         metrics = os.path.join(self.directory, 'a.prom')

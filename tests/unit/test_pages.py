@@ -346,6 +346,7 @@ class RequestsTest(configured.TestCase):
         """Each accel: key that a page names is read or written somewhere."""
         known = {*IMAGE_KEYS, *METADATA_KEYS, *request.FLAVOR_KEYS,
                  request.PROFILE_KEY, request.EXPANDED_KEY,
+                 request.AVAILABLE_KEY,
                  *(v.name.replace('{group}', '')
                    for v in extra_specs.VALIDATORS)}
         for key in re.findall(r'accel(?:<\w>|[0-9]+|_[A-Z0-9]+)?:[a-z_]+',
