@@ -668,6 +668,11 @@ class MdevTypesTest(ImportNovaTestCase):
         self.assertEqual({'mtty': 'vgpu'}, self.offered())
 
 
+#: what Nova shows of each, without its name and its extra specs
+FLAVOR = {'id': '1', 'ram': 512, 'vcpus': 1, 'disk': 1, 'swap': '',
+          'OS-FLV-EXT-DATA:ephemeral': 0}
+
+
 class FlavorsTest(ImportNovaTestCase):
     """Flavors as Nova's API answers."""
 
@@ -690,7 +695,7 @@ class FlavorsTest(ImportNovaTestCase):
         """What is printed of flavors, which are given by their extra
         specs."""
         self.services.answer(self.PATH, {'flavors': [
-            {'id': str(n), 'name': f'f{n}', 'extra_specs': specs}
+            {**FLAVOR, 'id': str(n), 'name': f'f{n}', 'extra_specs': specs}
             for n, specs in enumerate(flavors)]})
         status, out, errors = self.run_import(more=['--flavors'])
         self.assertEqual((0, ''), (status, errors))
@@ -776,7 +781,7 @@ class FlavorsTest(ImportNovaTestCase):
         """Nova shows the extra specs to some only."""
         self.put_devices()
         for answer, said in (
-                ({'flavors': [{'id': '1', 'name': 'f'}]}, 'extra specs'),
+                ({'flavors': [{**FLAVOR, 'name': 'f'}]}, 'extra specs'),
                 (None, 'use credentials of an administrator')):
             self.services.answer(self.PATH, answer)
             error = self.assertRaises(
