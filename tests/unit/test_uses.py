@@ -125,12 +125,13 @@ class UsesTest(UsesTestCase):
         new = self.add('s')
         self.clock.go(20)
         self.store.count_uses()
+        self.clock.go(2)
         self.store.change([([new], {'state': _State.DELETING}),
                            ([old], {'consumer_uuid': 's'})])
         self.clock.go(5)
         self.store.remove([new, old])
-        self.assertEqual([10, 20, 5], self.seconds())
-        self.assertEqual({KEY: 35}, self.store.used())
+        self.assertEqual([10, 22, 5], self.seconds())
+        self.assertEqual({KEY: 37}, self.store.used())
         comes = self.add('t', consumer_uuid='n')
         self.clock.go(30)
         self.store.count_uses()
@@ -238,6 +239,8 @@ class UsesTest(UsesTestCase):
         self.store.restore([stays, new], [stays, ended], [], [])
         self.store.count_uses()
         self.assertEqual([111, 10, 1], self.seconds())
+        self.assertEqual([False, True, False], [
+            use.counted == '' for use in self.store.uses()])
 
     def test_since_of_a_guest(self):
         """It is a text, whatever it says."""
