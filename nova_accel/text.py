@@ -82,6 +82,11 @@ def now(days: int = 0, to: str = 'seconds') -> str:
         days)).isoformat(timespec=to)
 
 
+def to_second(found: str) -> str:
+    """Return a time of now() without its microseconds, for people."""
+    return re.sub(r'[.]\d+', '', found)
+
+
 def moment() -> str:
     """Return a timestamp that does not depend on the wall clock: the boot id
     of the host, and CLOCK_MONOTONIC, which is the same for all processes

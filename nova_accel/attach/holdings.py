@@ -324,7 +324,8 @@ class Holdings:
                 else device.serial, handle=handle, server=server,
                 origin=before.origin or '' if before else '', method=method,
                 before=_function(before), after=_function(after),
-                result=result, since=claim.since if claim else '',
+                result=result,
+                since=text.to_second(claim.since) if claim else '',
                 ports=claim.ports if claim and result == values.EXCHANGED
                 else device.ports))
         except exception.AcceleratorError as error:

@@ -11,6 +11,7 @@ from nova_accel.inventory import identity
 from nova_accel.inventory import offers
 from nova_accel.inventory import listing
 from nova_accel import model
+from nova_accel import text
 
 
 class Claims(output.Lister):
@@ -60,7 +61,7 @@ class Claims(output.Lister):
                 rows.append((
                     claim.device_address, _region(claim.region_index),
                     claim.handle.address, self._holder(claim), claim.group,
-                    _state(claim), claim.since, *_content(
+                    _state(claim), text.to_second(claim.since), *_content(
                         loaded, claim.device_address, claim.region_index),
                     _why(claim, withheld)))
         for address, index in sorted(loaded):

@@ -14,6 +14,7 @@ from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel.store import values
+from nova_accel import text
 
 CONF = conf.CONF
 #: of a hand-over, as nova-accel handovers -f json writes it
@@ -76,7 +77,7 @@ class History(output.Lister):
                     of_card.add(rows[-1])
                 if not one.failed:
                     before[one.handle] = one.time
-            rows += [(host, claim.since or before.get(
+            rows += [(host, text.to_second(claim.since) or before.get(
                 claim.handle.address, ''), '', claim.device_address,
                 claim.serial, claim.handle.address, claim.instance_uuid, '')
                 for claim in claims]

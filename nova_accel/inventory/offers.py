@@ -31,6 +31,7 @@ from nova_accel.host import pci
 from nova_accel.inventory import holds
 from nova_accel import model
 from nova_accel.store import values
+from nova_accel import text
 
 Kind = holds.Kind
 Part = tuple[str, int | None]
@@ -265,7 +266,8 @@ def of_claims(devices: Mapping[str, model.Device],
     for claim in claims:
         taken[claim.part].add(claim.handle)
         if claim.waits:
-            yield _of_claim(Kind.WAITING, claim, WAITS, claim.since)
+            yield _of_claim(
+                Kind.WAITING, claim, WAITS, text.to_second(claim.since))
         elif claim.state is _State.DELETING:
             yield _of_release(claim)
         if claim.uuid in unallocated:
