@@ -105,7 +105,6 @@ class KeystoneTest(testtools.TestCase):
             'OS_AUTH_URL', 'http://keystone.example'))
         self.line('Keystone cannot be reached: correct OS_AUTH_URL')
 
-
     def test_answers_in_html(self):
         """A proxy in front of it answers 200, at once or with the token."""
         for content in '<html>', '{}', '[]', '5', '{"token": 5}', 'null':
