@@ -22,6 +22,9 @@ import dataclasses
 import datetime
 import sqlite3
 from typing import NamedTuple
+import uuid
+
+from oslo_utils import uuidutils
 
 from nova_accel import model
 from nova_accel import naming
@@ -129,8 +132,8 @@ class Uses(lineage.History):
                 self._count_use(db, claim, now)
                 db.execute("UPDATE uses SET counted = '' WHERE claim = ?",
                            (claim.uuid,))
-        for uuid, claim in new.items():
-            if claim.is_use and uuid in old and not old[uuid].is_use:
+        for known, claim in new.items():
+            if claim.is_use and known in old and not old[known].is_use:
                 _begin(db, claim, now.wall, now)
 
     def _restore_uses(self, db, claims: Iterable[model.Claim],
@@ -206,8 +209,11 @@ def _key(claim):
 
 
 def _part(claim: model.Claim) -> str:
-    """Return the type of a vGPU, or the function of a region."""
-    return claim.created_type or claim.restore_function or ''
+    """Return the type of a vGPU, or the function of a region as its UUID."""
+    function = claim.restore_function or ''
+    return claim.created_type or (
+        str(uuid.UUID(function)) if uuidutils.is_uuid_like(function)
+        else function)
 
 
 def _between(since: str, until: str) -> float:

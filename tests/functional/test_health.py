@@ -75,3 +75,39 @@ class HealthTest(base.AcceleratorTestBase):
         self.until_owner_reads(server)
         self.assertEqual([VF], self.hostdevs(server))
         self._delete_server(server)
+
+
+class UseTest(base.AcceleratorTestBase):
+    """For how long a server had a device, on Nova's notifier."""
+
+    HOSTS = {'compute1': {'cards': [base.card(DEVICE)]}}
+    FLAVOR = base.fpga_flavor(function_id=base.NLB0)
+
+    def sent(self, server):
+        return {n.event_type.removeprefix('accel.claim.'): n.payload
+                for n in self.notifier.notifications
+                if n.event_type.startswith('accel.claim.')
+                and n.payload['server'] == server['id']}
+
+    def look(self):
+        self.parts('compute1').inventory.looks.run()
+
+    def test_begin_and_end(self):
+        server = self.boot(self.FLAVOR)
+        self.look()
+        begin, = process.until(lambda: self.assertEqual(
+            {'begin'}, self.sent(server).keys()) or self.sent(server).values())
+        found = self.admin_api.get_server(server['id'])
+        flavor, = [f for f in self.admin_api.get_flavors()
+                   if f['name'] == found['flavor']['original_name']]
+        self.assertEqual(
+            (found['tenant_id'], flavor['id'], 'FPGA', DEVICE, base.NLB0),
+            tuple(begin[name] for name in (
+                'project', 'flavor', 'type', 'device', 'part')))
+        self._delete_server(server)
+        self.look()
+        process.until(lambda: self.assertEqual(
+            {'begin', 'end'}, self.sent(server).keys()))
+        end = self.sent(server)['end']
+        self.assertEqual(begin['claim'], end['claim'])
+        self.assertGreater(end['seconds'], begin['seconds'])

@@ -223,7 +223,7 @@ class NotificationsTest(UseTestCase):
         self.host.upload(FUNCTION)
         self.host.boot(base.asks(FUNCTION), self.host.allocation())
         self.count()
-        self.assertEqual([('FPGA', FUNCTION.replace('-', ''))],
+        self.assertEqual([('FPGA', FUNCTION)],
                          [(p['type'], p['part']) for p in self.payloads()])
 
     def test_due(self):

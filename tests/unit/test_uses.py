@@ -112,7 +112,7 @@ class UsesTest(UsesTestCase):
         self.store.count_uses()
         self.store.update([two], restore_function='a' * 32)
         self.store.count_uses()
-        self.assertEqual(['nvidia-558', 'a' * 32],
+        self.assertEqual(['nvidia-558', str(uuid.UUID('a' * 32))],
                          [use.part for use in self.store.uses()])
         self.assertEqual('nvidia-558', one.created_type)
 
