@@ -130,7 +130,7 @@ class CompletionTest(commands.CommandTestCase):
 
     def test_completion(self):
         self.assertEqual({'disable', 'discover'}, self.completed('dis'))
-        self.assertEqual({'check', 'list', 'show'},
+        self.assertEqual({'check', 'describe', 'list', 'show'},
                          self.completed('profile', ''))
         self.assertEqual({'--long'}, self.completed('discover', '--l'))
         self.assertEqual({'--region-type'},
