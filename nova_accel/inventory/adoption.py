@@ -291,8 +291,10 @@ class Adoption:
                 {index: loaded for (a, index), loaded
                  in self._store.loaded().items() if a == address},
                 self._reports.notes(address).marks)
-        return next((known for known in self._store.away()
-                     if known.key.identifies(card)), None)
+        # as the store finds its row: by the serial number, then by the ports
+        return min((known for known in self._store.away()
+                    if known.key.identifies(card)), default=None,
+                   key=lambda known: known.key.serial != card.serial)
 
     def _may_be_moved(self, device) -> bool:
         """Return whether a card without serial number may come from another

@@ -80,6 +80,10 @@ class KnownTest(testtools.TestCase):
         # a disk that a guest had at the first start is in another slot
         ('host', (0,), Event('boot', 4835, None),
          Event('replace_store', 46687, None), Event('exchange', 14734, None)),
+        # a disk that could not be read, and is another one than in the copy
+        ('host', (0,), Event('exchange', 38590, None), Event('boot', 40144, 4),
+         Event('replace_store', 37838, None), Event('come', 16630, 4),
+         Event('boot', 61537, None)),
         # a copy in which a device is disabled
         ('host', (3, 4), Event('disable', 49892, None),
          Event('reconcile', 25984, 3), Event('enable', 16931, None),

@@ -5,6 +5,7 @@ A server gets its own card or an error. Only the card that it had is cleaned
 after it, wherever that is.
 """
 
+import dataclasses
 from unittest import mock
 
 import ddt
@@ -311,6 +312,32 @@ class VfioDiskTest(IdentityTestCase):
         self.bind('nvme')
         self.assertEqual([], self.fenced())
         self.boot(ONE)
+
+    def test_swapped_and_killed(self):
+        """The store has two rows that may be about a disk: one with its serial
+        number, and one of its slot, where it could not be read."""
+        self.start_disks()
+        # by their rows
+        (one, _), (two, disk) = self.host.inventory.devices.items()
+        server = self.boot(two)
+        kernel = self.simulated.kernel
+        kernel.write_disk(two, 'a secret')
+        self.host.parts.close()
+        self.host.cloud.lose_power()
+        kernel.exchange_cards(one, two)
+        kernel.rebind(one, 'vfio-pci')
+        self.restart()
+        self.host.report()
+        kernel.rebind(one, 'nvme')
+        # nova-compute is killed before it has more than found the disk
+        self.host.parts.close()
+        self.host.store.place(dataclasses.replace(
+            disk, address=one, ports=self.host.inventory.devices[one].ports),
+            True, {})
+        self.restart()
+        self.assertStarts(server, one)
+        self.host.delete(server)
+        self.assertEqual((['', ''], []), (self.data(), self.fenced()))
 
     def test_swapped(self):
         """As cards are while the host is off, after which the disks are on
