@@ -133,8 +133,6 @@ class BuildFailsTest(base.AcceleratorTestBase):
                 (base.fpga_flavor(amount='one'), '=one'),
                 (base.fpga_flavor(colour='red'), 'accel1:colour'),
                 (base.fpga_flavor(function_id='nlb0'), 'nlb0'),
-                (base.fpga_flavor(function_id=FUNCTION,
-                                  bitstream_id=FUNCTION), 'keep one'),
                 (base.fpga_flavor(function_name='a/b'), 'a/b'),
                 (base.fpga_flavor(function_name='x' * 240), '255')):
             self.assertBadRequest(specs, word)
