@@ -93,3 +93,11 @@ def moment() -> str:
     (proc_sys_kernel(5), clock_gettime(2))."""
     with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as file:
         return f'{file.read().strip()} {time.monotonic()}'
+
+
+def elapsed(begin: str, end: str) -> float | None:
+    """Return the seconds from one moment() to another; None if the host
+    booted between them."""
+    boot, _, then = begin.partition(' ')
+    this_boot, _, here = end.partition(' ')
+    return float(here) - float(then) if boot == this_boot else None

@@ -178,16 +178,16 @@ class Journal(file.File):
 
 def _is_recent(moment: str) -> bool:
     """Return whether a moment() is at most ORDER_SECONDS old."""
-    return (moment.partition(' ')[0] == text.moment().partition(' ')[0]
-            and _age(moment) < ORDER_SECONDS)
+    age = text.elapsed(moment, text.moment())
+    return age is not None and age < ORDER_SECONDS
 
 
 def _age(moment: str) -> float:
     """Return the seconds since a moment(); since the host booted, if that was
     later."""
-    boot, _, seconds = moment.partition(' ')
-    now, _, here = text.moment().partition(' ')
-    return float(here) - (float(seconds) if boot == now else 0)
+    now = text.moment()
+    age = text.elapsed(moment, now)
+    return float(now.partition(' ')[2]) if age is None else age
 
 
 def read_orders(db: sqlite3.Connection) -> tuple[values.Order, ...]:

@@ -50,10 +50,8 @@ class _Now(NamedTuple):
 
     def after(self, moment: str, wall: str) -> float:
         """Return the seconds since then."""
-        boot, _, then = moment.partition(' ')
-        this_boot, _, here = self.moment.partition(' ')
-        return (float(here) - float(then) if boot == this_boot
-                else _between(wall, self.wall))
+        seconds = text.elapsed(moment, self.moment)
+        return _between(wall, self.wall) if seconds is None else seconds
 
 
 class Uses(lineage.History):
@@ -121,8 +119,8 @@ class Uses(lineage.History):
 
     def _follow_uses(self, db, before: Iterable[model.Claim],
                      after: Iterable[model.Claim]) -> None:
-        """Write the uses that end by a change of claims, and those that begin
-        again. The first use of a new claim begins at the next count."""
+        """Write the uses that a change of claims ends or begins again. The
+        first use of a new claim begins at the next count."""
         old = {claim.uuid: claim for claim in before}
         new = {claim.uuid: claim for claim in after}
         now = _Now.read()
