@@ -25,8 +25,9 @@ class Publisher:
                  cloud: novas.Cloud):
         self._inventory = inventory
         self._cloud = cloud
-        #: provider uuid -> when it changed; None: those that have not
-        self._changed: dict[str | None, float] = {None: time.monotonic()}
+        self._began = time.monotonic()
+        #: provider uuid -> when it changed
+        self._changed: dict[str, float] = {}
         #: standard traits that Placement has
         self._known: set[str] = set()
         self._once = logging.Once()
@@ -58,7 +59,7 @@ class Publisher:
     def was_free(self, provider_uuid: str) -> bool:
         """Return whether a provider that is free now was free when
         nova-scheduler sent a server that is being built."""
-        changed = self._changed.get(provider_uuid, self._changed[None])
+        changed = self._changed.get(provider_uuid, self._began)
         return (time.monotonic() - changed > _BUILD_SECONDS
                 and not self._in_use(provider_uuid))
 
