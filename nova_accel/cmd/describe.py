@@ -4,34 +4,27 @@
 import collections
 from collections.abc import Iterable
 
-from nova_accel.cmd import cloud as clouds
 from nova_accel.cmd import configuration
 from nova_accel.cmd import fits
-from nova_accel.cmd import output
 from nova_accel import exception
 from nova_accel import naming
 from nova_accel import request
 
 
-class DescribeFlavors(clouds.Asks, output.Lister):
+class DescribeFlavors(fits.OfFlavors):
     """Say in flavors which accelerators they have, for Horizon and Skyline.
 
     Writes the description that Horizon and openstack flavor show, and the extra
-    specs :architecture and :category by which Skyline sorts flavors, where they
-    are missing. Those that are there stay, except with --replace. Uses the
-    credentials of the openstack command. Run it where the device profiles are
-    those of nova-api.
+    specs :architecture and :category by which Skyline sorts flavors, if they
+    are missing; --replace also replaces present ones. Uses the credentials of
+    the openstack command. Run it on a host with the device profiles of
+    nova-api.
     """
 
     COLUMNS = 'Flavor', 'Description', 'Category', 'Result'
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        configuration.add_argument(parser, configuration.API)
-        self.add_cloud_arguments(parser)
-        parser.add_argument(
-            'flavors', metavar='FLAVOR', nargs='*',
-            help='name or id (default: all that ask for accelerators)')
         parser.add_argument(
             '--replace', action='store_true',
             help='also replace descriptions and categories that are there')

@@ -63,7 +63,20 @@ def wanted(question: why.Question) -> capacity.Wanted:
                            question.policy, question.server.affinity)
 
 
-class Fits(clouds.Asks, output.Lister):
+class OfFlavors(clouds.Asks, output.Lister):
+    """A command about flavors, as questions() takes them."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        configuration.add_argument(parser, configuration.API)
+        self.add_cloud_arguments(parser)
+        parser.add_argument(
+            'flavors', metavar='FLAVOR', nargs='*',
+            help='name or id (default: all that ask for accelerators)')
+        return parser
+
+
+class Fits(OfFlavors):
     """Show how many servers of each flavor fit now, and what limits them.
 
     A line for each flavor with accelerators: how many servers of it fit if no
@@ -79,11 +92,6 @@ class Fits(clouds.Asks, output.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        configuration.add_argument(parser, configuration.API)
-        self.add_cloud_arguments(parser)
-        parser.add_argument(
-            'flavors', metavar='FLAVOR', nargs='*',
-            help='name or id (default: all that ask for accelerators)')
         parser.add_argument(
             '--host', metavar='HOST', action='append', default=[],
             help='only on this compute host; may be repeated')
@@ -150,7 +158,7 @@ class Fits(clouds.Asks, output.Lister):
 def public(cloud: clouds.Cloud, flavors: Iterable[str] = (),
            names: Iterable[str] = ()) -> list[tuple[dict, int]]:
     """Return the public flavors with accelerators that are not disabled, and
-    how many servers of each fit; parameters as those of rows()."""
+    how many servers of each fit. The parameters are as for rows()."""
     asked = [(flavor, question)
              for flavor, question in questions(cloud, flavors)
              if flavor.get('os-flavor-access:is_public')

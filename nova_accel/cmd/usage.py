@@ -20,9 +20,6 @@ CONF = conf.CONF
 _DAY = datetime.timedelta(days=1)
 #: seconds by which the clock of a host may have been adjusted during a use
 _ADJUSTED = 60
-#: columns of --by-claim
-_CLAIM = ('Host', 'Claim', 'Server', 'Project', 'Flavor', 'Type', 'Product',
-          'Part', 'Since', 'Until', 'Seconds')
 
 
 class Use(typing.NamedTuple):
@@ -63,6 +60,10 @@ class Use(typing.NamedTuple):
         """Whether the clock of the host was set during the use."""
         return abs((_time(self.until) - _time(self.since)).total_seconds()
                    - self.seconds) > _ADJUSTED
+
+
+#: columns of --by-claim
+_CLAIM = tuple(name.capitalize() for name in Use._fields)
 
 
 class Usage(output.Lister):
@@ -188,7 +189,7 @@ class Usage(output.Lister):
 
 
 def _rows(content: str) -> tuple[list[typing.Any], bool]:
-    """Return the rows of a list in JSON, and whether all of it is there."""
+    """Return the rows of a list in JSON, and whether the list is complete."""
     try:
         found = json.loads(content)
         return (found, True) if isinstance(found, list) else ([], False)
@@ -222,9 +223,7 @@ def _of_row(row: typing.Any) -> Use:
 
 
 def _of_store(use: values.Use) -> Use:
-    return Use(CONF.host, use.claim, use.server, use.project, use.flavor,
-               use.type, use.product, use.part, use.since, use.until,
-               use.seconds)
+    return Use(CONF.host, *(getattr(use, name) for name in Use._fields[1:]))
 
 
 def _time(value: str) -> datetime.datetime:
