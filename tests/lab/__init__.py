@@ -16,8 +16,11 @@ first process.
     trials    in the room: what is proven
 """
 
+from collections.abc import Callable
 import os
 import pathlib
+import signal
+import sys
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 LAB = SOURCE / 'tests/lab'
@@ -32,6 +35,19 @@ class Unfit(Exception):
 
 class Failed(Exception):
     """The lab does not work; a sentence and perhaps the end of a log."""
+
+
+def run(main: Callable[[list[str]], int]) -> None:
+    """Run a command with the arguments of this process, and end it."""
+    # what was started is ended on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (Unfit, Failed) as e:
+        print(e, file=sys.stderr)
+        sys.exit(UNFIT if isinstance(e, Unfit) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def home() -> pathlib.Path:

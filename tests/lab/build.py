@@ -243,28 +243,10 @@ class Build:
         self.say(f'QEMU {self.version(self.tree, "qemu-system-x86")}, MariaDB '
                  f'{self.version(self.tree, "mariadb-server-core")}, RabbitMQ '
                  f'{self.version(self.tree, "rabbitmq-server")}')
-        for name in ('resolv.conf', 'hosts'):
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copy(f'/etc/{name}', self.tree / 'etc' / name)
-        env = pip_environment()
-        certificates = pathlib.Path('/etc/ssl/certs/ca-certificates.crt')
-        if certificates.exists():
-            shutil.copy(certificates, self.tree / 'root/ca.crt')
-            env['PIP_CERT'] = '/root/ca.crt'
-        options = []
-        for i, file in enumerate(CONSTRAINTS):
-            shutil.copy(file, self.tree / f'root/{i}.txt')
-            options.append(f'-c /root/{i}.txt')
-        self.chroot(
-            'Fetching Python packages from '
-            + env.get('PIP_INDEX_URL', 'https://pypi.org'), self.tree, f'''
+        self.install(PYTHON_PACKAGES, CONSTRAINTS, '''
             qemu-system-x86_64 -device help | grep -q vfio-user-pci
             python3 -m venv --system-site-packages /opt/openstack
-            /opt/openstack/bin/pip install -q --disable-pip-version-check \\
-                --no-cache-dir --timeout 30 --retries 2 \\
-                {' '.join(options)} {' '.join(PYTHON_PACKAGES)}
-            rm -f /root/ca.crt /root/*.txt
-            ''', env, error=lab.Unfit)
+            ''')
         (self.tree / 'etc/hosts').write_text(
             '127.0.0.1 localhost\n10.0.2.2 controller\n')
         (self.tree / 'etc/hostname').write_text('controller\n')
@@ -274,6 +256,35 @@ class Build:
         self.configure_ssh(self.tree, client='BindAddress 127.0.0.1\n',
                            server='ListenAddress 127.0.0.1\n')
         self.say('keystone, glance, placement, nova')
+
+    def install(self, packages, constraints, before=''):
+        """Install Python packages in the tree.
+
+        :param constraints: files of pip.
+        :param before: commands of the shell that run before, with the network
+            of the host.
+        """
+        for name in ('resolv.conf', 'hosts'):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy(f'/etc/{name}', self.tree / 'etc' / name)
+        env = pip_environment()
+        certificates = pathlib.Path('/etc/ssl/certs/ca-certificates.crt')
+        if certificates.exists():
+            shutil.copy(certificates, self.tree / 'root/ca.crt')
+            env['PIP_CERT'] = '/root/ca.crt'
+        options = []
+        for i, file in enumerate(constraints):
+            shutil.copy(file, self.tree / f'root/{i}.txt')
+            options.append(f'-c /root/{i}.txt')
+        self.chroot(
+            'Fetching Python packages from '
+            + env.get('PIP_INDEX_URL', 'https://pypi.org'), self.tree, f'''
+            {before}
+            /opt/openstack/bin/pip install -q --disable-pip-version-check \\
+                --no-cache-dir --timeout 30 --retries 2 \\
+                {' '.join(options)} {' '.join(packages)}
+            rm -f /root/ca.crt /root/*.txt
+            ''', env, error=lab.Unfit)
 
     @staticmethod
     def configure_ssh(root, client='', server=''):

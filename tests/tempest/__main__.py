@@ -9,9 +9,6 @@
     down             end it
 """
 
-import signal
-import sys
-
 from tests import lab
 from tests.lab import room
 from tests.tempest import build, home
@@ -54,12 +51,4 @@ def main(arguments):
 
 
 if __name__ == '__main__':
-    # what was started is ended on the way out
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (lab.Unfit, lab.Failed) as e:
-        print(e, file=sys.stderr)
-        sys.exit(lab.UNFIT if isinstance(e, lab.Unfit) else 1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    lab.run(main)

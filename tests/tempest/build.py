@@ -62,32 +62,17 @@ def make(home: pathlib.Path) -> None:
 def extend(work: build.Build) -> None:
     tree = work.tree
     hosts = (tree / 'etc/hosts').read_text()
-    env = build.pip_environment()
-    options = []
-    for i, file in enumerate((*build.CONSTRAINTS, CONSTRAINTS)):
-        shutil.copy(file, tree / f'root/{i}.txt')
-        options.append(f'-c /root/{i}.txt')
-    certificates = pathlib.Path('/etc/ssl/certs/ca-certificates.crt')
-    if certificates.exists():
-        shutil.copy(certificates, tree / 'root/ca.crt')
-        env['PIP_CERT'] = '/root/ca.crt'
-    for name in ('resolv.conf', 'hosts'):
-        shutil.copy(f'/etc/{name}', tree / 'etc' / name)
     # dpkg starts no daemon
     policy = tree / 'usr/sbin/policy-rc.d'
     policy.write_text('#!/bin/sh\nexit 101\n')
     policy.chmod(0o755)
-    work.chroot('Fetching packages for Tempest', tree, f'''
+    work.install(PYTHON_PACKAGES, (*build.CONSTRAINTS, CONSTRAINTS), f'''
         export DEBIAN_FRONTEND=noninteractive
         apt-get update -q
         apt-get install -y -q --no-install-recommends \\
             {' '.join(DEBIAN_PACKAGES)}
         apt-get clean
-        /opt/openstack/bin/pip install -q --disable-pip-version-check \\
-            --no-cache-dir --timeout 30 --retries 2 \\
-            {' '.join(options)} {' '.join(PYTHON_PACKAGES)}
-        rm -f /root/ca.crt /root/*.txt
-        ''', env, error=lab.Unfit)
+        ''')
     packages, = (tree / 'opt/openstack/lib').glob('python3*/site-packages')
     info = packages / DIST_INFO
     info.mkdir()
