@@ -113,7 +113,7 @@ def _lookup(original):
 def _save_extra_specs(original):
     @functools.wraps(original)
     def save_extra_specs(self, to_add=None, to_delete=None):
-        # Nova removes keys alone, and always adds those that are there
+        # a call of Nova's that removes keys also adds all other keys again
         if not to_delete:
             try:
                 request.parse(self.extra_specs)

@@ -164,7 +164,7 @@ def _findings(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
         if not line.startswith(_FINDINGS):
             continue
         labels = text.labels(line)
-        # a device that is not reported has no provider
+        # Placement has no provider of a device that is not reported
         provider = labels.get('provider') or (
             f'{labels.get("device", "")} in {os.path.basename(path)}')
         if 'kind' in labels:

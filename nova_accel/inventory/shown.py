@@ -50,7 +50,7 @@ class Shown:
         self._pooled = frozenset(
             name for name, driver in drivers.items() if driver.POOLED)
         self._known: providers.Known = {}
-        #: of vfio.versions(): those that libvirt and QEMU of this host have
+        #: results of vfio.versions() that libvirt and QEMU of this host reach
         self.migrating = {vfio.VERSIONS, vfio.IOMMUFD_VERSIONS}
         # guards what follows
         self._lock = locks.Lock('inventory')

@@ -73,7 +73,7 @@ class Placement:
     #: how much of a provider the request allocates in which Nova writes the
     #: tree: Placement would refuse to reserve it, and the next pass does
     used: Callable[[str], int] = lambda uuid: 0
-    #: traits -> those of them that Placement would refuse
+    #: traits -> the ones among them that Placement would refuse
     refused: Callable[[Collection[str]], Collection[str]] = lambda traits: ()
     #: changes a provider that is there now; None: Nova writes the whole tree,
     #: which it has just read
@@ -537,7 +537,7 @@ def accelerators(tree, node: str) -> dict[str, str]:
 
 def _walk(tree, node: str | None = None, others_than: str | None = None,
           ) -> dict[str, _Shown]:
-    """Return the providers below node by UUID, or those of all other roots.
+    """Return providers by UUID: below node, or else of all other roots.
 
     Walks once and without copies through the tree of Nova 31 to 34: its own
     lookups are quadratic for many providers.
