@@ -52,21 +52,19 @@ class Offered:
         with self._lock:
             if self._made[0] == made_of:
                 return self._made[1]
-            before = self._made[1]
-        offered = self._offers(self._store.all_claims(), before)
+        offered = self._offers(self._store.all_claims())
         self._log_rivals(offered)
         with self._lock:
             self._made = made_of, offered
         return offered
 
-    def _offers(self, claims: Collection[model.Claim],
-                before: offers.Offers | None = None) -> offers.Offers:
+    def _offers(self, claims: Collection[model.Claim]) -> offers.Offers:
         devices = self._table.snapshot()
         return offers.offers(devices, claims, (
             *self._table.all_holds(),
             *offers.of_claims(devices, claims, self.unallocated),
             *offers.of_unclean(devices.values(), self._store.unclean())),
-            sets.wanted(), before)
+            sets.wanted())
 
     def _log_rivals(self, offered: offers.Offers) -> None:
         found = {offer.handle: hold.reason for offer in offered.all()

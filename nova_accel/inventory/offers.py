@@ -91,34 +91,21 @@ class Offers:
 
     def __init__(self, devices: Mapping[str, model.Device],
                  claims: Iterable[model.Claim],
-                 found: Iterable[holds.Hold],
-                 before: typing.Optional['Offers'] = None):
+                 found: Iterable[holds.Hold]):
         self._devices = devices
-        found = dict.fromkeys(found)
-        claimed = {claim.handle: claim for claim in claims}
-        #: what follows from other cards, too, is not carried over
-        self._is_by_card = True
-        self._made_of = claimed.copy(), {(hold, hold.since) for hold in found}
         self._of_card: dict[str, list[holds.Hold]] = (
             collections.defaultdict(list))
         self._of_handle: dict[model.AttachHandle, list[holds.Hold]] = (
             collections.defaultdict(list))
-        for hold in found:
+        for hold in dict.fromkeys(found):
             if hold.handle:
                 self._of_handle[hold.handle].append(hold)
             else:
                 self._of_card[hold.device].append(hold)
+        claimed = {claim.handle: claim for claim in claims}
         self._age = {claim.uuid: n for n, claim in enumerate(claimed.values())}
         self._of_part: dict[Part, list[Offer]] = {}
-        changed = self._changed(before) if before else None
-        if before and changed is not None:
-            self._of_part = {
-                part: [] if part[0] in changed else offered
-                for part, offered in before._of_part.items()}
-            claimed = {handle: claim for handle, claim in claimed.items()
-                       if claim.part[0] in changed}
-        for device in devices.values() if changed is None else [
-                devices[address] for address in changed & devices.keys()]:
+        for device in devices.values():
             # inventory.providers names a device that cannot be
             with contextlib.suppress(TypeError, AttributeError):
                 for key, part in parts(device):
@@ -132,29 +119,11 @@ class Offers:
             self._of_part.setdefault(key, []).append(self._offer(
                 key, handle, self.holds_of(key), claim, is_shown=False))
 
-    def _changed(self, before: 'Offers') -> set[str] | None:
-        """Return the cards whose claims or holds are not as before; None if
-        other cards may differ, too."""
-        if not (before._is_by_card and before._devices == self._devices):
-            return None
-        (claims, found), (olds, old_found) = self._made_of, before._made_of
-        changed = {hold.device for hold, _ in found ^ old_found}
-        for handle in claims.keys() | olds.keys():
-            pair = claims.get(handle), olds.get(handle)
-            for claim in filter(None, pair) if pair[0] != pair[1] else ():
-                if handle not in [
-                        offer.handle for offer in before.of(claim.part)]:
-                    return None
-                changed.add(claim.part[0])
-        return changed
-
     def _offer(self, part: Part, handle: model.AttachHandle,
                common: tuple[holds.Hold, ...], claim: model.Claim | None,
                is_shown: bool = True) -> Offer:
         own = self._of_handle.get(handle)
         found = (*common, *own) if own else common
-        if claim and claim.part != part:
-            self._is_by_card = False
         if claim and claim.state is _State.DELETING:
             state = State.RELEASING
         elif claim and not claim.waits:
@@ -215,7 +184,6 @@ class Offers:
         """Add holds of whole cards and of handles, of of_groups() and
         of_sets()."""
         for hold in found:
-            self._is_by_card = False
             if hold.handle is None:
                 self._of_card[hold.device].append(hold)
             for part, _ in parts(self._devices[hold.device]):
@@ -230,17 +198,14 @@ class Offers:
 
 def offers(devices: Mapping[str, model.Device],
            claims: Iterable[model.Claim], found: Iterable[holds.Hold],
-           sets: Iterable[Collection[str]] = (),
-           before: Offers | None = None) -> Offers:
+           sets: Iterable[Collection[str]] = ()) -> Offers:
     """Return each handle of a host as FREE, HELD, RELEASING or WITHHELD.
 
     :param claims: of servers, and of handles that wait for the operator.
     :param found: all holds but those of of_groups() and of_sets().
     :param sets: addresses of devices that are only given together.
-    :param before: of earlier claims and holds. What is as it was is not
-        computed again.
     """
-    result = Offers(devices, claims, found, before)
+    result = Offers(devices, claims, found)
     result.withhold([*of_groups(result, devices, sets)])
     result.withhold(of_sets(result, devices, sets))
     return result

@@ -5,8 +5,6 @@ import dataclasses
 import uuid
 
 import ddt
-import hypothesis
-from hypothesis import strategies
 from oslo_config import fixture as config_fixture
 import testtools
 
@@ -199,43 +197,3 @@ class StateTest(testtools.TestCase):
         self.assertEqual((two, one), found.all_wait(found.of((A, None))))
         found = offered(card(), claims=[one])
         self.assertEqual((), found.all_wait(found.of((A, None))))
-
-
-class BeforeTest(testtools.TestCase):
-    """What is as before is carried over, and nothing else is."""
-
-    DEVICES = (card(), card(B, [f'{B[:-1]}{n}' for n in (1, 2)]),
-               fpga('0000:07:00.0', regions=2))
-    CLAIMS = (
-        *(claim(a, state) for a in VFS for state in (BOUND, DELETING)),
-        claim(f'{B[:-1]}1', WAITING, device=B),
-        # of the whole card, at the address of another card, of nothing here
-        claim(B, device=B), claim(f'{B[:-1]}2'), claim('0000:99:00.0'),
-        claim(DEVICES[2].regions[1].handles[0].address, index=1,
-              device='0000:07:00.0'))
-    HOLDS = (hold(Kind.SUSPECT), hold(Kind.DISABLED),
-             hold(Kind.DISABLED, since='2026-11-22T02:17:43+00:00'),
-             hold(Kind.IN_USE, handle=handle(VFS[0])),
-             holds.Hold(Kind.UNUSABLE, '0000:07:00.0', 'it is', 0))
-    WORLD = strategies.tuples(
-        strategies.lists(strategies.sampled_from(DEVICES), unique=True),
-        strategies.lists(strategies.sampled_from(CLAIMS), max_size=3,
-                         unique_by=lambda one: one.handle),
-        strategies.lists(strategies.sampled_from(HOLDS), max_size=2),
-        strategies.sampled_from([(), ((A, B),)]))
-
-    @hypothesis.given(strategies.lists(WORLD, min_size=2, max_size=5))
-    def test_same_as_without(self, worlds):
-        before = None
-        for devices, claims, found, sets in worlds:
-            arguments = ({device.address: device for device in devices},
-                         claims, found, sets)
-            now = offers.offers(*arguments, before)
-            alone = offers.offers(*arguments)
-            self.assertEqual(*(sorted(
-                ((*one, *(h.since for h in one.all_holds))
-                 for one in each.all()), key=repr) for each in (alone, now)))
-            for device in devices:
-                for part, _ in offers.parts(device):
-                    self.assertEqual(alone.of(part), now.of(part))
-            before = now
