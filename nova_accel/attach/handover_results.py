@@ -91,12 +91,13 @@ class HandoverResults:
         """Add a hand-over to the journal.
 
         :param device: as it was before.
-        :param method: what was done; 'none' if nothing.
+        :param method: what was done, as driver.release() returned it; 'none'
+            if nothing.
         """
         now = self._inventory.devices.get(claim.device_address)
         self._holdings.note_handover(
             device, _region(device, claim), _region(now, claim),
-            method, result, claim)
+            str(method), result, claim, getattr(method, 'shown', ''))
 
 
 def _region(device: model.Device | None, claim: model.Claim,

@@ -307,12 +307,13 @@ class Holdings:
     def note_handover(
             self, device: model.Device, before: model.Region | None,
             after: model.Region | None, method: str, result: str,
-            claim: model.Claim | None = None) -> None:
+            claim: model.Claim | None = None, shown: str = '') -> None:
         """Write a hand-over into the journal; a store that fails is logged, and
         stops no release.
 
         :param before: the region, if any, as it was; after: as it is now.
         :param claim: that ends; None where no server had the region.
+        :param shown: what was read back, as drivers.base.Cleaned has it.
         """
         handles = [claim.handle] if claim else before.handles if before else ()
         handle = handles[0].address if handles else ''
@@ -327,7 +328,7 @@ class Holdings:
                 result=result,
                 since=text.to_second(claim.since) if claim else '',
                 ports=claim.ports if claim and result == values.EXCHANGED
-                else device.ports))
+                else device.ports, shown=shown))
         except exception.AcceleratorError as error:
             LOG.warning('The hand-over of %s after server %s is not in the '
                         'journal: %s', handle, server, error)

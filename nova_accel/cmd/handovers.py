@@ -41,7 +41,7 @@ class Handovers(output.Lister):
         'Server and functions': (
             '{Server}', 'before {Before}', 'after  {After}',
             'programmed by {Origin}'),
-        'Result': ('{Method}', '{Result}')}
+        'Result': ('{Method}', '{Result}', '{Shown}')}
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)

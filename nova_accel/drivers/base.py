@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import json
 import time
 import typing
 
@@ -72,6 +73,22 @@ class Use:
     #: and AcceleratorError where the server has lost the handle meanwhile or
     #: the store cannot be written
     remember: Callable[[typing.Any], None] = lambda value: None
+
+
+class Cleaned(str):
+    """What release() has done, in a few words, and what shows it."""
+
+    #: what was read back of the device afterwards, a JSON object; '' where
+    #: nothing was. The next owner of the device may read it: it has no address,
+    #: and nothing of the host or of a server
+    shown: str = ''
+
+    @classmethod
+    def with_facts(cls, done: str, **facts: typing.Any) -> 'Cleaned':
+        """Return done with what was read back."""
+        cleaned = cls(done)
+        cleaned.shown = json.dumps(facts, sort_keys=True)
+        return cleaned
 
 
 class Finding(typing.NamedTuple):
@@ -352,7 +369,8 @@ class AcceleratorDriver(abc.ABC):
         :param created_type: as given to prepare().
         :param use: as given to prepare(), with what was remembered last.
         :returns: what was done, in a few words for the journal of hand-overs,
-            for example 'reset flr'; None when nothing was.
+            for example 'reset flr'; a Cleaned also has what shows it. None
+            when nothing was.
         :raises DeviceError: the kernel refused, or is still at it; it is
             called again later, and no server is given the handle until then.
         """

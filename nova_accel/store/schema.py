@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import sqlite3
 
 #: of the tables below
-VERSION = 21
+VERSION = 22
 
 #: version of a store of an earlier release -> what makes it one of the next
 #: version, inside a transaction. A lower version is of a commit before the
@@ -121,7 +121,8 @@ CREATE TABLE handovers (
     after TEXT NOT NULL,
     result TEXT NOT NULL,
     since TEXT NOT NULL,
-    ports TEXT NOT NULL DEFAULT ''
+    ports TEXT NOT NULL DEFAULT '',
+    shown TEXT NOT NULL DEFAULT ''
 )""", 'CREATE INDEX handovers_of_device ON handovers (device)')
 
 _ORDERS = """

@@ -72,6 +72,8 @@ class Handover:
     since: str = ''
     #: where the device is plugged in (Device.ports)
     ports: str = ''
+    #: Cleaned.shown of its driver (drivers.base)
+    shown: str = ''
 
     @property
     def failed(self) -> bool:
