@@ -4,9 +4,9 @@
 The parts of the README's test command, a part of Nova's own tests, two layouts
 of packages, nova-compute killed, and stopped ten times, the pages, the demo,
 each benchmark at its least size, a part of the tests with another release of
-Nova, and as many trials of the lab as an hour allows. A step that passes is one
-line; of one that fails what went wrong is printed. The last lines say what was
-done, and the very last one counts it.
+Nova, as many trials of the lab as an hour allows, and a part of Tempest. A step
+that passes is one line; of one that fails what went wrong is printed. The last
+lines say what was done, and the very last one counts it.
 
 The parts run two at a time. Each of them waits for its own disks, sleeps and
 last processes, and what it leaves of the processors the other one takes.
@@ -37,8 +37,8 @@ TIERS = 'unit', 'host', 'functional', 'functional-part'
 #: tests that may pass only the second time
 UNSTEADY = 1
 #: minutes after which the other release of Nova is not begun, the lab is not
-#: built, no trial is begun, and nothing runs any more
-OTHER, LAB, TRIALS, END = 35, 38, 52, 80
+#: built, no trial is begun, Tempest is not begun, and nothing runs any more
+OTHER, LAB, TRIALS, TEMPEST, END = 35, 38, 52, 62, 80
 #: errors of a failed test in the summary, and characters of a line there
 _ERRORS, _WIDE = 3, 400
 #: tests.lab.UNFIT
@@ -307,18 +307,33 @@ class Run:
         if self.minutes() > LAB:
             return self.skip(name, f'{self.minutes():.0f} minutes were over, '
                                    f'and it takes up to 18 to begin')
-        built = self.step('lab, its build', sys.executable, '-m', 'tests.lab',
-                          'build', limit=12, keep=False)
+        if self._build(name, 'tests.lab', 12):
+            self.step(
+                name, sys.executable, '-m', 'tests.lab', 'prove', '--within',
+                str(max(1, int(TRIALS - self.minutes()))),
+                limit=TRIALS + 15 - self.minutes())
+
+    def tempest(self) -> None:
+        name = 'tempest-part'
+        if self.has_failed():
+            return self.skip(name, 'something has failed before')
+        if self.minutes() > TEMPEST:
+            return self.skip(name, f'{self.minutes():.0f} minutes were over, '
+                                   f'and it takes up to {END - TEMPEST}')
+        if self._build(name, 'tests.tempest', 5):
+            self.step(name, 'make', name, limit=END)
+
+    def _build(self, name: str, module: str, limit: int) -> bool:
+        """Make what the lab or Tempest runs in; whether it is there."""
+        built = self.step(f'{name}, its build', sys.executable, '-m', module,
+                          'build', limit=limit, keep=False)
         if built.status == UNFIT:
-            return self.skip(name, ' '.join(built.output.split()[-60:]))
-        if built.status == 124:
-            return self.skip(name, 'its packages did not arrive in 12 minutes')
-        if built.status:
+            self.skip(name, ' '.join(built.output.split()[-60:]))
+        elif built.status == 124:
+            self.skip(name, f'its packages did not arrive in {limit} minutes')
+        elif built.status:
             self.steps.append(built)
-            return
-        self.step(name, sys.executable, '-m', 'tests.lab', 'prove', '--within',
-                  str(max(1, int(TRIALS - self.minutes()))),
-                  limit=TRIALS + 15 - self.minutes())
+        return not built.status
 
     def summary(self) -> str:
         """What was done; the last line counts tests, trials, and steps that
@@ -387,6 +402,7 @@ def everything_else(run: Run) -> None:
     run.step('bench-part', 'make', 'bench-part', limit=10)
     run.other_nova()
     run.lab()
+    run.tempest()
 
 
 if __name__ == '__main__':

@@ -165,10 +165,12 @@ class RunTest(testtools.TestCase):
         self.do('part', 'broken')
         self.do('other_nova')
         self.do('lab')
+        self.do('tempest')
         self.assertEnds('3 passed, 2 failed', True,
                         's: broken: 3 passed, 2 failed',
                         'not run: Nova 31.3.1: something has failed before',
-                        'not run: lab: something has failed before')
+                        'not run: lab: something has failed before',
+                        'not run: tempest-part: something has failed before')
 
     def test_takes_too_long(self):
         self.do('step', 'slow', 'make', 'slow', limit=0.1)
@@ -187,6 +189,13 @@ class RunTest(testtools.TestCase):
         self.do('lab')
         self.assertEnds('0 passed, 0 failed', False,
                         'not run: lab: 39 minutes were over')
+
+    def test_no_time_for_tempest(self):
+        self.run_._began -= 60 * ci.TEMPEST + 60
+        self.do('tempest')
+        self.assertEnds('0 passed, 0 failed', False,
+                        'not run: tempest-part: 63 minutes were over, and it '
+                        'takes up to 18')
 
     def test_trials(self):
         step = ci.Step('lab', 0, 1, (
