@@ -31,6 +31,7 @@ import fixtures
 
 from tests.bench import boot
 from tests.functional import base
+from tests.functional import process
 
 from nova.compute import manager  # noqa: I100 (after base)
 from nova.compute import resource_tracker
@@ -171,6 +172,9 @@ class Providers(boot.Metered, base.AcceleratorTestBase):
         self._wait_for_state_change(server, 'ACTIVE')
         found = self.taken()
         self._delete_server(server)
+        if host != 'stock':
+            # else the next boot would run beside the cleaning of the region
+            process.until(lambda: self.assertEqual([], self.claims(host)))
         return found
 
     def report_once(self, of, is_old):
