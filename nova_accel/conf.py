@@ -131,11 +131,11 @@ Seconds that a scan of the devices may take, all of them side by side. A device
 that takes longer is fenced alone; the start of nova-compute waits for it
 once."""),
     cfg.ListOpt('health', default=['observe'], help="""
-What nova-compute does about what devices tell of their health: ``<mode>`` for
+What nova-compute does about reports of the health of devices: ``<mode>`` for
 all signals, ``<signal>=<mode>`` for one. With ``observe`` it logs findings and
 shows them to the operator; nothing else changes. With ``act`` a device that is
 suspect has the trait CUSTOM_ACCELERATOR_SUSPECT and is given to servers last,
-one that is not fit is given to no server, and owners are told; signals that
+one that is not fit is given to no server, and owners are informed; signals that
 the documentation calls new stay with ``observe`` unless they are named. With
 ``off`` nothing is read. Example: ``act,link_speed=off``."""),
     cfg.StrOpt('metrics_file', help="""

@@ -43,7 +43,7 @@ ORDER = (
     'inventory',   # inventory: what providers are made of
     'cards',       # inventory.cards: calls of drivers
     'fabric',      # drivers.fabric: a partition is changed
-    'health',      # inventory.conditions: what devices tell of their health
+    'health',      # inventory.conditions: what devices report of their health
     'changes',     # inventory.devices: the store is written
     'devices',     # inventory.devices: memory
     'holdings',    # attach.holdings

@@ -24,8 +24,8 @@ CONF = conf.CONF
 
 MAX_LENGTH = 255
 PROGRAMMABLE = 'CUSTOM_PROGRAMMABLE'
-#: on a provider whose whole inventory we reserved; tells our reservation,
-#: which we remove later, from one of the operator
+#: on a provider whose whole inventory we reserved: we remove
+#: such a reservation later, and never one of the operator
 FENCED = 'CUSTOM_ACCELERATOR_FENCED'
 #: on a region that is being cleaned after a server; a build waits for it
 CLEANING = 'CUSTOM_ACCELERATOR_CLEANING'
@@ -574,7 +574,7 @@ def part_of_provider(node: str, name: str) -> str | None:
     """Return what a provider of nova_accel is of, or is below.
 
     :returns: the address of a device, or the name of a pool (is_pool()), whose
-        devices the name does not tell; None for another provider's name.
+        devices the name does not show; None for another provider's name.
     """
     prefix = device_provider_name(node, '')
     if not name.startswith(prefix):

@@ -261,7 +261,7 @@ class ProfileStore:
         """Return a profile.
 
         :raises InvalidProfile: no profile has this name. The log of nova-api
-            says more than the tenant is told.
+            has more than the tenant reads.
         """
         path = CONF.accel.device_profiles
         stamp = self._fingerprint(path)

@@ -187,7 +187,7 @@ def _limits(server: request.Server) -> Iterator[closeness.Limit | None]:
     elif affinity.nodes is not None:
         limit = closeness.Limit(depth=1, most=affinity.nodes)
     if nodes and affinity.close:
-        # None: where the kernel tells no node
+        # None: the kernel shows no node
         yield (limit or closeness.Limit(1, len(nodes)))._replace(
             within={*nodes, None})
         if affinity.with_guest:

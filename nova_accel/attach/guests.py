@@ -136,7 +136,7 @@ class Guests:
         if plugging is None:
             return
         with contextlib.suppress(Exception):
-            # its failure was told where it was joined
+            # its failure was reported where it was joined
             plugging.wait(server_uuid)
         claimed = self._holdings.now(plugging.claimed)
         # QEMU and libvirt name the device that they cannot give to a guest

@@ -3,8 +3,8 @@
 
 ``accel<g>:bitstream_id=<image>`` asks for it (<g> is the group of the flavor;
 it may be left out where one group only allows it), and ``accel<g>:status``
-says what became of it: one word, the image, and after a colon why. Nova does
-not tell a compute host about metadata; they are read periodically.
+reports the result: one word, the image, and after a colon the reason. Nova does
+not notify a compute host of metadata; they are read periodically.
 """
 
 import collections

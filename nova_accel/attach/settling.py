@@ -158,7 +158,7 @@ class Settling:
             return
         if not self.store_age.begin():
             return
-        # of the node that Nova told last, if it has
+        # of the node in the last report to Nova, if there was one
         parts = self._inventory.shown.by_part()
         # asked once, for the first device that needs it
         guests = functools.cache(self._cloud.guest_devices)

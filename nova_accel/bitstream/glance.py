@@ -370,7 +370,7 @@ def _may_use(client, entry, project_id) -> bool:
 
 
 def _invisible(image_id) -> exception.ImageNotFound:
-    # the same text as for a missing image, which must not be told apart
+    # the same text as for a missing image: owners must not distinguish them
     return exception.ImageNotFound(
         f'Glance was asked for image {image_id}, which does not '
         f'exist or is not visible to the project of the server: correct the '

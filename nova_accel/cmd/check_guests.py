@@ -70,7 +70,7 @@ def large_regions(host, device) -> Iterator[Line]:
 
 
 def address_bits(host) -> int | None:
-    """Return how many bits a guest with large devices is told at most."""
+    """Return the most address bits of a guest with large devices."""
     try:
         return host.kernel.physical_address_bits()
     except OSError:

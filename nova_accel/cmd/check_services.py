@@ -352,7 +352,7 @@ def _as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
     try:
         yield from lines
     except Refused:
-        # the line on Placement tells why
+        # the line on Placement has the reason
         yield Line(WARNING, f'{what} was not checked, as Placement does not '
                             f'answer', 'see the line on Placement')
     except exception.NoCredentials:
@@ -417,7 +417,7 @@ def clearing_images(host) -> Iterator[Line]:
 
 
 def _clearing_images():
-    # that flavors cannot be read is what traits_of_flavors() tells
+    # traits_of_flavors() reports that flavors cannot be read
     asked, _ = _asked()
     users = {name: wanted for name, requests in asked.items()
              if (wanted := [one for one in requests

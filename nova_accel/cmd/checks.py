@@ -159,7 +159,7 @@ class Host:
     def _memory(self):
         """A store that knows what guests have now, and nothing else."""
         memory = claim_store.ClaimStore(claim_store.MEMORY)
-        # another check tells of a store that cannot be read
+        # another check reports a store that cannot be read
         with contextlib.suppress(exception.AcceleratorsUnavailable):
             memory.set_devices(store.given_whole(
                 claim_store.copy_of(store.path()), self.kernel))
@@ -175,7 +175,7 @@ class Host:
                 self.refused.append(str(error))
         try:
             without_effect = found.configuration.without_effect()
-            # devices that were not found tell nothing of rules
+            # devices that were not found show nothing of rules
             if self.drivers and not self.failed and not self.failures:
                 self.without_effect = without_effect
         except exception.ConfigurationError as error:
@@ -426,7 +426,7 @@ def _has_uefi(connection, libvirt) -> bool:
         found = ElementTree.fromstring(connection.getDomainCapabilities(
             None, os.uname().machine, 'q35', CONF.libvirt.virt_type, 0))
     except (libvirt.libvirtError, ElementTree.ParseError):
-        # it does not tell
+        # it does not show them
         return True
     return any(value.text == 'efi' for value in found.findall(
         "os/enum[@name='firmware']/value"))

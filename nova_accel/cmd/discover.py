@@ -238,8 +238,8 @@ class Discover(output.Lister):
             hold, reason=f'{hold.reason} ({why})') if why else hold
 
     def _use(self, part, held):
-        """(total, used, held by); a driver tells only which vGPUs could be
-        made now; those of servers are added."""
+        """(total, used, held by); a driver reports only the vGPUs that could
+        be created now; those of servers are added."""
         if held is None:
             return len(part.handles), '?' if self.for_people else '', ''
         total = len({h.key for h in part.handles}

@@ -595,7 +595,7 @@ class Translation:
         if not group:
             self._leave(
                 f'{of} is not translated and stays: ' + (problem or (
-                    'no trait tells its devices from others of this host'))
+                    'no trait distinguishes its devices from others here'))
                 + '.')
             return False
         profile: dict = {'name': name, 'groups': [group]}
@@ -634,7 +634,7 @@ class Translation:
 
     def _group(self, cards: set[str]) -> dict[str, str] | None:
         """Return a request group for one of these devices, and for no other
-        device of the host; None where no trait tells them."""
+        device of the host; None if no trait distinguishes them."""
         devices = [self._after[card] for card in cards if card in self._after]
         types = {device.type for device in devices}
         if len(types) != 1 or len(devices) < len(cards):

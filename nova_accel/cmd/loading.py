@@ -30,7 +30,7 @@ def nova_compute() -> str:
 
 def python_of(program: str) -> str:
     """Return the path of the Python that runs a program of pip or of a
-    distribution; that of this process where the program does not tell."""
+    distribution; that of this process if the program names none."""
     try:
         with open(program, encoding='utf-8') as file:
             first = file.readline(1024)

@@ -87,7 +87,7 @@ class ShowProfile(_Reads, output.Table):
         """Say on stderr what is wrong with a guest."""
         from nova_accel.cmd import checks
         configuration.read(parsed_args.config_file, configuration.COMPUTE)
-        # drivers tell the log of what is not offered
+        # drivers log what is not offered
         logging.disable(logging.CRITICAL)
         try:
             host = checks.Host([checks.COMPUTE])

@@ -462,7 +462,7 @@ class Answer:
 
     def _look_up(self, wanted, region_type, vendor):
         """(choice, image) as nova-compute will find it, and its file checked
-        as far as its header tells."""
+        as far as its header allows."""
         client = self._cloud.images()
         # the operator sees all images: his own, and those of tenants
         operators = (client if CONF.accel.bitstream_owners

@@ -225,7 +225,7 @@ class AcceleratorDriver(abc.ABC):
         """Remove a guest's means to reprogram the device, unless the operator
         allows them. examine() must not do this.
 
-        Called after each examine(). Where that told of a region that a guest
+        Called after each examine(). If that found a region that a guest
         can reprogram, and a server has it, what the region carries has been
         written down as that server's before.
 
@@ -237,7 +237,7 @@ class AcceleratorDriver(abc.ABC):
 
     def discover(self, known: Mapping[str, model.Device] | None = None,
                  ) -> dict[str, model.Device]:
-        """The devices of this driver by address: all that find() tells,
+        """The devices of this driver by address: all that find() reports,
         examined one after the other.
 
         For tests and trials; nova-compute examines each in its own thread.
@@ -271,7 +271,7 @@ class AcceleratorDriver(abc.ABC):
         return None
 
     def health(self, device: model.Device) -> Iterable[signals.Reading]:
-        """Read what the device tells of its health, by the signals of
+        """Read what the device reports of its health, by the signals of
         nova_accel.health.signals.
 
         Called every [accel] discovery_interval, unless [accel] health is off,
@@ -674,7 +674,7 @@ class PciDriver(AcceleratorDriver):
             return interval, error.errno
 
     def health(self, device):
-        """See the base class; what the bus tells of the function."""
+        """See the base class; what the bus reports of the function."""
         if pci.ADDRESS.fullmatch(device.address):
             yield from bus.readings(
                 self.kernel, device.address, device.bridges)
@@ -975,7 +975,7 @@ class PciDriver(AcceleratorDriver):
     def check_unused(self, handle: model.AttachHandle) -> None:
         """Check that the host does not use a handle that a server gets.
 
-        :raises DeviceUnavailable: it does, or it cannot be told.
+        :raises DeviceUnavailable: it does, or this cannot be determined.
         """
         for function in handle.functions:
             self._check_function(function)
@@ -989,7 +989,7 @@ class PciDriver(AcceleratorDriver):
             if getattr(error, 'errno', None) == errno.EBUSY:
                 used = 'another program holds a disk of it, as ZFS does'
             else:
-                used = f'it cannot be told whether it is used ({error})'
+                used = f'its use cannot be determined ({error})'
         if used:
             # a mount point is not for the owner of the server
             LOG.warning('%s was allocated to a server, and %s', address, used)

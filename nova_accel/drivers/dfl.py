@@ -85,7 +85,7 @@ _BOARDS = {
 #: of OFS, with a slot: the list of features of the FME has its port, without
 #: an AFU (FME_PORT_OFST_BAR_SKIP in dfl-pci.c of Linux, 5.19)
 _OFS = ('8086', 'bcce')
-#: product -> its memory, which no attribute tells; from Intel's product briefs
+#: product -> its memory, which no attribute shows; from Intel's product briefs
 _MEMORY = {'PAC_ARRIA10': (('DDR', 8192),), 'PAC_D5005': (('DDR', 32768),)}
 
 

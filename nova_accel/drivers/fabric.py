@@ -5,13 +5,13 @@ Over the fabric a GPU reaches the memory of the others, past every IOMMU. Which
 GPUs are given together, or one alone, is therefore the operator's word,
 device by device. NVSwitches let a guest use only the partition that Fabric
 Manager has activated, before the guest starts; after the guest it has to be
-deactivated. Which partition has which GPUs, Fabric Manager tells only by
+deactivated. Fabric Manager reports the GPUs of a partition only by
 numbers of modules while the host has no driver for the GPUs. So the operator
 says which GPU is which module, or has a command of his own do it.
 
 amdgpu shows which hive of XGMI a GPU is in. What it shows is recorded for when
-vfio-pci has the GPU. For other GPUs the product tells whether they are joined,
-and one that is newer than this module is taken for joined.
+vfio-pci has the GPU. Other GPUs are taken for joined according to their
+product, and one that is newer than this module is taken for joined.
 
 Sources: NVIDIA's Fabric Manager user guide (Shared NVSwitch) and the Mission
 Control guide for GB200; amd/MxGPU-Virtualization, mi300_xgmi.c and
@@ -139,8 +139,8 @@ def recorded(kernel, device: model.Device, before: model.Device | None,
 
 
 def hive(kernel, address: str) -> str:
-    """Return the id of the hive of XGMI that amdgpu shows of a GPU; '0' where
-    it is in none, '' where amdgpu does not tell."""
+    """Return the id of the hive of XGMI that amdgpu shows of a GPU; '0' if
+    it is in none, '' if amdgpu does not show it."""
     if not _is_amd(kernel, address):
         return ''
     try:

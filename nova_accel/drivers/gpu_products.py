@@ -3,8 +3,8 @@
 
 The table only grows: flavors and images ask for the names that it has. Source:
 the PCI ID repository of 2026-08-22, and the list of products of NVIDIA's
-driver where subsystems tell two apart. ``python -m tests.products FILE``
-compares the table with a pci.ids file, and shows what it lacks.
+driver where two differ only by their subsystem. ``python -m tests.products
+FILE`` compares the table with a pci.ids file, and shows what it lacks.
 """
 
 #: vendor -> family -> product -> device ids

@@ -16,7 +16,7 @@ follows the disk while the policy is ``clear``: the driver does not know
 whether what it sees was made by the operator or by the last server, and a
 record of a claim could only be made after a server got the disk. A disk that
 the host's driver never had has no record, is not offered, and is not erased:
-only that driver tells which disk it is, and what is on it. Where the operator
+only that driver shows which disk it is, and what is on it. Where the operator
 keeps a disk on vfio-pci, the driver gets it for a moment before a server does.
 """
 
@@ -192,8 +192,8 @@ class NvmeDriver(base.PciDriver):
         serial, firmware, layout = now
         if not serial:
             raise base.Defect(
-                'its controller reports no serial number, by which it could '
-                'be told from another disk: exclude it, or replace it')
+                'its controller reports no serial number, which would '
+                'identify it: exclude it, or replace it')
         begins = (not device.record or bool(device.foreign)
                   or handover.policy(device) is not Policy.CLEAR)
         difference = _identity_difference(device, serial, firmware)
@@ -223,7 +223,7 @@ class NvmeDriver(base.PciDriver):
             if not must:
                 return device
             raise base.Defect(
-                f'whether its controller can erase it cannot be told '
+                f'its controller does not report whether it can erase it '
                 f'({error.strerror}): see the kernel log') from error
         if must and not found.sanitize and not found.has_format:
             raise base.NotOffered(
@@ -253,7 +253,7 @@ class NvmeDriver(base.PciDriver):
             found = self.kernel.read_signatures(address)
         except OSError as error:
             raise base.Defect(
-                f'what is on it cannot be told ({error.strerror}), and what '
+                f'its content cannot be read ({error.strerror}), and data that '
                 f'may be needed is not erased: see whether wipefs of '
                 f'util-linux is installed and the disk can be read') from error
         found = [(disk, kind) for disk, kind in found
@@ -276,7 +276,7 @@ class NvmeDriver(base.PciDriver):
         if count:
             raise base.Defect(
                 f'it has {count} namespaces that are attached to no '
-                f'controller, and what is on them cannot be told: attach '
+                f'controller, and their content cannot be read: attach '
                 f'them with nvme attach-ns and look, or delete them with '
                 f'nvme delete-ns')
 
@@ -415,7 +415,7 @@ class NvmeDriver(base.PciDriver):
             about = self.kernel.read_nvme(address)
             if not about.has_management:
                 raise OSError(errno.EOPNOTSUPP,
-                              'it has no Namespace Management, which tells '
+                              'it has no Namespace Management, which shows '
                               'whose a namespace is')
             if Policy.CLEAR in policies and not about.has_format:
                 raise OSError(errno.EOPNOTSUPP, 'it has no Format NVM')
@@ -608,7 +608,7 @@ class NvmeDriver(base.PciDriver):
         An operation that runs already was begun here before a restart of
         nova-compute if it is of the same kind; one that the server began
         erases as well, but an overwrite has a pattern of its choice, which no
-        log page tells.
+        log page shows.
         One that has ended proves nothing: the server may have written after
         it.
         """
@@ -744,7 +744,7 @@ class NvmeDriver(base.PciDriver):
 def _vf_obstacle(vf: str, found: nvme_admin.Secondary | None) -> str:
     """Why a server cannot get a VF, '' where it can; one clause.
 
-    :param found: its controller, None where the PF does not tell of one.
+    :param found: its controller, None if the PF reports none.
     """
     if found is None or not found.online:
         return (f'the secondary controller of {vf} is not online: give it '

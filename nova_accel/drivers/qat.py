@@ -72,7 +72,7 @@ _TRAITS = frozenset(map(_trait, ('sym', 'asym', 'dc', 'dcc', 'decomp')))
 class QatDriver(base.PciDriver):
     """One device for each PF; the VFs are what is given to guests.
 
-    Nothing in sysfs' directories tells of a changed service, a card that went
+    The directories of sysfs do not show a changed service, a card that went
     down, or a lost heartbeat, and the kernel checks a heartbeat only when it
     is read. Therefore each card is examined every [accel] discovery_interval:
     three attributes of sysfs and one of debugfs, of which only a card that

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Clocks that a guest gets whole: OCP time cards, and others by name.
 
-A time card (driver ptp_ocp) tells its serial number, whether it follows its
+A time card (driver ptp_ocp) reports its serial number, whether it follows its
 GNSS receiver, and how far it is from its source; of any other PTP hardware
-clock sysfs tells that it is one. While a guest has the card nothing of that can
+clock sysfs shows that it is one. While a guest has the card nothing of that can
 be seen. A guest can write the card's settings, its memory and its flash:
 after it the card is reset, its serial number and firmware are compared with
 what they were, and its settings restored. Sources:

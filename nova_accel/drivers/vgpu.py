@@ -3,8 +3,8 @@
 
 A device is a GPU by its physical function, or a parent of mediated devices
 that is not a PCI device. Sysfs shows which of four shapes it has: mediated
-devices on the function itself; on its VFs, one on each; VFs that NVIDIA's own
-attributes tell what to be; VFs that are ready as they are. Sources:
+devices on the function itself; on its VFs, one on each; VFs whose type
+NVIDIA's own attributes set; VFs that are ready as they are. Sources:
 drivers/vfio/mdev and Documentation/driver-api/vfio-mediated-device.rst of
 Linux; NVIDIA's vGPU user guide for current_vgpu_type and sriov-manage.
 """
@@ -345,7 +345,7 @@ class VgpuDriver(base.PciDriver):
             there = self._devices(parent)
             for called in there.values():
                 counts[called] = counts.get(called, 0) + 1
-            # one that is being removed does not tell its type any more
+            # one that is being removed does not show its type any more
             made += [_handle(address, parent, name)
                      for name in slots if there.get(name)]
             for name in there:
@@ -429,7 +429,7 @@ class VgpuDriver(base.PciDriver):
                 problems.append(problem)
                 continue
             titles |= catalog
-            # where it is not 0 the vGPU is a server's, which the claims tell,
+            # if it is not 0, the vGPU is a server's, which the claims show,
             # or another program's
             if current != '0':
                 taken.append(_vendor_name(current))

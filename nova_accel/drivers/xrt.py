@@ -103,7 +103,7 @@ _PRODUCTS = {
 _RECOVERY = ('10ee', 'abcd')
 #: product -> what an earlier release called it, which stays a trait
 _FORMERLY = {'VCK5000': 'VERSAL_5048'}
-#: product -> its memory, which no attribute tells; from AMD's data sheets
+#: product -> its memory, which no attribute shows; from AMD's data sheets
 _MEMORY = {'U200': (('DDR', 65536),), 'U250': (('DDR', 65536),),
            'U280': (('DDR', 32768), ('HBM', 8192)),
            'U50': (('HBM', 8192),), 'U55C': (('HBM', 16384),)}
@@ -308,7 +308,7 @@ class XrtDriver(base.PciDriver):
                           f'a shell by xbmgmt program --base')
         bound = pci.driver(self.kernel, user)
         if bound != USER_DRIVER:
-            # without its driver only the ids tell
+            # without its driver there are only the ids
             ids = device.vendor_id, device.product_id
             wanted = (device.vendor_id, _USERS.get(
                 ids, f'{int(device.product_id, 16) + 1:04x}'))
@@ -574,7 +574,7 @@ class XrtDriver(base.PciDriver):
                 raise _Defect('xclmgmt cannot reset the region of a Versal: '
                               'upload a clearing image for its type')
             self.kernel.write_attribute(address, 'mgmt_reset', '2')
-            # it tells nothing of how that ended
+            # it reports nothing of how that ended
             if not pci.answers(self.kernel, address):
                 raise _Defect('it does not answer on the PCI bus')
             self._check_management(address)

@@ -60,7 +60,7 @@ class Mode(enum.Enum):
     OFF = 'off'
     #: it is logged and shown to the operator
     OBSERVE = 'observe'
-    #: Placement and owners are told as well, and devices are quarantined
+    #: reported to Placement and to owners as well, and devices are quarantined
     ACT = 'act'
 
 

@@ -54,7 +54,7 @@ class Card(typing.NamedTuple):
     #: whether there is a claim on it, also one that is being released
     held: bool
     #: the same of any function of its slot: a port counts the errors of all,
-    #: and the kernel tells each of what happens to one
+    #: and the kernel reports to each what happens to one
     slot_held: bool
     #: store.values.Notes.marks
     marks: tuple[str, ...] = ()
@@ -191,7 +191,7 @@ class Watch:
             known = self._known[address]
             was_bad = known.is_bad() or signals.FENCED in card.marks
             if self._again.get(address, -1) >= self._looks - 1:
-                # the kernel may tell of a reset after that has ended
+                # the kernel may report a reset after that has ended
                 events.pop(address, None)
                 known.kept = {key: finding for key, finding
                               in known.kept.items() if finding.is_sticky}

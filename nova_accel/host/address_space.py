@@ -3,7 +3,7 @@
 
 A device whose region the guest's firmware cannot place is there without
 memory: with four H100, servers of 256, 512 and 768 GiB saw three, two and one
-(blog.rackspacecloud.com, December 2025). QEMU tells a guest 40 bits of
+(blog.rackspacecloud.com, December 2025). QEMU gives a guest 40 bits of
 physical addresses, unless it has the host's CPU or a number is given
 (x86_cpu_realizefn(), host_cpu_max_instance_init() in target/i386 of QEMU).
 """
@@ -36,7 +36,7 @@ def largest(kernel, address: str) -> int:
 
     Source: resource in Documentation/PCI/sysfs-pci.rst of Linux.
 
-    :returns: 0 where the kernel does not tell.
+    :returns: 0 if the kernel does not show it.
     """
     try:
         rows = [[int(word, 16) for word in line.split()] for line in
@@ -55,7 +55,7 @@ def guest_bits(host_bits: int, cpu_mode: str | None, mode: str | None,
     :param cpu_mode: of the guest, as [libvirt] cpu_mode.
     :param mode: hw:maxphysaddr_mode of its flavor or image, if any.
     :param bits: hw:maxphysaddr_bits, if any.
-    :returns: None where the guest may be told any number.
+    :returns: None if the guest may have any number.
     """
     if mode:
         return host_bits if mode == 'passthrough' else int(

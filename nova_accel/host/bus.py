@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What the PCI bus tells of the health of a function.
+"""What the PCI bus reports of the health of a function.
 
 It needs neither a driver nor privileges, and goes on while a guest has the
 function. Sources, all of Linux 6.12: Documentation/ABI/testing/
@@ -8,7 +8,7 @@ sysfs-bus-pci-devices-aer_stats (aer_dev_*, since 4.19), sysfs-bus-pci
 4.13), drivers/pci/pcie/aer.c (the names of errors).
 
 GPUs of AMD since Vega 10 and of Intel since Alchemist are below a switch of
-their own card. Their function tells the link inside the card, which is always
+their own card. Their function shows the link inside the card, which is always
 the same, or what means nothing (2.5 GT/s, one lane, of Intel's). The link of
 the slot is that of the upstream port of the card's switch. Sources: the PCI ID
 repository; issue 512 of nokyan/resources, pull request 344 of Syllo/nvtop, and
@@ -63,7 +63,7 @@ _LONG_NAMES = {
 
 def readings(kernel, function: str, bridges: tuple[str, ...],
              ) -> Iterator[signals.Reading]:
-    """Read what the bus tells of a physical function.
+    """Read what the bus reports of a physical function.
 
     Blocks for up to a minute while the function is reset, and wakes one that
     sleeps (pci_config_pm_runtime_get() of Linux): call it in the worker of its

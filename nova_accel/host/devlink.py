@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Versions of firmware, as devlink tells them, over generic netlink.
+"""Versions of firmware, as devlink reports them, over generic netlink.
 
 Needs no privileges and no subprocess. Numbers: include/uapi/linux/netlink.h,
 genetlink.h and devlink.h of Linux; `devlink dev info` of iproute2 shows the

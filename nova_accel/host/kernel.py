@@ -178,7 +178,7 @@ class Kernel:
 
         Source: 'address sizes' of /proc/cpuinfo, x86 only.
 
-        :returns: None where the kernel does not tell.
+        :returns: None if the kernel does not show it.
         :raises OSError: procfs cannot be read.
         """
         for line in self._lines('cpuinfo'):
@@ -284,8 +284,8 @@ class Kernel:
     def read_firmware(self, function: str) -> dict[str, str]:
         """Return the versions that devlink shows for a function.
 
-        :returns: name -> version, for example {'fw': '32771'}; empty when its
-            driver tells none.
+        :returns: name -> version, for example {'fw': '32771'}; empty if its
+            driver reports none.
         :raises OSError: the kernel does not answer.
         """
         return devlink.versions(function)

@@ -174,8 +174,8 @@ class Secondary:
     #: controller identifier
     id: int
     online: bool
-    #: identifiers of its namespaces; None where the primary controller does
-    #: not tell them, because it has no Namespace Management
+    #: identifiers of its namespaces; None if the primary controller does
+    #: not report them, because it has no Namespace Management
     namespaces: tuple[int, ...] | None = None
     #: identifiers of the controllers that have one of them as well, the
     #: primary one included

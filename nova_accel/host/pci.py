@@ -163,7 +163,7 @@ def bridges(kernel, function: str) -> tuple[str, ...]:
     PF. Source: the directory of the function in sysfs, Documentation/PCI/
     sysfs-pci.rst and pci_create_root_bus() of Linux.
 
-    :returns: () if the kernel does not tell.
+    :returns: () if the kernel does not show them.
     """
     try:
         *above, _ = kernel.readlink(path(function)).split('/')
@@ -188,7 +188,7 @@ def ports(kernel, function: str) -> str:
     hosts without ACPI.
 
     :returns: '\\_SB_.PC00/01.0/00.0', or 'pci0000:00/01.0/00.0'; '' if the
-        kernel does not tell.
+        kernel does not show it.
     """
     above = bridges(kernel, function)
     if not above:

@@ -8,8 +8,8 @@ IOMMU can do the latter too, for devices that QEMU has by iommufd
 (virt.live_migration). Nothing else can ask: a device answers a process that
 has opened it, which resets a function, and is possible only where no guest has
 it, and of a vGPU of NVIDIA only with a guest. Hence it is known here what each
-driver answers. What the one of a device says otherwise, libvirt tells before a
-guest moves.
+driver answers. If the driver of a device answers otherwise, libvirt refuses
+before a guest moves.
 """
 
 from collections.abc import Iterable

@@ -85,8 +85,8 @@ class Adoption:
         for other in twins:
             LOG.error(
                 'Devices %s and %s both say that their serial number is %s: '
-                'nova-compute tells them by their ports, and does not notice '
-                'if they are exchanged; ask their vendor for other firmware',
+                'nova-compute identifies them by their ports and does not '
+                'notice an exchange; ask their vendor for other firmware',
                 other, address, device.serial)
         return True
 
@@ -273,7 +273,7 @@ class Adoption:
                 self._reports.was_scanned(address)
                 and self._reports.is_present(address)
                 for address in at_ports)):
-            # the kernel shows both: their ports do not tell one from another
+            # the kernel shows both: they cannot be distinguished by their ports
             return []
         return at_ports or found
 

@@ -69,8 +69,8 @@ class Cards:
                  = lambda key, why: None,
                  ended: Callable[[str], None] = lambda key: None):
         """
-        :param hangs: told of a key that begins to hang, and why.
-        :param ended: told of a key whose call ended after it hung.
+        :param hangs: called with a key that begins to hang, and why.
+        :param ended: called with a key whose call ended after it hung.
         """
         self._tell_hangs = hangs
         self._tell_ended = ended

@@ -54,7 +54,7 @@ class Shown:
         self.migrating = {vfio.VERSIONS, vfio.IOMMUFD_VERSIONS}
         # guards what follows
         self._lock = locks.Lock('inventory')
-        #: name and uuid of the node that Nova told last
+        #: name and uuid of the node in the last report to Nova
         self._root: tuple[str, str] | None = None
         #: what providers were made of -> those providers
         self._made: tuple[tuple | None, dict[str, Provider]] = None, {}

@@ -327,7 +327,7 @@ class Tree:
         try:
             others = plan.placement.named(provider.name) - {provider.uuid}
         except exception.PlacementUnavailable as error:
-            # Nova's report needs Placement as well, and tells if it fails
+            # Nova's report needs Placement as well, and logs if it fails
             LOG.debug('Provider %s is made without a look for others of its '
                       'name: %s', provider.name, error)
             plan.asks = False

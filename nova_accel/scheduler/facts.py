@@ -222,7 +222,7 @@ class Facts:
         """Ask Placement again for the providers of one host.
 
         The first of them may have been taken by another request, which the
-        answer that Nova has cannot tell. Without an answer nothing changes.
+        answer that Nova has cannot show. Without an answer nothing changes.
 
         :param root: UUID of the host's root provider.
         """

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The owner of a server that found no host is told what was missing.
+"""Report to the owner of a server without a host what was missing.
 
 Placement is asked only after Nova has found no host, with the hosts to which
 this server may go and nothing of other servers.
@@ -159,7 +159,7 @@ def _within_limit(look: Callable[[], str]) -> str:
     def run():
         try:
             found.append(look())
-        # keystoneauth has some thirty, and Nova's error is told in any case
+        # keystoneauth has some thirty, and Nova's error is reported in any case
         except Exception as error:
             LOG.warning(
                 'Placement was asked what of accelerators a server did not '

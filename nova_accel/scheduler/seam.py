@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Where Nova's scheduler tells us what it passes to no filter or weigher.
+"""Read from Nova's scheduler what it passes to no filter or weigher.
 
 Provider summaries: SchedulerManager._schedule has the request and the
 summaries of Placement's answer, passes both to _get_all_host_states, and
 passes the summaries to no filter or weigher (Nova 31 to 34). Hence that method
-is wrapped, and tells us both. It is called once for each scheduling, before
+is wrapped, and reads both. It is called once for each scheduling, before
 the first filter, also where a fallback query was merged into the answer, and
 with None for a rebuild, which has no answer.
 
@@ -45,7 +45,7 @@ _RPC = 'select_destinations'
 
 
 def install(begin: Callable[[typing.Any, typing.Any], typing.Any]) -> bool:
-    """Have each scheduling of this process told to us; idempotent.
+    """Call a function at the start of each scheduling; idempotent.
 
     :param begin: takes the RequestSpec and the provider summaries or None.
         What it raises is logged, and the scheduling goes on.

@@ -42,7 +42,7 @@ class Card:
     vfio_driver: str = 'vfio-pci'
     #: initial number of VFs
     vfs: int = 0
-    #: its version, as devlink shows it; '' where its driver does not tell
+    #: its version, as devlink shows it; '' if its driver reports none
     firmware: str = ''
     #: further attributes of the physical function while it is bound to the
     #: initial driver: path -> text

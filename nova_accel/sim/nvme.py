@@ -102,7 +102,7 @@ class NvmeCard(card.Card):
         #: of the log page about its health: field -> number
         'health': lambda value: {name: int(value[name]) for name in value
                                  if name in _WELL},
-        #: the controller refuses to tell what it can do
+        #: the controller refuses to report what it can do
         'identify': reader.one_of('refused'),
         #: Namespace Management is refused, or has no effect
         'namespaces': reader.one_of('refused', 'ignored'),
@@ -529,7 +529,7 @@ class NvmeOperations(operations.Operations):
     def use_disk(self, address: str, use: str | None) -> None:
         """Mount or otherwise use the disk; None ends the use.
 
-        Of a VF only check_disks() tells.
+        For a VF, only check_disks() detects it.
 
         :param use: as in the description.
         """

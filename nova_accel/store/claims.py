@@ -53,7 +53,7 @@ class Claims(uses.Uses):
                     'handle_address = :handle_address', row).fetchone()
                 if holder is None:
                     raise
-                # the owner of the one is not told who the other is
+                # the owner of the one does not learn who the other is
                 LOG.warning('Server %s cannot get %s, which server %s '
                             'holds', claim.instance_uuid,
                             claim.handle.address, holder[0])

@@ -52,7 +52,7 @@ STATE = Promise(
     'state', 'Return a cheap value that changes whenever examine() would '
     'return something else of one device that fingerprint() does not show.')
 HEALTH = Promise(
-    'health', 'Read what the device tells of its health, by the signals of '
+    'health', 'Read what the device reports of its health, by the signals of '
     'nova_accel.health.signals.')
 SERIAL = Promise(
     'serial', 'It goes with the card from slot to slot, and two cards do not '

@@ -59,7 +59,7 @@ def widen(xml, sizes: Sequence[int], host_bits: int | None,
         return ''
     cpu = xml.cpu
     bits: int | None = address_space.DEFAULT_BITS
-    # QEMU could tell others without KVM too, but no real guest is so
+    # QEMU could show others without KVM too, but no real guest is so
     if cpu is not None and xml.virt_type == 'kvm':
         asked = cpu.maxphysaddr
         bits = address_space.guest_bits(

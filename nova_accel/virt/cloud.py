@@ -314,7 +314,7 @@ class NovaCloud:
         return found
 
     def is_reverted(self, migration_uuid):
-        # The flavor tells, before Placement is told (_finish_revert_resize of
+        # The flavor shows it, before Placement does (_finish_revert_resize of
         # nova.compute.manager): the status is 'error' after a confirm that
         # failed as after a revert that did. No later resize has brought the
         # old flavor back: what a move has left goes before another begins.
@@ -352,7 +352,7 @@ class NovaCloud:
             # others (_instance_metadata_update_in_place of nova.db.main.api),
             # and what nova-conductor offers compares none. What an owner
             # writes between the two is lost, as between two of his own
-            # requests; docs/source/tenants.rst tells it.
+            # requests; docs/source/tenants.rst states it.
             instance = objects.Instance.get_by_uuid(
                 context, instance_uuid, expected_attrs=['metadata'])
             instance.metadata = {**instance.metadata, key: text}
@@ -383,8 +383,8 @@ class NovaCloud:
             # it is written, and Nova would write all of it again
             instance.obj_reset_changes(['metadata'])
         except Exception as error:
-            LOG.warning('Server %s is not told %s (%s): hard reboot it.',
-                        instance.uuid, changes, error)
+            LOG.warning('The metadata of server %s does not show %s (%s): '
+                        'hard reboot it.', instance.uuid, changes, error)
 
     # Guests
 

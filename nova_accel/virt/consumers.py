@@ -2,8 +2,8 @@
 """Who uses many providers of a host, in few requests to Placement.
 
 Placement answers for one provider at a time, and a host may have hundreds. Two
-of its answers are about all providers of a tree, and tell which are as they
-were when they were asked before:
+of its answers are about all providers of a tree, and show which have not
+changed since the last request:
 
 * the generation, which counts up where an allocation is made or changed
   (``_set_allocations`` of placement.objects.allocation, 16.0);

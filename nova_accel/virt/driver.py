@@ -592,7 +592,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def cleanup(self, context, instance, network_info, *args, **kwargs):
         """Release devices when a resize to another cell is confirmed on the
-        source. destroy() calls this, too; only destroy_vifs tells both apart.
+        source. destroy() calls this, too; only destroy_vifs differs.
         """
         super().cleanup(context, instance, network_info, *args, **kwargs)
         if not kwargs.get('destroy_vifs', True):

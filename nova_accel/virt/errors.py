@@ -105,7 +105,7 @@ class Builds:
         """
         build = getattr(manager, '_do_build_and_run_instance', None)
         if build is None:
-            LOG.warning('This release of Nova does not tell which build is '
+            LOG.warning('This release of Nova does not show which build is '
                         'on its last host, nor for whom a build is: bitstreams '
                         'are fetched later, and the reason why a build failed '
                         'on its last host is only in the log of nova-compute')

@@ -7,8 +7,8 @@ node that is tied to the host node of a device therefore gets a root of its own,
 QEMU's pxb-pcie, and each device a root port below it, which no other device
 can take: libvirt puts devices without an address into any free port.
 
-libvirt keeps the alias of a port: hence the guest itself tells where a
-device was that comes back (port_of).
+libvirt keeps the alias of a port: hence the guest's XML shows
+where a device was that returns (port_of).
 """
 
 from collections.abc import Mapping
@@ -95,7 +95,7 @@ def add(xml, nodes: Mapping[str, int | None]) -> dict[str, int]:
     :param xml: Nova's LibvirtConfigGuest.
     :param nodes: address of each device that the guest gets, as in
         model.AttachHandle -> its NUMA node on the host, None where the host
-        does not tell.
+        does not show it.
     :returns: those of them that have a port -> the index of that; the others
         are where libvirt puts them. The log says why.
     """
@@ -109,7 +109,7 @@ def add(xml, nodes: Mapping[str, int | None]) -> dict[str, int]:
         else:
             where = 'an unknown node' if node is None else f'node {node}'
             LOG.info(
-                'The guest of server %s is not told the NUMA node of %s, which '
+                'The guest of server %s cannot see the NUMA node of %s, which '
                 'is on %s of the host: the guest is on %s. Use '
                 'accel:numa_affinity=required in the flavor where that '
                 'matters.', xml.uuid, device, where,
@@ -117,7 +117,7 @@ def add(xml, nodes: Mapping[str, int | None]) -> dict[str, int]:
     needed = sum(1 + _PORT_BUSES * len(devices) for devices in below.values())
     if needed > _ALL_BUSES - _ROOTS_BUSES:
         LOG.warning(
-            'The guest of server %s is not told the NUMA nodes of its %s '
+            'The guest of server %s cannot see the NUMA nodes of its %s '
             'accelerators: that would take %s PCI buses of %s. Use fewer '
             'accelerators in one server where that matters.', xml.uuid,
             sum(map(len, below.values())), needed, _ALL_BUSES - _ROOTS_BUSES)
@@ -150,14 +150,14 @@ def _cells(xml) -> dict[int, int]:
     if not getattr(xml.cpu, 'numa', None):
         return {}
     if not (xml.numatune and xml.numatune.memnodes):
-        LOG.info('The guest of server %s has NUMA nodes, and is not told on '
+        LOG.info('The guest of server %s has NUMA nodes, and cannot see on '
                  'which of them its accelerators are: libvirt does not show '
                  'the NUMA nodes of the host to Nova. See virsh capabilities.',
                  xml.uuid)
         return {}
     # libvirt takes pcie-expander-bus for no other machine type
     if 'q35' not in (xml.os_mach_type or ''):
-        LOG.info('The guest of server %s has NUMA nodes, and is not told on '
+        LOG.info('The guest of server %s has NUMA nodes, and cannot see on '
                  'which of them its accelerators are: machine type %s has no '
                  'PCIe expander bus. Use an image with hw_machine_type=q35.',
                  xml.uuid, xml.os_mach_type)

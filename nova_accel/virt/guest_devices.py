@@ -5,7 +5,7 @@ The metadata service and the config drive list ``devices`` with their tags and
 their addresses in the guest. Nova has three kinds of them, network cards,
 disks and shares, and leaves any other out
 (InstanceMetadata._get_device_metadata(), 31 to 34). Therefore an accelerator
-is told as a disk without serial number and path, which means nothing to a
+is listed as a disk without serial number and path, which means nothing to a
 guest beside its tags, of which ``accelerator`` is the first. Where switches of
 the host are above several, one has the topology file of NCCL as its last tag.
 """
@@ -27,7 +27,7 @@ def with_accelerators(found: objects.InstanceDeviceMetadata | None, xml: str,
                       ) -> objects.InstanceDeviceMetadata | None:
     """Return the devices of a guest, accelerators last.
 
-    :param found: what Nova tells of the others, None for nothing.
+    :param found: the entries of Nova, None without any.
     :param xml: of the guest, as libvirt has defined it.
     :param roles: address of what the server has, as in model.AttachHandle ->
         tags that say what it is.

@@ -54,7 +54,7 @@ class GuestNodes:
         tracker = getattr(manager, 'rt', None)
         watched = [getattr(tracker, name, None) for name in _CLAIMS]
         if None in watched or not _wrapped():
-            LOG.warning('This release of Nova does not tell when it places a '
+            LOG.warning('This release of Nova does not show when it places a '
                         'guest: with accel:numa_affinity=required a build is '
                         'refused where the guest is on another NUMA node than '
                         'its accelerators')

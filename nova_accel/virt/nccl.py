@@ -10,7 +10,7 @@ addresses of the guest. Facts of xml.cc and topo.cc of NCCL 2.30:
   that the file lacks. Hence those of switches are in it, which the guest does
   not have: without class NCCL fails, without link it takes 16 lanes of 8 GT/s.
 * A cpu needs the NUMA node alone, of which NCCL reads the processors in the
-  guest. It is the node that the guest's kernel tells of the device, or NCCL
+  guest. It is the node that the guest's kernel shows of the device, or NCCL
   would put other devices below another one.
 * Of the link of a device and of that of the port above it NCCL takes the lower
   one. QEMU's port shows 16 GT/s, so a faster link is in the file.
@@ -33,7 +33,7 @@ from lxml import etree
 from nova_accel.host import bus
 from nova_accel.host import pci
 
-#: as a kernel tells the node of a device that belongs to none
+#: the node that a kernel shows of a device that belongs to none
 NO_NODE = -1
 #: half of what NCCL can read: it adds those of GPUs and network cards
 _ELEMENTS = 128

@@ -319,13 +319,13 @@ CASES = {
         lambda t: t.kernel.change_disk(A, firmware='SIM1'), 'firmware'),
     'nvme._erasable/tell': Case(
         'nvme', nvme(), *fault(identify='refused'),
-        'can erase it cannot be told'),
+        'not report whether it can erase it'),
     'nvme._erasable/cannot': Case(
         'nvme', nvme(), *fault(format='unsupported'),
         'neither Sanitize nor Format NVM'),
     'nvme._foreign': Case(
         'nvme', nvme(), *fault(signatures='EIO'),
-        'what is on it cannot be told', at_first=True),
+        'its content cannot be read', at_first=True),
     'nvme._check_detached': Case(
         'nvme', nvme(namespaces=2),
         lambda t: t.kernel.change_disk(A, namespaces=[

@@ -54,7 +54,7 @@ class TellTest(testtools.TestCase):
         door.change_metadata(instance, {'accel1:function': 'crypto'})
         self.assertEqual({'mine': 'kept'}, instance.metadata)
         self.assertEqual(set(), instance.obj_what_changed())
-        self.assertIn('is not told', log.output)
+        self.assertIn('does not show', log.output)
 
 
 class FaultTest(testtools.TestCase):

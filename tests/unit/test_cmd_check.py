@@ -754,7 +754,7 @@ class DeviceTest(CheckTestCase):
     def test_disk_that_does_not_answer(self):
         self.host.kernel.read_nvme = self._refuse
         lines = {line['Result']: line for line in self.check(2)}
-        self.assertIn('whether its controller can erase it cannot be told '
+        self.assertIn('its controller does not report whether it can erase it '
                       '(Operation not permitted)', lines['failure']['Found'])
         self.assertIn('see the line on privileges',
                       lines['warning']['What to do'])

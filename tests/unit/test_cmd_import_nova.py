@@ -495,7 +495,7 @@ class AliasTest(ImportNovaTestCase):
                        others=AIS)
         status, errors, _ = self.translated()
         self.assertEqual(1, status)
-        self.assertIn('no trait tells its devices', errors)
+        self.assertIn('no trait distinguishes its devices', errors)
         self.assertIn('alias', self.text)
 
     def test_devices_that_stay(self):

@@ -126,7 +126,7 @@ class ExpandersTest(testtools.TestCase):
         xml = add(guest_xml(), {A.address: 1, D.address: 2}, A, B, D)
         self.assertEqual({'3b:00.1': 4, '5e:00.0': False, '5e:00.1': False,
                           'd8:00.0': False}, ports(xml))
-        self.assertIn('not told the NUMA node of 0000:d8:00.0, which is on '
+        self.assertIn('cannot see the NUMA node of 0000:d8:00.0, which is on '
                       'node 2 of the host: the guest is on 0, 1.',
                       self.log.output)
         self.assertIn('0000:5e:00.0, which is on an unknown node of the host',

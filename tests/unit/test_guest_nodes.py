@@ -102,5 +102,5 @@ class ClaimTest(testtools.TestCase):
         with self.assertLogs('nova_accel', 'WARNING') as log:
             guest_nodes.GuestNodes(None).watch(
                 types.SimpleNamespace(rt=tracker))
-        self.assertIn('does not tell when it places a guest', log.output[0])
+        self.assertIn('does not show when it places a guest', log.output[0])
         self.assertEqual(before, vars(tracker))

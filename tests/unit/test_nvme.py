@@ -174,7 +174,7 @@ class Discovery(TestCase):
     def test_attributes_that_cannot_be_read(self):
         found = self.start({'address': A, 'faults': {
             'attributes': {'dev': 'EIO'}}}, {'address': B})
-        # whether it is used cannot be told, so it is not given away
+        # its use cannot be determined, so no server gets it
         self.assertEqual([QUARANTINED, OK],
                          [found[a].health for a in (A, B)])
 
@@ -221,7 +221,7 @@ class Discovery(TestCase):
         found = self.start({'address': A, 'faults': {'identify': 'refused'}})
         self.assertEqual((QUARANTINED, ()), (found[A].health,
                                              found[A].handles))
-        self.assertIn('can erase it cannot be told (', found[A].reason)
+        self.assertIn('not report whether it can erase it (', found[A].reason)
 
     def test_company_in_the_iommu_group(self):
         device = self.start(
