@@ -186,7 +186,7 @@ class Holdings:
                      claim.holder)
 
     def ask(self, claims: Iterable[model.Claim], request: str) -> None:
-        """Store the part of the request that the driver needs."""
+        """Store the part of a request that the driver of its claims needs."""
         self._store.update([c for c in claims if c.driver_request != request],
                            driver_request=request)
 

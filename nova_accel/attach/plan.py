@@ -203,8 +203,8 @@ def _for_us(requests, own):
 
 
 def _missing(requests, allocations) -> bool:
-    """Return whether less is allocated than asked for, from whatever
-    provider."""
+    """Return whether the allocations of all providers are less than the
+    requests."""
     given = _total(a['resources'] for a in allocations.values())
     return any(given[name] < amount
                for name, amount in _amounts(requests).items())

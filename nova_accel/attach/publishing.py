@@ -36,8 +36,8 @@ class Publisher:
             f'Flavors cannot forbid or require {naming.SUSPECT}')
 
     def _make_known(self) -> None:
-        """Placement refuses a request that names a trait which no provider
-        ever had (400, "No such trait"), also where it forbids it."""
+        """Create the trait in Placement, which refuses any request that names
+        an unknown one (400, "No such trait"), even to forbid it."""
         self._cloud.make_trait(naming.SUSPECT)
         self.background.end()
 

@@ -40,8 +40,11 @@ class Reallocation:
         self._once = logging.Once()
 
     def withhold(self, claims: Iterable[model.Claim]) -> None:
-        """Withhold the devices of these claims, which have no allocation, and
-        no others for that reason."""
+        """Withhold the devices of claims that have no allocation.
+
+        :param claims: all such claims; devices of others are not withheld for
+            this reason any more.
+        """
         claims, inventory = list(claims), self._inventory
         before = inventory.offers.unallocated
         inventory.offers.unallocated = frozenset(c.uuid for c in claims)

@@ -298,10 +298,10 @@ def find_clearing(client, region_type: str | None,
 
 
 def _in_order(client, key, spellings, project_id, operators, of_projects):
-    """(client, entries) by precedence, of the images that count. Later ones
-    are asked for only when they are needed.
+    """Yield (client, entries of images) by precedence; each is requested from
+    Glance only when the caller needs it.
 
-    :param of_projects: whether those of projects count.
+    :param of_projects: whether images of projects are permitted.
     """
     yield operators or client, _of_operators(
         operators or client, key, spellings)

@@ -45,10 +45,10 @@ def header(client, image: glance.Image, vendor: str,
 
 def not_counted(client, wanted: accel_request.AcceleratorRequest,
                 project_id: str) -> str:
-    """Tell of images that a request means and does not find.
+    """Describe images that a request means and does not find.
 
     :param client: sees the images of all projects.
-    :returns: sentences for the operator; '' where images are found.
+    :returns: sentences for the operator; '' if images are found.
     """
     found: dict[str, Mapping[str, typing.Any]] = {}
     for choice in wanted.choices:

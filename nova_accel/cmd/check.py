@@ -100,8 +100,8 @@ def _summary(counts) -> str:
 
 
 def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
-    """(check, line) of everything, each service with the configuration that
-    it reads."""
+    """Return (check, line) of all checks, each service with the configuration
+    that it reads."""
     # files -> services that read them
     groups: dict[tuple[str, ...], list[str]] = {}
     for service in checks.SERVICES:

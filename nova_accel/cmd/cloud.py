@@ -74,7 +74,7 @@ class Asks:
 
     @property
     def _openstack(self) -> typing.Any:
-        """What has the session of the command openstack, else None."""
+        """The client manager of the command openstack, None without it."""
         return getattr(self.app, 'client_manager', None)
 
     def add_cloud_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -60,7 +60,7 @@ class DescribeFlavors(fits.OfFlavors):
 
 
 def _described(wanted: Iterable[request.AcceleratorRequest]) -> str:
-    """Return what a flavor has, for people: 2 GPU NVIDIA H200."""
+    """Return the devices of a flavor as text, such as 2 GPU NVIDIA H200."""
     found: collections.Counter[str] = collections.Counter()
     for one in wanted:
         type_ = naming.type_of(one.resource_class)

@@ -106,7 +106,7 @@ def translate(profile) -> tuple[str, str]:
 
 
 def is_name(name: typing.Any) -> typing.TypeGuard[str]:
-    """Return whether a profile can be called so, and its file."""
+    """Return whether a name is valid for a profile and its file."""
     return isinstance(name, str) and bool(_NAME.fullmatch(name))
 
 
@@ -168,7 +168,7 @@ def _text_of(path):
 
 
 def _write(path, text):
-    """nova-api never sees a part of the file."""
+    """Write a file at once: nova-api never reads a part of it."""
     try:
         files.replace(path, text)
     except OSError as error:

@@ -84,7 +84,7 @@ class ShowProfile(_Reads, output.Table):
         return self.COLUMNS, sorted(specs.items())
 
     def _look(self, parsed_args, specs):
-        """Say on stderr what is wrong with a guest."""
+        """Write problems of such a guest to stderr."""
         from nova_accel.cmd import checks
         configuration.read(parsed_args.config_file, configuration.COMPUTE)
         # drivers log what is not offered

@@ -308,8 +308,8 @@ def _switch(kernel, device) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _first_switch(kernel, functions) -> str:
-    """The first NVSwitch among all functions of the host, '' without one. Each
-    GPU of a scan has the same answer."""
+    """Return the first NVSwitch of the host, '' without one. Cached, because
+    each GPU of a scan gets the same answer."""
     for function in functions:
         if (pci.class_code(kernel, function) >> 8 == _SWITCH
                 and pci.identifier(kernel, function, 'vendor') == _NVIDIA):

@@ -293,10 +293,10 @@ class QatDriver(base.PciDriver):
                 'card_errors', int(text), 'qat_ras/errors_nonfatal')
 
     def _is_silent(self, address) -> bool:
-        """Whether the card says that it does not respond; not whether it
-        says nothing.
+        """Return whether the driver of the card reports that the card does not
+        respond.
 
-        Only of a card that was seen before, as nova-compute does: nova-accel
+        Read only for a card that was found before, by nova-compute: nova-accel
         discover has no privileges to read it.
         """
         try:

@@ -280,11 +280,11 @@ class DeviceRules:
             if any(rule.matches_device(device) for rule in self.include))
 
     def applied(self, device: model.Device) -> model.Device | None:
-        """The device without the handles that are excluded, with the traits
-        that the operator gives it.
+        """Return a device with the operator's traits and without excluded
+        handles.
 
-        None where the device itself is, or where others of its driver are
-        included and it is not.
+        :returns: None if the device is excluded, or if the operator includes
+            others of its driver only.
         """
         included = self._matching(self.include, device, device.address)
         excluded = self._matching(self._exclude, device, device.address)

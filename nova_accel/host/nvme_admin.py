@@ -468,7 +468,10 @@ def format_of_secondary(fd: int, of: str, namespaces: list[int]) -> None:
 # Commands
 
 def _able(fd, of, bit, what) -> bytes:
-    """Identify a controller that has an optional command."""
+    """Return the identity of a controller that has an optional command.
+
+    :raises OSError: EOPNOTSUPP, the controller does not have it.
+    """
     about = _identify(fd, _CNS_CONTROLLER)
     supported, = struct.unpack_from('<H', about, 256)
     if not supported & bit:

@@ -92,8 +92,8 @@ class Adoption:
 
     def _twins(self, device: model.Device, before: model.Device | None,
                ) -> list[str]:
-        """Return the other devices with a serial number that has become that
-        of a device which servers get.
+        """Return the other devices that have the new serial number of a device
+        which servers can get.
 
         The two ports of an NVMe disk have one number, and their driver
         withholds both. The caller holds the lock.

@@ -79,7 +79,7 @@ def confirmed(row: values.Reserved, found: Found) -> values.Reserved | None:
 
 
 def released(row: values.Reserved | None, found: Found | None) -> int:
-    """Count the handles that the operator has released by a lower value,
+    """Return how many handles the operator has released by lowering reserved,
     of an inventory whose handles all wait for that."""
     if (row is None or row.before is not None or row.value < row.operators
             or found is None or found.marked):

@@ -435,8 +435,8 @@ class Tree:
             'show --allocations %s"', shown.name, shown.uuid, shown.uuid)
 
     def _forget_unknown(self, plan, everything, wanted) -> None:
-        """Drop rows of the ledger for unknown providers. Values that the
-        operator reserved stay, for cards that come back."""
+        """Remove the rows of unknown providers from the ledger, but keep values
+        that the operator reserved, for cards that return."""
         plan.rows |= {
             key: None for key, row
             in {**self._ledger.all(), **plan.rows}.items()

@@ -39,8 +39,7 @@ class Paused:
             self._inventory.looks.background.start()
 
     def _found(self) -> dict[str, frozenset[str]]:
-        """Return address of a device -> its servers whose guests are paused.
-        """
+        """Return address of a device -> UUIDs of its paused servers."""
         found: dict[str, frozenset[str]] = {}
         if signals.modes()[signals.PAUSED] is signals.Mode.OFF:
             return found

@@ -412,7 +412,7 @@ def _parts(kinds, serve):
 
 
 def _of_part(host, free, part, serve, most, least, isolated):
-    """[(servers at places, servers by the others)] that are possible."""
+    """Return the possible pairs (servers at places, servers by others)."""
     wheres = list(dict.fromkeys(where for _, where in part))
     caps = {where: min([least, *(most[kind] for kind in part
                                  if kind[1] == where)]) for where in wheres}

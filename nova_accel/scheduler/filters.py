@@ -231,13 +231,13 @@ def _fits(host, guest, shown):
 
 
 def _is_retry(spec):
-    """Whether a build failed on all hosts of an earlier scheduling."""
+    """Return whether a build failed on all hosts of an earlier request."""
     retry = spec.retry if 'retry' in spec else None
     return retry is not None and retry.num_attempts > 1
 
 
 def _note_claims(hosts, scheduling):
-    """Learn what earlier servers of the same request have taken.
+    """Subtract what earlier servers of the same request have taken.
 
     Nova does not refresh the candidates between the servers of a multi-create.
     It passes the hosts in the order in which it tried them: a claim on the
@@ -266,7 +266,7 @@ def _left(scheduling, host):
 
 
 def _note_claim(host, scheduling):
-    """Learn what the last server got on a host."""
+    """Subtract what the last server got on a host."""
     left = _left(scheduling, host)[1]
     if len(left) == len(host.allocation_candidates) and all(
             map(lambda a, b: a is b, left, host.allocation_candidates)):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The tables of cards and their regions: what they were, carry and may have of
-a server, and what the operator says of them; wherever they are.
+"""The tables of cards and their regions: their identity, what they carry, what
+a server may have left there, and the orders of the operator.
 """
 
 from collections.abc import Iterable, Mapping
@@ -209,7 +209,10 @@ class Cards(file.File):
 
     def disable(self, row: values.Disabled,
                 instead: Iterable[values.Disabled] = ()) -> None:
-        """:param instead: rows that it replaces."""
+        """Store that the operator disabled a device.
+
+        :param instead: rows that this one replaces.
+        """
         self._change_disabled(instead, [row])
 
     def enable(self, gone: Iterable[values.Disabled]) -> None:

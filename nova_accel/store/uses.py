@@ -49,7 +49,7 @@ class _Now(NamedTuple):
         return cls(text.moment(), text.now(to='microseconds'))
 
     def after(self, moment: str, wall: str) -> float:
-        """Return the seconds since then."""
+        """Return the seconds from an earlier moment to this one."""
         seconds = text.elapsed(moment, self.moment)
         return _between(wall, self.wall) if seconds is None else seconds
 

@@ -91,7 +91,7 @@ class Case(unittest.TestCase):
 
     @classmethod
     def _is_incorrect(cls) -> str:
-        """A clause that says what a vendor has to state, or ''."""
+        """Return what is wrong with the attributes of the class, or ''."""
         driver = cls.DRIVER
         if not (isinstance(driver, type)
                 and issubclass(driver, base.AcceleratorDriver)):

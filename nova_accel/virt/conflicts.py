@@ -111,7 +111,7 @@ class Conflicts:
         return self._vgpu_type(address)[0]
 
     def _vgpu_type(self, address):
-        """(type or None, whether it lists the function)."""
+        """Return (type or None, whether nova.conf lists the function)."""
         name, place = address, pci.path(address)
         if not pci.ADDRESS.fullmatch(address):
             place = f'class/mdev_bus/{address}'
