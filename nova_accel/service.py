@@ -63,6 +63,7 @@ from nova_accel.notify import owners as server_owners
 from nova_accel.notify import paused as paused_guests
 from nova_accel.notify import usage as device_usage
 from nova_accel.store import claim_store
+from nova_accel.store import keys
 from nova_accel.store import sole
 
 CONF = conf.CONF
@@ -293,13 +294,34 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
 def _open_store(path):
     try:
         sole.use(path)
-        return claim_store.ClaimStore(path)
+        store = claim_store.ClaimStore(path)
+        _sign(store)
+        return store
     except exception.AcceleratorsUnavailable as error:
         if CONF.accel.enabled_drivers:
             raise
         # a host without accelerators works without it
         LOG.error('%s', error)
         return claim_store.ClaimStore(claim_store.MEMORY)
+
+
+def _sign(store):
+    """Have the hand-overs signed by the key of this host, which the first
+    start creates.
+
+    :raises AcceleratorsUnavailable: the key cannot be used.
+    """
+    path = store.path + keys.SUFFIX
+    former = keys.load(store.path + keys.FORMER)
+    if cards := store.sign_with(
+            keys.load(path) or keys.create(path), former):
+        LOG.warning(
+            'The hand-overs of %d devices are signed by another key from now '
+            'on, which %s', cards, 'the former key has announced' if former
+            else f'no former key has announced: that in {path} was lost')
+    if former:
+        # it has announced the key of now, in the journal
+        os.unlink(store.path + keys.FORMER)
 
 
 def none(cloud: novas.Cloud) -> Host:

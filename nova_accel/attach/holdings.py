@@ -308,28 +308,33 @@ class Holdings:
             self, device: model.Device, before: model.Region | None,
             after: model.Region | None, method: str, result: str,
             claim: model.Claim | None = None, shown: str = '') -> None:
-        """Write a hand-over into the journal; a store that fails is logged, and
-        stops no release.
+        """Write a hand-over into the journal.
 
         :param before: the region, if any, as it was; after: as it is now.
         :param claim: that ends; None where no server had the region.
         :param shown: what was read back, as drivers.base.Cleaned has it.
+        :raises AcceleratorsUnavailable: it cannot be written, and the release
+            must not end: another one would vouch for the device. If it is
+            tried again in any case, that is logged.
         """
         handles = [claim.handle] if claim else before.handles if before else ()
         handle = handles[0].address if handles else ''
         server = claim.instance_uuid if claim else ''
+        handover = values.Handover(
+            time=text.now(), device=device.address,
+            serial=claim.serial if claim and result == values.EXCHANGED
+            else device.serial, handle=handle, server=server,
+            origin=before.origin or '' if before else '', method=method,
+            before=_function(before), after=_function(after),
+            result=result,
+            since=text.to_second(claim.since) if claim else '',
+            ports=claim.ports if claim and result == values.EXCHANGED
+            else device.ports, shown=shown)
         try:
-            self._store.add_handover(values.Handover(
-                time=text.now(), device=device.address,
-                serial=claim.serial if claim and result == values.EXCHANGED
-                else device.serial, handle=handle, server=server,
-                origin=before.origin or '' if before else '', method=method,
-                before=_function(before), after=_function(after),
-                result=result,
-                since=text.to_second(claim.since) if claim else '',
-                ports=claim.ports if claim and result == values.EXCHANGED
-                else device.ports, shown=shown))
-        except exception.AcceleratorError as error:
+            self._store.add_handover(handover)
+        except exception.AcceleratorsUnavailable as error:
+            if not handover.failed:
+                raise
             LOG.warning('The hand-over of %s after server %s is not in the '
                         'journal: %s', handle, server, error)
 

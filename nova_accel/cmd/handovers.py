@@ -7,6 +7,7 @@ import datetime
 
 from nova_accel.cmd import output
 from nova_accel.cmd import store
+from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel.store import values
 
@@ -29,9 +30,9 @@ class Handovers(output.Lister):
 
     One row for each time that a server released a device: what was done
     before another server may have it, and with which result. Those of the last
-    90 days are kept, and of each device the newest 1000; with -f json and
-    --since they are exported. Reads the claim store of nova-compute and
-    changes nothing.
+    90 days are kept, and of each device the newest 1000. -f json exports them
+    for nova-accel history and nova-accel verify. Reads the claim store of
+    nova-compute and changes nothing.
     """
 
     COLUMNS = tuple(field.name.capitalize()
@@ -47,6 +48,10 @@ class Handovers(output.Lister):
         parser = super().get_parser(prog_name)
         store.add_arguments(parser)
         parser.add_argument(
+            '--key', action='store_true',
+            help='only print the public key that signs the hand-overs of this '
+                 'host, for nova-accel verify')
+        parser.add_argument(
             '--device', metavar='ADDRESS', type=pci.from_lspci,
             help='only hand-overs of this device, or of this handle')
         parser.add_argument(
@@ -57,6 +62,21 @@ class Handovers(output.Lister):
             help='only hand-overs from this time on, UTC, for example '
                  '2026-11-22 or 2026-11-22T02:17')
         return parser
+
+    def run(self, parsed_args):
+        if not parsed_args.key:
+            return super().run(parsed_args)
+        # no command needs it that only reads
+        from nova_accel.store import keys
+        path = store.path_of(parsed_args) + keys.SUFFIX
+        key = keys.load(path)
+        if key is None:
+            raise exception.AcceleratorsUnavailable(
+                f'The key {path}, which signs hand-overs, does not exist: '
+                f'nova-compute creates it at its first start; else name the '
+                f'claim store of this host by --store.')
+        self.app.stdout.write(f'{key.public}\n')
+        return 0
 
     def table(self, parsed_args):
         self.is_search = bool(parsed_args.device or parsed_args.server

@@ -68,6 +68,8 @@ class History(output.Lister):
             before: dict[str, str] = {}
             rows, of_card = [], set()
             for one in done:
+                if one.is_key:
+                    continue
                 rows.append((host, one.since or before.get(one.handle, ''),
                              one.time, one.device, one.serial, one.handle,
                              one.server, one.result))

@@ -8,7 +8,9 @@ from collections.abc import Collection
 import dataclasses
 import sqlite3
 
+from nova_accel.store import chain
 from nova_accel.store import file
+from nova_accel.store import schema
 from nova_accel.store import values
 from nova_accel import text
 
@@ -22,9 +24,13 @@ DAYS_OF_HANDOVERS = 90
 #: has as many in a week
 MOST_IN_THAT_TIME = 60_000
 _HANDOVER_COLUMNS = tuple(f.name for f in dataclasses.fields(values.Handover))
+_HANDOVERS = f'SELECT {", ".join(_HANDOVER_COLUMNS)} FROM handovers'
 
 
 class Journal(file.File):
+
+    #: signs hand-overs; None in a copy, and without a file
+    _key: chain.Key | None = None
 
     # Orders
 
@@ -121,14 +127,12 @@ class Journal(file.File):
     # The journal of hand-overs
 
     def add_handover(self, handover: values.Handover) -> None:
-        """Write a hand-over into the journal, and drop old ones of its device.
+        """Write a hand-over into the journal, and drop old ones of its card.
 
         Dropped are those older than DAYS_OF_HANDOVERS and not among the newest
         MOST_HANDOVERS. A failed hand-over replaces the failed one before it of
         the same server and handle, so repeated errors do not push out others.
         """
-        columns = ', '.join(_HANDOVER_COLUMNS)
-        names = ', '.join(f':{name}' for name in _HANDOVER_COLUMNS)
         with self._transaction() as db:
             if handover.failed:
                 ends = ', '.join('?' * len(values.ENDS))
@@ -137,17 +141,42 @@ class Journal(file.File):
                     f'max(number) FROM handovers WHERE handle = ? AND server '
                     f'= ?) AND result NOT IN ({ends})',
                     (handover.handle, handover.server, *values.ENDS))
-            db.execute(f'INSERT INTO handovers ({columns}) VALUES ({names})',
-                       dataclasses.asdict(handover))
+            if self._key:
+                heads = _handovers(db, (
+                    f"WHERE {schema.CARD} = ? AND place <> '' "
+                    f'ORDER BY number DESC LIMIT 1'), handover.card)
+                handover = chain.signed(
+                    handover, heads[0] if heads else None, self._key)
+            _insert(db, handover)
             for most, before in (
                     (MOST_HANDOVERS, text.now(DAYS_OF_HANDOVERS)),
                     (MOST_IN_THAT_TIME, '~')):
                 # not by number: rows that were replaced left gaps
                 db.execute(
-                    'DELETE FROM handovers WHERE device = ?1 AND time < ?2 '
-                    'AND number <= (SELECT number FROM handovers WHERE '
-                    'device = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?3)',
-                    (handover.device, before, most))
+                    f'DELETE FROM handovers WHERE {schema.CARD} = ?1 AND '
+                    f'time < ?2 AND number <= (SELECT number FROM handovers '
+                    f'WHERE {schema.CARD} = ?1 '
+                    f'ORDER BY number DESC LIMIT 1 OFFSET ?3)',
+                    (handover.card, before, most))
+
+    def sign_with(self, key: chain.Key, former: chain.Key | None = None,
+                  ) -> int:
+        """Start to sign hand-overs.
+
+        :param former: that signed them until now, if the operator still has
+            it.
+        :returns: of how many cards the chain goes on with another key.
+        """
+        with self._transaction() as db:
+            heads = _handovers(
+                db, f"WHERE number IN (SELECT max(number) FROM handovers WHERE "
+                f"place <> '' GROUP BY {schema.CARD})")
+            new = [one for head in heads if (one := chain.announced(
+                text.now(), head, key, former))]
+            for one in new:
+                _insert(db, one)
+        self._key = key
+        return len(new)
 
     def ended_handovers(self, after: int | None,
                         ) -> tuple[int, dict[str, int]]:
@@ -169,11 +198,19 @@ class Journal(file.File):
     def handovers(self) -> list[values.Handover]:
         """Return all that are kept, the oldest first."""
         with self._transaction(write=False) as db:
-            rows = db.execute(f'SELECT {", ".join(_HANDOVER_COLUMNS)} '
-                              f'FROM handovers ORDER BY number').fetchall()
-        return [values.Handover(**{name: str(row[name])
-                                   for name in _HANDOVER_COLUMNS})
-                for row in rows]
+            return _handovers(db, 'ORDER BY number')
+
+
+def _handovers(db, which, *arguments):
+    return [values.Handover(*map(str, row)) for row in db.execute(
+        f'{_HANDOVERS} {which}', arguments)]
+
+
+def _insert(db, handover):
+    db.execute(
+        f'INSERT INTO handovers ({", ".join(_HANDOVER_COLUMNS)}) VALUES '
+        f'({", ".join("?" * len(_HANDOVER_COLUMNS))})',
+        dataclasses.astuple(handover))
 
 
 def _is_recent(moment: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import sqlite3
 
 #: of the tables below
-VERSION = 22
+VERSION = 23
 
 #: version of a store of an earlier release -> what makes it one of the next
 #: version, inside a transaction. A lower version is of a commit before the
@@ -107,6 +107,9 @@ CREATE TABLE ledger (
     PRIMARY KEY (provider_uuid, resource_class)
 )"""
 
+#: values.Handover.card, of a row of handovers
+CARD = "coalesce(nullif(serial, ''), nullif(ports, ''), device)"
+
 _HANDOVERS = ("""
 CREATE TABLE handovers (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -122,8 +125,14 @@ CREATE TABLE handovers (
     result TEXT NOT NULL,
     since TEXT NOT NULL,
     ports TEXT NOT NULL DEFAULT '',
-    shown TEXT NOT NULL DEFAULT ''
-)""", 'CREATE INDEX handovers_of_device ON handovers (device)')
+    shown TEXT NOT NULL DEFAULT '',
+    version TEXT NOT NULL,
+    previous TEXT NOT NULL,
+    place TEXT NOT NULL,
+    salt TEXT NOT NULL,
+    key TEXT NOT NULL,
+    signature TEXT NOT NULL
+)""", f'CREATE INDEX handovers_of_card ON handovers ({CARD})')
 
 _ORDERS = """
 CREATE TABLE orders (

@@ -41,6 +41,8 @@ RESET_ONLY = 'reset only'
 EXCHANGED = 'another card is in its place'
 ENDS = (CLEAN, MEMORY_KEPT, RESET_ONLY, 'not cleaned',
         'waits for the operator', EXCHANGED)
+#: how the result begins that announces a key (store.chain)
+NEW_KEY = 'new key '
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +76,31 @@ class Handover:
     ports: str = ''
     #: Cleaned.shown of its driver (drivers.base)
     shown: str = ''
+    # store.chain; '' if it is not signed
+    version: str = ''
+    #: hash of the one before of the card
+    previous: str = ''
+    #: number in the chain of the card, from 1; '' of a failed attempt
+    place: str = ''
+    salt: str = ''
+    #: the public key
+    key: str = ''
+    signature: str = ''
 
     @property
     def failed(self) -> bool:
         """Whether the release of a server's device is tried again."""
         return bool(self.server) and self.result not in ENDS
+
+    @property
+    def is_key(self) -> bool:
+        """Whether it only announces a key."""
+        return self.result.startswith(NEW_KEY)
+
+    @property
+    def card(self) -> str:
+        """Return the name of its chain."""
+        return self.serial or self.ports or self.device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ CHANGES: dict[type, tuple[str, ...]] = {
         'begin_attempt', 'end_attempt', 'set_devices', 'change_unclean',
         'set_withheld', 'count_uses', 'note_reported', 'raise_used',
         'give_order', 'begin_order', 'answer_order',
-        'withdraw_order'),
+        'withdraw_order', 'sign_with'),
     sim.SimulatedKernel: (
         'program_dfl_port', 'reset_dfl_port', 'clear_dfl_port_errors',
         'release_dfl_port', 'assign_dfl_port', 'create_mdev', 'remove_mdev',

@@ -39,6 +39,7 @@ from nova_accel import profiles
 from nova_accel import request
 from nova_accel import sim
 from nova_accel.store import claim_store
+from nova_accel.store import keys
 from nova_accel.store import values
 from tests.unit import commands
 from tests.unit import configured
@@ -180,6 +181,7 @@ class CommandsTest(commands.CommandTestCase):
             yaml.safe_dump({'device_profiles': [PROFILE]}, file)
         store = claim_store.ClaimStore(os.path.join(
             self.directory, 'accel_claims_compute1.sqlite'))
+        keys.create(store.path + keys.SUFFIX)
         store.settle(done=[values.EVERYTHING])
         store.set_devices({DEVICE.address: DEVICE})
         store.add([claim('7d9fe0c3-1f3a-4a2b-9d0e-3a1f5c6b7d8e', handle(0),

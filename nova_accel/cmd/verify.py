@@ -1,0 +1,198 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""nova-accel verify: whether a journal of hand-overs is as it was signed."""
+
+from collections.abc import Sequence
+import dataclasses
+import json
+
+from nova_accel.cmd import output
+from nova_accel import exception
+from nova_accel.store import chain
+from nova_accel.store import journal
+from nova_accel.store import keys
+from nova_accel.store import values
+from nova_accel import text
+
+_COLUMNS = {field.name.capitalize(): field.name
+            for field in dataclasses.fields(values.Handover)}
+_UNCONNECTED = 'does not follow the one before it'
+
+
+class Verify(output.Lister):
+    """Check the signatures and the chain of exported hand-overs, offline.
+
+    A row for each device: how many hand-overs it has, and its newest one. The
+    exit status is 1 if one was changed, removed, added or moved. If the newest
+    ones were cut off, only --hash detects that. Needs neither nova.conf nor
+    the host.
+    """
+
+    COLUMNS = ('Device', 'Hand-overs', 'Since', 'Until', 'Result', 'Hash',
+               'Key')
+    STACKS = {
+        'Device': ('{Device}', '{Hand-overs} hand-overs', '{Since}',
+                   '{Until}'),
+        'Result': ('{Result}', 'hash {Hash}', 'key {Key}')}
+    nothing = 'The files have no hand-overs.'
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            'files', metavar='FILE', nargs='+',
+            help='a file that nova-accel handovers -f json wrote; several of '
+                 'one host are joined')
+        parser.add_argument(
+            '--key', metavar='KEY',
+            help='the public key of the host, as nova-accel handovers --key '
+                 'printed it there; without it any key is accepted')
+        parser.add_argument(
+            '--hash', metavar='HASH', action='append', default=[],
+            help='hash of a hand-over that has to be there, for example from '
+                 'the metadata of a server; may be given many times')
+        return parser
+
+    def run(self, parsed_args):
+        self._failed = False
+        return super().run(parsed_args) or int(self._failed)
+
+    def table(self, parsed_args):
+        journals = [_read(path) for path in parsed_args.files]
+        found = [handover for handovers in journals for handover in handovers]
+        if parsed_args.key and found and not any(
+                parsed_args.key in (handover.key, chain.key_after(handover))
+                for handover in found):
+            raise exception.InvalidRequest(
+                f'{text.some(parsed_args.files)} must be signed by the key '
+                f'{text.printable(parsed_args.key)}, and no hand-over is: name '
+                f'the key and the files of one host.')
+        cards = {handover.card: _Chain() for handover in found}
+        for handovers in journals:
+            for name, its in cards.items():
+                its.join([one for one in handovers if one.card == name])
+        known = {hash_ for its in cards.values() for hash_ in its.hashes}
+        for hash_ in parsed_args.hash:
+            if hash_ not in known:
+                raise exception.NotThere(
+                    f'{text.some(parsed_args.files)} must have the hand-over '
+                    f'{text.printable(hash_, 80)}, and it is missing: its end '
+                    f'was cut off, the host has an older copy of its claim '
+                    f'store, or another host wrote the hand-over.')
+        rows = [(output.clean(name), *its.row(parsed_args.key or ''))
+                for name, its in sorted(cards.items())]
+        self._failed = any(its.fault for its in cards.values())
+        return self.COLUMNS, rows
+
+
+class _Chain:
+    """The hand-overs of one card, from all files."""
+
+    def __init__(self) -> None:
+        #: the first thing that is wrong, a clause
+        self.fault = ''
+        #: by their numbers
+        self._by_place: dict[int, values.Handover] = {}
+
+    @property
+    def hashes(self) -> set[str]:
+        return {*map(chain.digest, self._by_place.values())}
+
+    def join(self, handovers: Sequence[values.Handover]) -> None:
+        """Add the hand-overs of one file."""
+        previous = None
+        for one in handovers:
+            if one.version not in ('', chain.VERSION):
+                self._fail(one, 'is of a later release: verify it by that')
+            elif not keys.is_signed(
+                    one.key, chain.spelled(chain.statement(one)),
+                    one.signature):
+                self._fail(one, 'is not as it was signed')
+            elif previous is not None and one.previous != previous:
+                self._fail(one, _UNCONNECTED)
+            previous = one.previous
+            if one.place:
+                previous = chain.digest(one)
+                self._place(one)
+
+    def _place(self, one):
+        place = int(one.place) if one.place.isdecimal() else 0
+        if place < 1 or (place == 1) != (not one.previous):
+            self._fail(one, 'has a wrong place')
+        if self._by_place.setdefault(place, one) != one:
+            self._fail(one, 'has a twin: the host has used an older copy of '
+                            'its claim store, or none')
+
+    def row(self, key: str) -> tuple[str | int, ...]:
+        """Return the cells of a row after its device.
+
+        :param key: that signs the hand-over after the newest one; '' for any.
+        """
+        handovers = [one for _, one in sorted(self._by_place.items())]
+        if not handovers:
+            return 0, '', '', self.fault or 'no hand-over has ended', '', ''
+        lost = []
+        for before, one in zip(handovers, handovers[1:]):
+            if one.previous != chain.digest(before):
+                self._fail(one, _UNCONNECTED)
+            if one.key != chain.key_after(before):
+                lost.append(one.time)
+                if not one.is_key or one.key != chain.key_after(one):
+                    self._fail(one, 'is signed by another key, which no '
+                                    'hand-over announces')
+        first, last = handovers[0], handovers[-1]
+        is_whole = first.place == '1'
+        if key and chain.key_after(last) != key:
+            self._fail(last, 'is the newest, and another key signed it')
+        if not is_whole and len(handovers) < journal.MOST_HANDOVERS:
+            # of which nova-compute removes none
+            self._fail(first, f'has number {first.place}, and those before '
+                              f'it are missing')
+        return (len(handovers), first.time, last.time, self.fault or '; '.join([
+            'complete' if is_whole else
+            f'complete from number {first.place} on',
+            *(f'the key was lost before {text.printable(time)}: see that the '
+              f'new one is of the host' for time in lost)]),
+            chain.digest(last), chain.key_after(last))
+
+    def _fail(self, one, clause):
+        self.fault = self.fault or (
+            f'the hand-over of {text.printable(one.time)} {clause}')
+
+
+def _read(path: str) -> list[values.Handover]:
+    """Return the hand-overs of a file.
+
+    :raises InvalidRequest: it cannot be read, or is another one.
+    """
+    try:
+        with open(path, encoding='utf-8') as file:
+            rows = json.load(file)
+        return [_handover(row) for row in rows]
+    except OSError as error:
+        why = error.strerror
+    except (ValueError, TypeError, KeyError, AttributeError,
+            RecursionError) as error:
+        why = f'{type(error).__name__}: {error}'
+    raise exception.InvalidRequest(
+        f'{path} must have hand-overs as nova-accel handovers -f json of this '
+        f'release writes them, and it has something else ({why}): name such a '
+        f'file.')
+
+
+def _handover(row):
+    handover = values.Handover(**{
+        _COLUMNS[column]: '' if value is None else value
+        for column, value in row.items()})
+    for value in dataclasses.astuple(handover):
+        if not isinstance(value, str):
+            raise TypeError(f'{value!r} is not a text')
+    return dataclasses.replace(handover, before=_function(handover.before),
+                               after=_function(handover.after))
+
+
+def _function(value):
+    """Return the id of a function as the journal has it, without hyphens."""
+    plain = value.replace('-', '')
+    try:
+        return plain if output.identifier(plain) == value else value
+    except ValueError:
+        return value
