@@ -202,6 +202,7 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.bench.handover
 	$(BIN)/python -m tests.bench.hang
 	$(BIN)/python -m tests.bench.health
+	$(BIN)/python -m tests.bench.notice
 	$(BIN)/python -m tests.bench.providers
 	$(BIN)/python -m tests.bench.report
 	$(BIN)/python -m tests.bench.weigh
@@ -221,6 +222,7 @@ bench-part: $(STAMP)
 	$(BIN)/python -m tests.bench.handover 1 0
 	$(BIN)/python -m tests.bench.hang 3
 	$(BIN)/python -m tests.bench.health 8 1
+	$(BIN)/python -m tests.bench.notice 2
 	$(BIN)/python -m tests.bench.providers 1 4
 	$(BIN)/python -m tests.bench.report 1 2
 	$(BIN)/python -m tests.bench.reuse --seeds 2 --requests 30

@@ -124,8 +124,9 @@ Example: ``0000:1a:00.0=2,0000:1b:00.0=4``."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
 Seconds after which nova-compute checks for added and removed devices, and for
 their health. It does so when Nova reports what the host has: a value below
-``[DEFAULT] update_resources_interval``, by default 60, changes nothing. Events
-of the kernel about devices are handled at once."""),
+``[DEFAULT] update_resources_interval``, by default 60, changes nothing. Signals
+of the bus, which are cheap, are read four times in the interval in any case.
+Events of the kernel about devices are handled at once."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""
 Seconds that a scan of the devices may take, all of them side by side. A device
 that takes longer is fenced alone; the start of nova-compute waits for it
@@ -139,10 +140,11 @@ one that is not fit is given to no server, and owners are informed; signals that
 the documentation calls new stay with ``observe`` unless they are named. With
 ``off`` nothing is read. Example: ``act,link_speed=off``."""),
     cfg.StrOpt('metrics_file', help="""
-Absolute path of a file that nova-compute replaces each discovery_interval, with
-the states and the use of devices as metrics for the textfile collector of
-node_exporter: a name that ends in ``.prom``, in a directory that nova-compute
-may write. Without it none is written. Example:
+Absolute path of a file that nova-compute replaces each discovery_interval, and
+when the health of a device changes, with the states and the use of devices as
+metrics for the textfile collector of node_exporter: a name that ends in
+``.prom``, in a directory that nova-compute may write. Without it none is
+written. Example:
 ``/var/lib/prometheus/node-exporter/nova_accel.prom``."""),
     cfg.StrOpt('metrics_group', help="""
 Group of the user of node_exporter, and of the user of nova-compute. With it

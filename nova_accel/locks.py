@@ -23,6 +23,7 @@ LOG = logging.getLogger(__name__)
 #: Every lock of nova_accel, and Nova's own under which it calls us or which
 #: we take. docs/source/contributor/architecture.rst has the same list.
 ORDER = (
+    'looking',     # inventory.looks: a look or a glance
     'runtime',     # attach.runtime: servers that are worked on
     'server',      # service: Host.servers, one for each server
     'region',      # attach.handles: a region is cleaned, one for each

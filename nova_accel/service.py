@@ -253,6 +253,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         }),
         after_look=(
             publisher.background,
+            publisher.changes,
             paused.background,
             owners.background,
             notices.background,

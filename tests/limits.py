@@ -41,7 +41,7 @@ COMES = 120
 #: threads of nova_accel that live as long as their process
 SERVICE = 'accel-idle', 'accel-signals'
 #: those that live until a nova-compute ends
-LISTENERS = 'accel-_listen', 'accel-listen'
+LISTENERS = 'accel-_listen', 'accel-listen', 'accel-_poll'
 #: ids of processes that go on after a test
 PROCESSES: set[int] = set()
 

@@ -34,6 +34,10 @@ class Publisher:
         self.background = limited.Background(
             self._make_known,
             f'Flavors cannot forbid or require {naming.SUSPECT}')
+        #: shows what a look has found
+        self.changes = limited.Background(
+            lambda: self.show(inventory.shown.unplaced()),
+            'Placement is not informed before the next report')
 
     def _make_known(self) -> None:
         """Create the trait in Placement, which refuses any request that names

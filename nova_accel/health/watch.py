@@ -1,6 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Readings of all devices, round by round -> findings. No I/O.
 
+A glance is a round in which only a part of the signals was read (inventory.
+looks); between two other rounds there are some. Counts that depend on time, the
+least growth of a counter and the breaker, are from one other round to the next.
+
 =====================  ================================  ===================
 A finding              comes by                          goes by
 =====================  ================================  ===================
@@ -103,6 +107,9 @@ class Watch:
         self._again: dict[str, int] = {}
         #: those of which errors of the link do not count either
         self._reset: set[str] = set()
+        #: kind -> devices that turned bad since the last round that was not a
+        #: glance
+        self._turned: dict[tuple[str, str], dict[str, None]] = {}
 
     def begin(self) -> None:
         """Note that a reading of the devices begins, for the next round."""
@@ -172,7 +179,7 @@ class Watch:
 
     def round(self, cards: Mapping[str, Card],
               readings: Mapping[str, Iterable[signals.Reading] | None],
-              ) -> dict[tuple[str, str], list[str]]:
+              is_glance: bool = False) -> dict[tuple[str, str], list[str]]:
         """Update findings from the readings of all devices.
 
         :param cards: all devices that are there, by address.
@@ -186,7 +193,7 @@ class Watch:
         events, self._events = self._events, {}
         self._known = {address: self._known.get(address, _Known())
                        for address in cards}
-        turned: dict[tuple[str, str], list[str]] = {}
+        turned: set[tuple[str, str]] = set()
         for address, card in cards.items():
             known = self._known[address]
             was_bad = known.is_bad() or signals.FENCED in card.marks
@@ -202,7 +209,8 @@ class Watch:
                 known.is_read = found is not None
                 if found is not None:
                     self._read(known, card, modes, found,
-                               address in self._again, address in self._reset)
+                               address in self._again, address in self._reset,
+                               is_glance)
                     known.was_read = True
             for signal in signals.MARKS:
                 known.levels.pop((signal, ''), None)
@@ -213,16 +221,22 @@ class Watch:
                 continue
             known.spared &= known.findings().keys()
             if known.is_bad() and not was_bad:
-                turned.setdefault(card.kind, []).append(address)
+                turned.add(card.kind)
+                self._turned.setdefault(card.kind, {})[address] = None
         self._again = {
             address: look for address, look in self._again.items()
             if address in cards and (
                 look == self._looks or readings.get(address) is None)}
         self._reset &= self._again.keys()
-        return {kind: addresses for kind, addresses in turned.items()
-                if self._breaks(cards, kind, addresses)}
+        result = {kind: addresses for kind in turned
+                  if self._breaks(cards, kind, addresses := [
+                      a for a in self._turned[kind] if a in cards])}
+        if not is_glance:
+            self._turned.clear()
+        return result
 
-    def _read(self, known, card, modes, found, is_again, is_reset) -> None:
+    def _read(self, known, card, modes, found, is_again, is_reset,
+              is_glance) -> None:
         known.levels.clear()
         for reading in found:
             key = reading.signal, reading.about
@@ -231,14 +245,16 @@ class Watch:
                 continue
             before = known.counters.get(key, 0 if known.was_read else None)
             known.counters[key] = reading.value
+            row = signals.SIGNALS[reading.signal]
             if before is None or is_again and (
-                    is_reset or signals.SIGNALS[reading.signal].held
-                    is not _State.QUARANTINED):
+                    is_reset or row.held is not _State.QUARANTINED):
                 continue
             # they begin again at 0 when the kernel finds the device again
             growth = reading.value - (before if before <= reading.value else 0)
-            if growth >= signals.SIGNALS[reading.signal].least:
+            if growth >= row.least:
                 self._found(known, card, modes, reading._replace(value=growth))
+            elif is_glance and before <= reading.value:
+                known.counters[key] = before
 
     @staticmethod
     def _found(known, card, modes, reading) -> None:

@@ -31,7 +31,10 @@ _LIMITS = {_WIDTH: _MOST_WIDTH, _SPEED: _MOST_SPEED}
 _ERRORS = (_FATAL, _NONFATAL, _CORRECTED)
 _LINK = (_WIDTH, _SPEED, _MOST_WIDTH, _MOST_SPEED)
 _IDS = ('vendor', 'device')
-_ALL = (*_ERRORS, *_LINK, _POWER, 'vendor')
+#: what stays while the function is there
+_FIXED = (_MOST_WIDTH, _MOST_SPEED, 'vendor')
+_VARIABLE = (*_ERRORS, _WIDTH, _SPEED, _POWER)
+_ALL = (*_VARIABLE, *_FIXED)
 #: vendor of a card -> (vendor, device) of the ports of its switch; a device of
 #: '' stands for any
 _SWITCHES = {
@@ -61,7 +64,14 @@ _LONG_NAMES = {
     'NonFatalErr'}
 
 
+#: signals of readings()
+SIGNALS = frozenset((
+    'link_errors', 'fatal_errors', 'nonfatal_errors', 'corrected_errors',
+    'link_width', 'link_width_half', 'link_speed', 'power'))
+
+
 def readings(kernel, function: str, bridges: tuple[str, ...],
+             fixed: dict[str, tuple] | None = None,
              ) -> Iterator[signals.Reading]:
     """Read what the bus reports of a physical function.
 
@@ -72,12 +82,20 @@ def readings(kernel, function: str, bridges: tuple[str, ...],
 
     :param bridges: as pci.bridges(): of the ports at both ends of the slot's
         link, errors count as well.
+    :param fixed: receives what stays, by function, to save reading it again.
     :raises OSError: the function is not there.
     """
-    own = end = kernel.read_some(pci.path(function), _ALL)
+    stays, path = (fixed or {}).get(function, ({}, ()))
+    own = end = {**stays, **kernel.read_some(
+        pci.path(function), _VARIABLE if path else _ALL)}
     yield from _errors(own, '')
-    *ports, at = _to_the_slot(
-        kernel, own.get('vendor', ''), (*pci.below_root(bridges), function))
+    if not path:
+        path = _to_the_slot(kernel, own.get('vendor', ''),
+                            (*pci.below_root(bridges), function))
+        if fixed is not None:
+            fixed[function] = (
+                {name: own[name] for name in _FIXED if name in own}, path)
+    *ports, at = path
     if at != function:
         end = kernel.read_some(pci.path(at), (*_ERRORS, *_LINK))
         yield from _errors(end, f' at port {at}')

@@ -73,6 +73,8 @@ class Conditions:
         self._watch = watch.Watch()
         #: of findings: address, (signal, what it is about)
         self._once = logging.Once()
+        #: address -> what round() compares of its findings
+        self._known: dict[str, list[tuple]] = {}
         #: addresses of devices with a drill
         self._drilled: set[str] = set()
         #: see pause()
@@ -145,6 +147,11 @@ class Conditions:
         with self._lock:
             self._watch.begin()
 
+    def is_current(self, address: str) -> bool:
+        """See watch.Watch.is_current()."""
+        with self._lock:
+            return self._watch.is_current(address)
+
     def restart_counters(self, address: str, is_reset: bool = True) -> None:
         """See watch.Watch.restart_counters().
 
@@ -166,11 +173,13 @@ class Conditions:
                     address, Kind.UNHEALTHY, '; '.join(why))
 
     def round(self, readings: Mapping[str, tuple[signals.Reading, ...] | None],
-              ) -> None:
-        """Update findings and holds from the readings of a look.
+              is_glance: bool = False) -> bool:
+        """Update findings and holds from the readings of a look or a glance.
 
         :param readings: see watch.Watch.round().
+        :returns: whether a finding or a hold has begun or ended.
         """
+        generation = self._table.reports.generation
         found = self._table.snapshot()
         held = {claim.device_address for claim in self._store.claims()}
         slots = {_slot(address) for address in held}
@@ -186,22 +195,27 @@ class Conditions:
         with self._lock:
             readings = {address: self._with_own(address, given)
                         for address, given in readings.items()}
-            for kind, spared in self._watch.round(cards, readings).items():
+            for kind, spared in self._watch.round(
+                    cards, readings, is_glance).items():
                 LOG.error(
                     '%d devices of the driver %s would be withheld, all since '
                     'the last look (%s): it may be the host, and they are '
                     'suspect and stay offered. See the kernel log.',
                     len(spared), kind[0], ', '.join(spared))
-            suspects, unhealthy = {}, set()
+            suspects, unhealthy, known = {}, set(), {}
             for address in cards:
                 findings = self._watch.findings(address)
                 self._log_findings(address, findings)
+                if findings:
+                    known[address] = [(f.signal, f.about, f.state, f.acts)
+                                      for f in findings]
                 acting = [f for f in findings if f.acts]
                 if not acting:
                     continue
-                self._disable(address, found, [
-                    f for f in acting if f.is_sticky])
-                bad = [f.reason for f in acting if not f.is_sticky
+                # the next look makes it last: the breaker may spare it yet
+                sticky = [] if is_glance else [f for f in acting if f.is_sticky]
+                self._disable(address, found, sticky)
+                bad = [f.reason for f in acting if f not in sticky
                        and f.state is _State.QUARANTINED]
                 if bad:
                     unhealthy.add(address)
@@ -222,6 +236,9 @@ class Conditions:
             self._table.reports.set_mark(
                 address, signals.FENCED, address in unhealthy)
         self._table.withheld.set_suspects(suspects)
+        before, self._known = self._known, known
+        return (before != known
+                or self._table.reports.generation != generation)
 
     def _with_own(self, address, readings):
         """Add the signals of nova_accel to the readings of a device."""

@@ -3,9 +3,14 @@
 
 A look runs each [accel] discovery_interval, and soon after the kernel reports
 a change. It asks each driver for its fingerprint and each card for its state,
-which is cheap, and reads the health of each card. What differs from the last
-scan is scanned again. For example, a GPU that falls off the bus between two
-looks has another state: its card is scanned, and no other.
+and reads the health of each card. What differs from the last scan is scanned
+again. For example, a GPU that falls off the bus between two looks has another
+state: its card is scanned, and no other.
+
+Between two looks, glances read what is cheap: the signals of host.bus, and
+whether a card answers. A glance reads all of a card whose counters begin
+again, after its hand-over. Placement, owners and metrics are informed after
+each look, and after a glance that has found something.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -17,14 +22,18 @@ from nova_accel.drivers import base
 from nova_accel.drivers import contract
 from nova_accel import exception
 from nova_accel.health import signals
+from nova_accel.host import bus
 from nova_accel.host import limited
+from nova_accel.host import pci
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import conditions
 from nova_accel.inventory import devices
 from nova_accel.inventory import holds
 from nova_accel.inventory import scan_state
 from nova_accel.inventory import scanner as device_scanner
+from nova_accel.inventory import sweep
 from nova_accel.inventory import users as device_users
+from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
 
@@ -34,6 +43,9 @@ LOG = logging.getLogger(__name__)
 #: subsystems of the kernel whose devices drivers look for; '' when events were
 #: missed
 _WATCHED = frozenset(('', 'pci', 'mdev', 'fpga_region', 'ptp'))
+#: looks and glances in each [accel] discovery_interval: with its default, one
+#: each 15 s
+_GLANCES = 4
 
 
 class Looks:
@@ -52,8 +64,19 @@ class Looks:
         self._after: Sequence[limited.Background] = ()
         self._once = logging.Once()
         self._closed = threading.Event()
+        #: held during a look or a glance
+        self._looking = locks.Lock('looking')
+        self._sweep = sweep.Sweep()
+        #: address -> whether the card answered in the last glance
+        self._answers: dict[str, bool] = {}
+        #: see bus.readings(); since the last look
+        self._fixed: dict[str, tuple] = {}
+        #: address -> the readings of its last look that are not of the bus
+        self._of_card: dict[str, tuple[signals.Reading, ...]] = {}
         self.background = limited.Background(
             self.run, 'It is not known which devices have changed')
+        self.glances = limited.Background(
+            self.glance, 'The health of devices is not read between two looks')
 
     def run_if_due(self) -> None:
         self.background.start_if_due(CONF.accel.discovery_interval)
@@ -61,8 +84,72 @@ class Looks:
     def run(self) -> None:
         """Scan the drivers and cards that have changed or failed, and draw the
         conclusions from the health of all devices."""
+        with self._looking:
+            self._look()
+        self._start_after()
+
+    def glance(self) -> None:
+        """Read the cheap signals of all devices, unless a look runs."""
+        if self._closed.is_set() or signals.is_off() or self.background.runs:
+            return
+        with self._looking:
+            found = self._glance()
+        if found:
+            self._start_after()
+
+    def _start_after(self) -> None:
+        for background in () if self._closed.is_set() else self._after:
+            background.start()
+
+    def _glance(self) -> bool:
+        """:returns: whether Placement, owners or metrics change."""
+        self._health.begin()
+        readings: dict[str, tuple[signals.Reading, ...] | None] = {}
+        batch = self._cards.batch(CONF.accel.discovery_timeout)
+        cheap = []
+        for device in self._to_read(set()):
+            address = device.address
+            if self._once.has(('health', address)):
+                # it cannot be read; a look tries it again
+                continue
+            if address not in self._of_card or not (
+                    self._health.is_current(address)):
+                self._add(batch, device)
+            elif isinstance(self._drivers[device.driver], base.PciDriver) and (
+                    pci.ADDRESS.fullmatch(address)):
+                cheap.append((address, device))
+        found, hang = self._sweep.run(self._read_bus, cheap)
+        if hang:
+            # the look withholds a card at which its own call hangs, too
+            self.background.start()
+        changed: set[str] = set()
+        for address, (answers, of_bus) in found.items():
+            if of_bus is not None:
+                readings[address] = *of_bus, *self._of_card[address]
+            if answers != self._answers.get(address, True):
+                changed.add(address)
+            self._answers[address] = answers
+        for call in batch:
+            self._compare_card(call.about[1], call, changed, readings)
+        if changed:
+            self._scanner.scan((), changed)
+        return self._health.round(readings, is_glance=True) or bool(changed)
+
+    def _read_bus(self, device: model.Device,
+                  ) -> tuple[bool, tuple[signals.Reading, ...] | None]:
+        """Return whether a card answers, and the signals of the bus; None if
+        they cannot be read."""
+        kernel, address = self._drivers[device.driver].kernel, device.address
+        try:
+            return pci.answers(kernel, address), tuple(
+                bus.readings(kernel, address, device.bridges, self._fixed))
+        except (OSError, ValueError):
+            return False, None
+
+    def _look(self) -> None:
         if self._closed.is_set():
             return
+        self._fixed.clear()
         reads_health = not signals.is_off()
         if reads_health:
             self._health.begin()
@@ -75,10 +162,7 @@ class Looks:
                           f'The driver {name} looking for changes',
                           driver.fingerprint, about=(True, name))
         for device in self._to_read(addresses):
-            batch.add(device.address,
-                      f'Looking whether {device.address} has changed',
-                      self._read, device, reads_health,
-                      about=(False, device.address))
+            self._add(batch, device, reads_health)
         for call in batch:
             is_driver, key = call.about
             if is_driver:
@@ -90,8 +174,12 @@ class Looks:
             self._scanner.scan(names, addresses)
         if reads_health:
             self._health.round(readings)
-        for background in self._after:
-            background.start()
+
+    def _add(self, batch, device: model.Device, reads_health=True) -> None:
+        batch.add(device.address,
+                  f'Looking whether {device.address} has changed',
+                  self._read, device, reads_health,
+                  about=(False, device.address))
 
     def _to_read(self, addresses: set[str]) -> Iterator[model.Device]:
         """Yield the devices whose state must be read.
@@ -173,6 +261,8 @@ class Looks:
                 exception.clause(error))
             return state, None
         self._once.forget('health', address)
+        self._of_card[address] = tuple(
+            one for one in readings if one.signal not in bus.SIGNALS)
         return state, readings
 
     def watch(self, kernel,
@@ -187,6 +277,12 @@ class Looks:
         # the scan has just seen all
         self.background.postpone()
         limited.start(self._listen, kernel)
+        limited.start(self._poll)
+
+    def _poll(self) -> None:
+        while not self._closed.wait(
+                max(1, CONF.accel.discovery_interval / _GLANCES)):
+            self.glances.run()
 
     def _listen(self, kernel) -> None:
         is_changed = False

@@ -61,6 +61,9 @@ class Shown:
         #: of the same: device address and region index -> provider uuid
         self._parts: dict[tuple[str, int | None], str] = {}
         self._once = logging.Once()
+        #: uuid -> the provider that update_tree() or publish() gave to
+        #: Placement last
+        self._placed: dict[str, Provider] = {}
 
     @property
     def root(self) -> tuple[str, str] | None:
@@ -190,6 +193,8 @@ class Shown:
                 if device and not self._rules.hides_others_of(device):
                     self._table.remove(address)
             self._listing.write(self._offered.now().all_holds())
+            with self._lock:
+                self._placed = dict(wanted)
         except exception.AcceleratorError as error:
             if moved:
                 raise
@@ -209,7 +214,17 @@ class Shown:
         :raises KeyError: we have no such provider.
         :raises AcceleratorsUnavailable: the store cannot be used.
         """
-        self._tree.publish(self.providers()[provider_uuid], placement)
+        provider = self.providers()[provider_uuid]
+        with self._lock:
+            self._placed[provider_uuid] = provider
+        self._tree.publish(provider, placement)
+
+    def unplaced(self) -> list[str]:
+        """Return the providers in Placement that have changed since."""
+        now = self.providers()
+        with self._lock:
+            return [uuid for uuid, provider in now.items()
+                    if self._placed.get(uuid, provider) is not provider]
 
     def allocated(self, allocations: Mapping[str, Mapping] | None,
                   unused: Iterable[tuple[str, int | None]] = (),

@@ -363,14 +363,75 @@ class RoundsTest(WatchTestCase):
         self.assertTrue(signals.is_off())
 
 
+class GlanceTest(WatchTestCase):
+
+    def glance(self, *readings):
+        self.watch.begin()
+        return self.watch.round({A: watch.Card(('pci', '1:2'), False, False)},
+                                {A: readings}, is_glance=True)
+
+    def test_least(self):
+        """It is of a whole interval, whatever glances are in it."""
+        self.set('act', 'corrected_errors=act')
+        self.round(reading('corrected_errors', 7))
+        for value in 60, 106:
+            self.glance(reading('corrected_errors', value))
+            self.assertEqual([], self.states())
+        self.glance(reading('corrected_errors', 107))
+        self.assertEqual(['its PCIe link corrected 100 errors (x)'],
+                         self.reasons())
+
+    def test_interval_ends(self):
+        self.set('act', 'corrected_errors=act')
+        self.round(reading('corrected_errors', 7))
+        self.glance(reading('corrected_errors', 60))
+        self.round(reading('corrected_errors', 60))
+        self.glance(reading('corrected_errors', 159))
+        self.assertEqual([], self.states())
+
+    def test_counter_begins_again(self):
+        """As it does when the kernel finds the device again."""
+        self.set('act', 'corrected_errors=act')
+        self.round(reading('corrected_errors', 200))
+        self.glance(reading('corrected_errors', 3))
+        self.glance(reading('corrected_errors', 102))
+        self.assertEqual([], self.states())
+        self.glance(reading('corrected_errors', 103))
+        self.assertEqual([('corrected_errors', SUSPECT)], self.states())
+
+    def test_hand_over(self):
+        self.round(reading('fatal_errors', 1))
+        self.ends()
+        self.glance(reading('fatal_errors', 5))
+        self.assertEqual([], self.states())
+        self.glance(reading('fatal_errors', 6))
+        self.assertEqual([('fatal_errors', BAD)], self.states())
+
+
 class BreakerTest(WatchTestCase):
 
-    def many(self, *bad, of=(A, B, C, D)):
+    def many(self, *bad, of=(A, B, C, D), is_glance=False):
         card = watch.Card(('pci', '1:2'), False, False)
         return self.watch.round(
             {address: card for address in of},
             {address: [reading('power')] if address in bad else []
-             for address in of})
+             for address in of}, is_glance)
+
+    def test_glances(self):
+        """They divide no interval: what turns in them turns at once."""
+        self.many()
+        self.assertEqual({}, self.many(A, is_glance=True))
+        self.assertEqual([('power', BAD)], self.states())
+        self.assertEqual({('pci', '1:2'): [A, B]},
+                         self.many(A, B, is_glance=True))
+        self.assertEqual([('power', SUSPECT)] * 2,
+                         self.states() + self.states(B))
+        # one that has gone meanwhile is not looked for
+        self.many(B, C, of=(B, C, D), is_glance=True)
+        self.assertEqual({}, self.many(B, C, of=(B, C, D)))
+        self.many(C)
+        self.assertEqual({}, self.many(B, C))
+        self.assertEqual([('power', BAD)], self.states(B))
 
     def test_half_of_a_kind(self):
         self.many()
