@@ -174,10 +174,11 @@ it: ``<policy>`` for all devices, ``<driver>=<policy>`` for those of a driver,
 before a rule, the first rule that matches before the driver. Policies are
 ``clear`` (the default), which resets the device and takes away what the server
 left, ``reset``, which only resets it, ``bus``, which is ``clear`` with a reset
-of the bus of a function that is alone on it, ``none``, and ``operator``: the
-device stays reserved until the operator lowers ``reserved`` of its provider in
-Placement. A device for which this fails is not given to another server.
-Example: ``clear,gpu=reset,vendor=144d
+of the bus of a function that is alone on it, ``shown``, which is ``bus`` and
+demands that a GPU shows that its memory is clear, ``none``, and ``operator``:
+the device stays reserved until the operator lowers ``reserved`` of its
+provider in Placement. A device for which this fails is not given to another
+server. Example: ``clear,gpu=reset,vendor=144d
 product=a8*=none,0000:3b:00.0=operator``."""),
     cfg.MultiStrOpt('pci_devices', default=[], help="""
 Devices of the driver ``pci``, by rules of ``key=value`` pairs. These keys

@@ -167,6 +167,11 @@ class DeviceError(AcceleratorError):
     """A device could not be read or written."""
 
 
+class NotCleared(DeviceError):
+    """A device was reset after its server, and is not as it has to be: that
+    is tried again after pauses that grow."""
+
+
 class DeviceTimeout(DeviceError):
     """A hardware call did not return in time and may still be running."""
 

@@ -2,6 +2,7 @@
 """Calls of drivers about the handle of one claim."""
 
 from collections.abc import Callable
+import functools
 import json
 
 from nova_accel.attach import holdings as server_holdings
@@ -43,7 +44,7 @@ class DriverCalls:
                 # the claim may have ended while this call waited
                 for now in self._holdings.now([claim]):
                     method(device, claim.handle, claim.created_type, *args,
-                           self._use(now))
+                           self._use(device, now))
             finally:
                 self._inventory.table.reports.invalidate(device.address)
         try:
@@ -58,7 +59,7 @@ class DriverCalls:
                 f'the device, and read the kernel log.',
                 found=f'{what} failed') from error
 
-    def _use(self, claim):
+    def _use(self, device, claim):
         """Return the facts about the use of a handle that its driver may see.
         """
         def remember(value):
@@ -74,7 +75,8 @@ class DriverCalls:
             functions=tuple(found.get('functions', ())),
             bitstream_id=found.get('bitstream_id'),
             memory=json.loads(claim.driver_memory or 'null'),
-            remember=remember)
+            remember=remember,
+            last_shown=functools.partial(self._holdings.last_shown, device))
 
 
 def for_driver(wanted: request.AcceleratorRequest) -> str:

@@ -14,6 +14,7 @@ _clean_when_back().
 from collections.abc import Iterable
 from concurrent import futures
 import dataclasses
+import time
 
 from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
@@ -39,6 +40,8 @@ from nova_accel.store import values
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
+#: seconds between two attempts to clear a device
+_LONGEST_PAUSE = 3600
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,6 +58,18 @@ class Handles:
     def __post_init__(self) -> None:
         self._releasing = locks.Locks(
             'region', 'The handles of {}', loading.seconds_at_most)
+        #: uuid of a claim -> how often its device was not cleared, and until
+        #: when that is not tried again
+        self._pauses: dict[str, tuple[int, float]] = {}
+
+    def is_due(self, claim: model.Claim) -> bool:
+        """Return whether a failed release may be tried again by now."""
+        return time.monotonic() >= self._pauses.get(claim.uuid, (0, 0))[1]
+
+    def _pause(self, claim):
+        times = self._pauses.get(claim.uuid, (0, 0))[0]
+        self._pauses[claim.uuid] = times + 1, time.monotonic() + min(
+            CONF.accel.discovery_interval << times, _LONGEST_PAUSE)
 
     def release(self, claims: Iterable[model.Claim], seconds: float,
                 region_seconds: float) -> None:
@@ -78,6 +93,7 @@ class Handles:
     def _end(self, claim):
         """End the claim of a handle that is clean, and offer the handle."""
         address = claim.device_address
+        self._pauses.pop(claim.uuid, None)
         self._readiness.rescan_cards([claim])
         self._readiness.rescan_siblings([claim])
         # first: what a look has read of it is older than what is read now
@@ -300,6 +316,8 @@ class Handles:
             done = driver.release(device, *args)
             processes.restore_drivers(driver.kernel, handle)
         except Exception as error:
+            if isinstance(error, exception.NotCleared):
+                self._pause(claim)
             text = str(error) or repr(error)
             # the journal has each error once, not at each attempt
             if any(text not in c.error for c in self._holdings.now([claim])):

@@ -9,6 +9,7 @@ waits until the operator releases it.
 """
 
 from nova_accel.attach import holdings as server_holdings
+from nova_accel.drivers import base
 from nova_accel.drivers import handover
 from nova_accel import inventory as host_inventory
 from nova_accel import log as logging
@@ -84,7 +85,10 @@ class HandoverResults:
                 or not self._inventory.driver_of(device).RESET_IS_ALL):
             self._holdings.note_unclean(claim, device, policy.value)
         else:
-            self._holdings.note_unclean(claim, device, None)
+            is_shown = base.facts_of(done).get('memory') != (
+                handover.NOT_SHOWN)
+            self._holdings.note_unclean(
+                claim, device, None if is_shown else handover.NOT_SHOWN)
 
     def note(self, claim: model.Claim, device: model.Device, method: str,
              result: str) -> None:

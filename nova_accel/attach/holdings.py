@@ -271,8 +271,8 @@ class Holdings:
         """Store whether the handle of an ending claim is clean.
 
         :param device: of the handle.
-        :param policy: of [accel] handover, under which it was released; None
-            where it is clean.
+        :param policy: of [accel] handover, under which it was released, or
+            handover.NOT_SHOWN; None where it is clean.
         :raises AcceleratorsUnavailable: that cannot be written down.
         """
         address = claim.device_address
@@ -337,6 +337,15 @@ class Holdings:
                 raise
             LOG.warning('The hand-over of %s after server %s is not in the '
                         'journal: %s', handle, server, error)
+
+    def last_shown(self, device: model.Device) -> str:
+        """Return what the last hand-over of a device that ended has shown; ''
+        for nothing.
+
+        :raises AcceleratorsUnavailable: the store cannot be read.
+        """
+        return self._store.last_shown(
+            device.serial or device.ports or device.address)
 
     # Servers that move
 

@@ -152,7 +152,7 @@ class Releases:
                                      exception.LockTimeout):
                 self.begin_postponed(server_uuid)
         left = [claim for claim in self._holdings.being_released()
-                if may_end(claim)]
+                if may_end(claim) and self._handles.is_due(claim)]
         if left:
             self.clean(left, patient=True)
         return len(left) - len(self._holdings.now(left))

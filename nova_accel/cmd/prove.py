@@ -77,8 +77,9 @@ class Prove(output.Table):
         kernel = machine.open_kernel(CONF.host)
         driver = drivers.load([device.driver], kernel)[device.driver]
         # reset alone changes nothing that lasts
-        CONF.set_override('handover', [
-            'clear' if parsed_args.erase else 'reset'], group='accel')
+        is_all = parsed_args.erase or driver.RESET_IS_ALL
+        CONF.set_override('handover', ['clear' if is_all else 'reset'],
+                          group='accel')
         with working.on(store.path_of(parsed_args), device.address,
                         'nova-accel prove'):
             self._rows = list(_rows(
@@ -229,7 +230,9 @@ def _created(driver, device) -> str:
 def _released(kernel, driver, device, handle) -> str:
     methods = ' '.join(pci.reset_methods(kernel, handle.address))
     done = driver.release(device, handle, None, base.Use())
-    return f'{done or "nothing"} (the kernel offers: {methods or "none"})'
+    shown = getattr(done, 'shown', '')
+    return (f'{done or "nothing"} (the kernel offers: {methods or "none"})'
+            f'{f", read back: {shown}" if shown else ""}')
 
 
 def _programmed(driver, device, path) -> str:

@@ -73,6 +73,9 @@ class Use:
     #: and AcceleratorError where the server has lost the handle meanwhile or
     #: the store cannot be written
     remember: Callable[[typing.Any], None] = lambda value: None
+    #: returns Cleaned.shown of the last hand-over of the device that ended; ''
+    #: for none
+    last_shown: Callable[[], str] = lambda: ''
 
 
 class Cleaned(str):
@@ -80,15 +83,22 @@ class Cleaned(str):
 
     #: what was read back of the device afterwards, a JSON object; '' where
     #: nothing was. The next owner of the device may read it: it has no address,
-    #: and nothing of the host or of a server
-    shown: str = ''
+    #: and nothing of the host or of a server. Of a device with memory of its
+    #: own, 'memory' says handover.CLEARED, or NOT_SHOWN and 'why'
+    shown: str
 
-    @classmethod
-    def with_facts(cls, done: str, **facts: typing.Any) -> 'Cleaned':
-        """Return done with what was read back."""
-        cleaned = cls(done)
-        cleaned.shown = json.dumps(facts, sort_keys=True)
+    def __new__(cls, done: str, shown: str = '', **facts: typing.Any,
+                ) -> 'Cleaned':
+        """:param facts: of shown, where it is not given."""
+        cleaned = super().__new__(cls, done)
+        cleaned.shown = shown or (
+            json.dumps(facts, sort_keys=True) if facts else '')
         return cleaned
+
+
+def facts_of(done: str | None) -> dict[str, typing.Any]:
+    """Return what was read back after release() has returned this."""
+    return json.loads(getattr(done, 'shown', '') or '{}')
 
 
 class Finding(typing.NamedTuple):
@@ -612,6 +622,7 @@ class PciDriver(AcceleratorDriver):
             check()
             self._check_rule(device)
             found = self.look(device, before)
+            self._check_proof(found)
             return self._with_migration(
                 self._resettable(found) if self.RESETS
                 else self._not_by_bus(found), before)
@@ -834,6 +845,21 @@ class PciDriver(AcceleratorDriver):
                     f'{device.address}=clear')
         return device
 
+    def unshowable(self, device: model.Device) -> str:
+        """Return why release() cannot show that a device is clean, a clause;
+        '' if it may be able to."""
+        return f'the driver {self.NAME} reads nothing of it that shows it'
+
+    def _check_proof(self, device):
+        """:raises NotOffered: [accel] handover demands what cannot be shown.
+        """
+        if any(handover.demands_proof(device, handle.address)
+               for handle in device.all_handles):
+            if why := self.unshowable(device):
+                raise NotOffered(
+                    f'{handover.OPTION} demands that its clearing is shown, '
+                    f'and {why}: set it to {device.address}=clear')
+
     def reset_methods(self, device: model.Device, handle: model.AttachHandle,
                       function: str) -> tuple[str, ...]:
         """Return how a function of a handle can be reset under its policy, the
@@ -856,6 +882,8 @@ class PciDriver(AcceleratorDriver):
             return
         self.kernel.write_attribute(function, 'reset_method', 'bus')
         try:
+            if pci.reset_methods(self.kernel, function) != ('bus',):
+                raise OSError(errno.EIO, 'the kernel does not reset its bus')
             yield
         finally:
             self.kernel.write_attribute(function, 'reset_method', 'default')
@@ -937,12 +965,9 @@ class PciDriver(AcceleratorDriver):
                 if not pci.is_for_vfio(self.kernel, function):
                     self.kernel.unbind(function)
                     returned.append(function)
-                with (self._resetting_by_bus(function)
-                      if handover.by_bus(device, address)
-                      else contextlib.nullcontext()):
-                    self.kernel.reset_function(function)
-                done.append(f'reset {methods[0] if methods else "any"}'
-                            f'{"" if function == address else f" {function}"}')
+                done.append(self.reset_function(device, function, methods))
+                if function != address:
+                    done[-1] += f' {function}'
             for function in handle.functions:
                 self._check_after_reset(device, function)
             for function in returned:
@@ -953,7 +978,20 @@ class PciDriver(AcceleratorDriver):
                 f'{"" if at == address else f"at {at} "}'
                 f'({error.strerror}): see the kernel log; it is tried again, '
                 f'and a power cycle may help.') from error
-        return ', '.join(done)
+        return Cleaned(', '.join(done), getattr(done[0], 'shown', ''))
+
+    def reset_function(self, device: model.Device, function: str,
+                       methods: tuple[str, ...]) -> str:
+        """Reset a function that has no driver of the host.
+
+        :param methods: as reset_methods() returned them.
+        :returns: what was done, as release() does.
+        :raises OSError: as the kernel does.
+        """
+        with (self._resetting_by_bus(function) if methods[:1] == ('bus',)
+              else contextlib.nullcontext()):
+            self.kernel.reset_function(function)
+        return f'reset {methods[0] if methods else "any"}'
 
     def _check_after_reset(self, device, address):
         config = self.kernel.read_bytes(pci.path(address, 'config'), 8)

@@ -5,19 +5,28 @@ A GPU goes to one guest by its PCI function, whatever driver the host has for
 it. GPUs that are shared out, by VFs or as mediated devices, are left to the
 driver vgpu; where that is not enabled, they are listed with the reason.
 Sources: the id tables of amdgpu, i915 and xe in Linux for classes;
-Documentation/ABI/testing/sysfs-bus-pci and pci-sysfs.c of Linux for boot_vga.
+Documentation/ABI/testing/sysfs-bus-pci and pci-sysfs.c of Linux for boot_vga;
+host.nvidia for what GPUs of NVIDIA report of their memory.
 """
 
+from collections.abc import Iterator
+import contextlib
 import dataclasses
+import errno
+import json
+import typing
 
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import fabric
 from nova_accel.drivers import gpu_products
+from nova_accel.drivers import handover
 from nova_accel.drivers import rules
 from nova_accel.drivers import sharing
 from nova_accel.drivers import slot
 from nova_accel.drivers import sriov
+from nova_accel import exception
+from nova_accel.host import nvidia
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
@@ -28,6 +37,25 @@ VENDORS = {'10de': 'NVIDIA', '1002': 'AMD', '8086': 'INTEL'}
 #: Instinct cards since MI300 are processing accelerators; with Intel that
 #: class is of its FPGAs
 _CLASSES = {'1002': pci.DISPLAYS | {0x1200}}
+#: why it is not shown that the memory of other GPUs is clear. amdgpu takes the
+#: memory for lost after most resets, which is not cleared
+#: (amdgpu_device_check_vram_lost() of Linux); xe clears the memory of VFs alone
+#: (pf_sanitize_lmem() in xe_gt_sriov_pf_config.c)
+_UNKNOWN = {
+    '10de': 'it is not known where this product of NVIDIA reports that it has '
+            'cleared its memory',
+    '1002': 'no document of AMD says that a reset clears the memory, or where '
+            'the GPU reports it',
+    '8086': 'no document of Intel says that a reset clears the memory, or '
+            'where the GPU reports it'}
+#: Use.memory: it has a driver of the host when no server has it
+_HOSTS = 'host'
+#: mode -> what sets it, with the address of the GPU
+_SET_MODE = {
+    'ECC': 'nvidia-smi -i {} -e 0 or 1, and a reset',
+    'MIG': 'nvidia-smi -i {} -mig 0 or 1, and a reset',
+    'CC': 'nvidia_gpu_tools.py --devices {} --set-cc-mode off, on or devtools '
+          '--reset-after-cc-mode-switch'}
 
 
 class GpuDriver(slot.SlotDriver):
@@ -98,6 +126,124 @@ class GpuDriver(slot.SlotDriver):
         except (OSError, ValueError) as error:
             return (*super().state(address), str(error))
 
+    # Between two servers
+
+    def unshowable(self, device):
+        """See the base class; of the GPUs of NVIDIA that host.nvidia knows it
+        is read whether they have cleared their memory."""
+        return '' if _family(device) else _UNKNOWN[device.vendor_id]
+
+    def reset_methods(self, device, handle, function):
+        """See the base class; a GPU that clears its memory when it boots is
+        reset by its bus, where that is possible and the policy is clear."""
+        found = super().reset_methods(device, handle, function)
+        if ('bus' in found and _family(device) and handover.policy(
+                device, handle.address) is handover.Policy.CLEAR):
+            return ('bus', *(method for method in found if method != 'bus'))
+        return found
+
+    def release(self, device, handle, created_type, use):
+        """See the base class; compares the modes of the GPU with those of the
+        last hand-over.
+
+        :raises NotCleared: its memory is not clear, or not shown to be where
+            [accel] handover demands that; or a mode is another one.
+        """
+        address = handle.address
+        is_hosts = use.memory == _HOSTS or (
+            not pci.is_for_vfio(self.kernel, address))
+        if is_hosts and self.reset_methods(
+                device, handle, address)[:1] == ('bus',):
+            # a call that was killed has left it bound to vfio-pci
+            use.remember(_HOSTS)
+        done = super().release(device, handle, created_type, use)
+        if is_hosts and pci.is_for_vfio(self.kernel, address):
+            self.kernel.probe(address)
+        facts = base.facts_of(done)
+        if (facts.get('memory') == handover.NOT_SHOWN
+                and handover.demands_proof(device, address)):
+            raise exception.NotCleared(
+                f'{address} was reset after its server, and '
+                f'{handover.OPTION} demands that its memory is shown to be '
+                f'clear, which it is not, because {facts["why"]}: it is tried '
+                f'again.')
+        before = json.loads(use.last_shown() or '{}').get('modes', {})
+        for name, value in facts.get('modes', {}).items():
+            had = before.get(name, value)
+            if had != value:
+                raise exception.NotCleared(
+                    f'{address} was reset after its server, which has '
+                    f'left {name} {value} in place of {had}: restore it '
+                    f'({_SET_MODE[name].format(address)}), and it is '
+                    f'tried again.')
+        return done
+
+    def reset_function(self, device, function, methods):
+        """See the base class; after a reset of the bus it is read whether the
+        GPU has cleared its memory.
+
+        :raises NotCleared: it has not.
+        """
+        family = _family(device)
+        why = '' if function != device.address else self.unshowable(
+            device) or ('' if methods[:1] == ('bus',) else
+                        'the function was reset, and not its bus')
+        if why or function != device.address:
+            return _not_shown(
+                super().reset_function(device, function, methods), why)
+        refused = []
+        for by in 'VFIO', 'sysfs':
+            try:
+                with self._readable(function, by):
+                    watched = self.kernel.reset_gpu(
+                        function, by, family,
+                        # the error comes before that of the limit
+                        CONF.accel.device_timeout * 900)
+            except OSError as error:
+                if error.errno == errno.EBUSY:
+                    raise
+                refused.append(f'{by}: {error.strerror}')
+            else:
+                return self._judged(function, by, family, watched)
+        return _not_shown(
+            super().reset_function(device, function, methods),
+            f'its registers cannot be read ({"; ".join(refused)})')
+
+    @contextlib.contextmanager
+    def _readable(self, function, by) -> Iterator[None]:
+        """Have a function bound as a way of reading needs it."""
+        was_for_vfio = pci.is_for_vfio(self.kernel, function)
+        if by == 'VFIO':
+            if not was_for_vfio:
+                self.kernel.rebind(function, base.VFIO)
+            yield
+            return
+        try:
+            self.kernel.unbind(function)
+            with self._resetting_by_bus(function):
+                yield
+        finally:
+            if was_for_vfio:
+                self.kernel.rebind(function, base.VFIO)
+
+    def _judged(self, function, by, family, watched):
+        if failed := nvidia.failure(family, watched):
+            raise exception.NotCleared(
+                f'{function} was reset after its server, and it has not '
+                f'cleared its memory, because {failed}: it is tried again, '
+                f'and a power cycle may help.')
+        facts: dict[str, typing.Any] = {
+            'read_by': by, 'words': nvidia.words(family, watched),
+            'milliseconds': watched.seen[-1][0],
+            'modes': nvidia.modes(family, watched),
+            'link': ' x'.join(filter(None, (
+                self.attribute(function, f'current_link_{what}')
+                for what in ('speed', 'width'))))}
+        doubt = nvidia.doubt(family, watched)
+        return (_not_shown('reset bus', doubt, **facts) if doubt
+                else base.Cleaned('reset bus', memory=handover.CLEARED,
+                                  **facts))
+
     def goes_along(self, address, function):
         return (pci.class_code(self.kernel, function) >> 8
                 in slot.COMPANIONS)
@@ -110,3 +256,14 @@ def has_class(kernel, address: str, vendor: str) -> bool:
     """
     return (pci.class_code(kernel, address) >> 8
             in _CLASSES.get(vendor, pci.DISPLAYS))
+
+
+def _family(device: model.Device) -> str:
+    return nvidia.family(device.vendor_id, device.family, device.product_id)
+
+
+def _not_shown(done: str, why: str, **facts: typing.Any) -> str:
+    """Return done with the reason why it shows nothing of the memory; as it is
+    without one."""
+    return base.Cleaned(done, memory=handover.NOT_SHOWN, why=why,
+                        **facts) if why else done

@@ -28,6 +28,13 @@ class Policy(enum.Enum):
     OPERATOR = 'operator'
     #: as CLEAR, and the reset is that of the bus: see by_bus()
     BUS = 'bus'
+    #: as BUS, and what the device reports of itself has to show that its
+    #: memory is clear: see demands_proof()
+    SHOWN = 'shown'
+
+
+#: 'memory' of Cleaned.shown (drivers.base)
+CLEARED, NOT_SHOWN = 'cleared', 'not shown'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +97,12 @@ def policy(device: model.Device, *addresses: str) -> Policy:
     first rule that matches, else of its driver, else of all devices.
 
     :param addresses: of the handle, or of those that a server has.
-    :returns: CLEAR for BUS.
+    :returns: CLEAR for BUS and SHOWN.
     :raises ConfigurationError: the option cannot be read.
     """
     found = _chosen(device, addresses)
-    return Policy.CLEAR if found is Policy.BUS else found
+    return (Policy.CLEAR if found in (Policy.BUS, Policy.SHOWN)
+            else found)
 
 
 def by_bus(device: model.Device, *addresses: str) -> bool:
@@ -104,7 +112,17 @@ def by_bus(device: model.Device, *addresses: str) -> bool:
     :param addresses: as of policy().
     :raises ConfigurationError: the option cannot be read.
     """
-    return _chosen(device, addresses) is Policy.BUS
+    return _chosen(device, addresses) in (Policy.BUS, Policy.SHOWN)
+
+
+def demands_proof(device: model.Device, *addresses: str) -> bool:
+    """Return whether no server may get a device whose memory was not shown to
+    be clear.
+
+    :param addresses: as of policy().
+    :raises ConfigurationError: the option cannot be read.
+    """
+    return _chosen(device, addresses) is Policy.SHOWN
 
 
 def _chosen(device, addresses) -> Policy:

@@ -20,6 +20,7 @@ import typing
 from nova_accel.host import devlink
 from nova_accel.host import firmware
 from nova_accel.host import limited
+from nova_accel.host import nvidia
 from nova_accel.host import nvme_admin
 from nova_accel.host import pci
 from nova_accel.host import privileged
@@ -340,6 +341,23 @@ class Kernel:
         """
         return [(disk, kind) for disk, kind
                 in privileged.read_signatures(function)]
+
+    def reset_gpu(self, function: str, by: str, family: str,
+                  milliseconds: int) -> nvidia.Watched:
+        """Reset the bus of a GPU of NVIDIA, and read what it reports.
+
+        :param by: 'VFIO', for which it is bound to vfio-pci, or 'sysfs', for
+            which it has no driver and its reset_method is bus.
+        :param family: of nvidia.REGISTERS.
+        :param milliseconds: limit of both.
+        :raises OSError: it could not be reset, or not be read: EBUSY while a
+            process has it open, EPERM where the kernel is locked down, ERANGE
+            of a BAR0 that is too small.
+        """
+        return nvidia.Watched(*(
+            privileged.reset_gpu_by_vfio if by == 'VFIO'
+            else privileged.reset_gpu_by_sysfs)(
+                function, family, milliseconds))
 
     def read_nvme(self, function: str) -> nvme_admin.Controller:
         """Return what an NVMe controller reports.

@@ -26,7 +26,9 @@ import subprocess
 from oslo_config import cfg
 
 from nova_accel import conf
+from nova_accel.host import bar
 from nova_accel.host import firmware
+from nova_accel.host import nvidia
 from nova_accel.host import nvme_admin
 from nova_accel.host import pci
 from nova_accel import privsep
@@ -95,6 +97,8 @@ _MAX_NAMESPACES = 1024
 _MAX_RESOURCES = 0xffff
 #: ida_alloc() of Linux gives groups their numbers
 _MAX_GROUP = 0x7fffffff
+#: milliseconds, an hour
+_LONGEST_WATCH = 3_600_000
 #: of /dev/nvidia<minor>
 _NVIDIA_MAJOR = 195
 _FME_PORT_PR = 0xb680
@@ -1006,6 +1010,38 @@ def reset_function(function: str) -> None:
     check_function(function)
     with _disks_held(function):
         _write(f'{SYS}/bus/pci/devices/{function}/reset', '1')
+
+
+@privsep.ctx.entrypoint
+def reset_gpu_by_vfio(function: str, family: str, milliseconds: int) -> tuple:
+    """Reset the bus of a GPU that is bound to vfio-pci, and read its words.
+
+    :param family: of nvidia.REGISTERS.
+    :param milliseconds: limit of both.
+    :returns: nvidia.Watched.
+    :raises OSError: see host.bar; EINVAL: it is not a GPU of NVIDIA.
+    """
+    _check_gpu(function, family, milliseconds)
+    with bar.by_vfio(SYS, DEV, function) as (read, reset):
+        return nvidia.watch(read, reset, family, milliseconds / 1000)
+
+
+# enabling a function takes CAP_SYS_ADMIN (enable_store() of Linux)
+@privsep.disks.entrypoint
+def reset_gpu_by_sysfs(function: str, family: str, milliseconds: int) -> tuple:
+    """As reset_gpu_by_vfio(), of a GPU without a driver whose reset_method is
+    bus."""
+    _check_gpu(function, family, milliseconds)
+    with bar.by_sysfs(SYS, function, _write) as (read, reset):
+        return nvidia.watch(read, reset, family, milliseconds / 1000)
+
+
+def _check_gpu(function, family, milliseconds):
+    check_function(function)
+    check_number('milliseconds', milliseconds, _LONGEST_WATCH)
+    vendor = _read(f'{SYS}/bus/pci/devices/{function}/vendor')
+    if family not in nvidia.REGISTERS or vendor != '0x10de':
+        raise _invalid('family of GPUs', family)
 
 
 @privsep.ctx.entrypoint

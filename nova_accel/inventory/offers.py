@@ -297,13 +297,19 @@ def of_unclean(devices: Iterable[model.Device],
                     row, device.address) == handle.address]
                 had = {row.policy for row in mine}
                 policy = handover.policy(device, handle.address)
+                if handover.demands_proof(device, handle.address):
+                    reason = ('its memory was not shown to be clear after its '
+                              'last server, and the policy is shown now')
+                else:
+                    had.discard(handover.NOT_SHOWN)
+                    reason = (f'its last server released it under the policy '
+                              f'{min(had, default="")}, and the policy is '
+                              f'{policy.value} now')
                 if had and (policy is handover.Policy.CLEAR
                             or policy is handover.Policy.RESET
                             and handover.Policy.NONE.value in had):
                     yield holds.Hold(
-                        Kind.UNCLEAN, device.address,
-                        f'its last server released it under the policy '
-                        f'{min(had)}, and the policy is {policy.value} now',
+                        Kind.UNCLEAN, device.address, reason,
                         part[1], handle, min(row.since for row in mine))
 
 

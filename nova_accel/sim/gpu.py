@@ -1,14 +1,22 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Graphics cards for passthrough of the whole card.
 
-Sources: boot_vga_show() in drivers/pci/pci-sysfs.c and resource_show() of Linux
-7.2. No card was seen.
+Sources: boot_vga_show(), resource_show() and pci_mmap_resource() in
+drivers/pci/pci-sysfs.c of Linux 7.2; host.nvidia for what is read of BAR0. No
+card was seen.
 """
 
 import dataclasses
+import errno
+import time
+from typing import ClassVar
 
+from nova_accel.host import bar
+from nova_accel.host import nvidia
 from nova_accel.sim import card
+from nova_accel.sim import operations
 from nova_accel.sim import reader
+from nova_accel.sim import tree as sysfs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +33,25 @@ class GpuCard(card.Card):
     #: size of the largest memory region of each function in GiB; 0: `resource`
     #: has none
     bar_gib: int = 0
+    #: of BAR0; `resource` does not have it
+    bar0_mib: int = 16
+    #: seconds from the first reading after a reset of the bus to the end of the
+    #: boot, and from there to that of the clearing of the memory
+    boot_seconds: float = 0.02
+    clear_seconds: float = 0.02
+
+    FAULTS: ClassVar[dict] = {
+        **card.Card.FAULTS,
+        #: the kernel maps no memory of devices
+        'lockdown': reader.boolean,
+        #: the clearing never ends; BAR0 reads as ones; the words are those of
+        #: the boot before
+        'memory_clear': reader.one_of('never', 'ones', 'stale'),
+        #: as a guest has set them: name of nvidia.REGISTERS -> value
+        'modes': reader.attributes,
+        #: errno of opening it through VFIO
+        'vfio': reader.one_of('EBUSY', 'EPERM', 'ENOENT'),
+    }
 
     @classmethod
     def describe(cls, item):
@@ -39,7 +66,41 @@ class GpuCard(card.Card):
             total_vfs=total, vfs=item.take('vfs', reader.up_to(total), 0),
             boot_vga=item.take('boot_vga', reader.boolean, False),
             mdev=item.take('mdev', reader.boolean, False),
-            bar_gib=item.take('bar_gib', reader.natural, 0))
+            bar_gib=item.take('bar_gib', reader.natural, 0),
+            bar0_mib=item.take('bar0_mib', reader.natural, 16),
+            boot_seconds=item.take('boot_seconds', reader.seconds, 0.02),
+            clear_seconds=item.take('clear_seconds', reader.seconds, 0.02))
+
+    def reset(self, mine, vf):
+        """See the base class; a GPU boots after a reset of its bus alone."""
+        super().reset(mine, vf)
+        if (mine.get('reset_method') or self.reset_method) == 'bus':
+            mine['booted'] = None
+            if self.faulty(mine).get('memory_clear') != 'never':
+                card.forget(mine, 0, 'memory')
+
+    def word(self, mine, family: str, offset: int) -> int:
+        """Return what a word of BAR0 reads as now.
+
+        :raises OSError: ERANGE: BAR0 is too small.
+        """
+        bar.check_size(self.bar0_mib << 20, offset)
+        fault = self.faulty(mine).get('memory_clear')
+        if fault == 'ones':
+            return 0xffffffff
+        registers = nvidia.REGISTERS[family]
+        passed = time.time() - mine.get('booted', 0)
+        for number, word in enumerate(registers.words):
+            if word.offset == offset:
+                ended = (fault == 'stale' or passed > self.boot_seconds
+                         + number * self.clear_seconds)
+                return word.value * (
+                    ended and not (number and fault == 'never'))
+        name, mode = next((name, mode) for name, mode
+                          in registers.modes.items() if mode.offset == offset)
+        is_now = self.faulty(mine).get('modes', {}).get(name, 'off')
+        return next(value for value, text in mode.values.items()
+                    if text == is_now) << mode.shift
 
     def add_physical(self, tree, mine, function):
         if self.class_code.startswith('0x0300'):
@@ -59,3 +120,37 @@ class GpuCard(card.Card):
             function['resource'] = (
                 f'0x{start:016x} 0x{start + (self.bar_gib << 30) - 1:016x} '
                 f'0x{0x14220c:016x}')
+
+
+class GpuOperations(operations.Operations):
+    """Operations of a simulated kernel on graphics cards."""
+
+    def reset_gpu(self, function, by, family, milliseconds):
+        host, state = self._look()
+        found, _ = self._owner(host, state, function)
+        faults = found.faulty(state['cards'][function])
+        bound = state['cards'][function]['driver']
+        if by == 'VFIO' and not sysfs.is_for_vfio(bound):
+            raise sysfs.error(errno.ENODEV, function)
+        if by == 'VFIO' and (function in state['guests'] or 'vfio' in faults):
+            raise sysfs.error(getattr(errno, faults.get('vfio', 'EBUSY')),
+                              function)
+        if by == 'sysfs' and (bound or faults.get('lockdown')):
+            # enable_store() and pci_mmap_resource()
+            raise sysfs.error(errno.EBUSY if bound else errno.EPERM, function)
+
+        def read(offset):
+            mine = self._look()[1]['cards'][function]
+            if mine.get('booted', 0) is None:
+                # a busy machine may read late, and misses no boot
+                with self._update() as (_, state):
+                    mine = state['cards'][function]
+                    mine['booted'] = time.time()
+            return found.word(mine, family, offset)
+
+        return nvidia.watch(
+            read, lambda: self.reset_function(function, by == 'VFIO'), family,
+            milliseconds / 1000)
+
+    def reset_function(self, function, hot=False):
+        raise NotImplementedError

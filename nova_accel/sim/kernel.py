@@ -29,6 +29,7 @@ from nova_accel.host import processes as host_processes
 from nova_accel.sim import card as cards
 from nova_accel.sim import description
 from nova_accel.sim import dfl
+from nova_accel.sim import gpu
 from nova_accel.sim import nvme
 from nova_accel.sim import qat
 from nova_accel.sim import timecard
@@ -64,7 +65,8 @@ class SimulatedKernel(sysfs.Reads,
                       xrt.XrtOperations,
                       qat.QatOperations,
                       timecard.TimecardOperations,
-                      vgpu.MdevOperations):
+                      vgpu.MdevOperations,
+                      gpu.GpuOperations):
     """Replaces nova_accel.host.kernel.Kernel; has the same methods.
 
     Thread-safe. Any number of processes may use one file.
@@ -214,13 +216,20 @@ class SimulatedKernel(sysfs.Reads,
                 if member in state['guests']]
         return found
 
-    def reset_function(self, function):
+    def reset_function(self, function, hot=False):
+        """See Kernel.
+
+        :param hot: by the hot reset of VFIO, which is that of the bus.
+        """
         while True:
             with self._update() as (host, state):
                 card, vf = self._owner(host, state, function)
                 mine = state['cards'][card.address]
                 if card.faulty(mine).get('reset') != 'hang':
+                    method = mine.get('reset_method')
+                    mine['reset_method'] = 'bus' if hot else method
                     card.reset(mine, vf)
+                    mine['reset_method'] = method
                     if function in state['guests']:
                         # reset_store() in pci/pci-sysfs.c does not ask
                         state.setdefault('disturbed', []).append(function)

@@ -195,6 +195,19 @@ class Journal(file.File):
                 'GROUP BY result', (after,)).fetchall()
         return newest, {str(result): count for result, count in rows}
 
+    def last_shown(self, card: str) -> str:
+        """Return Handover.shown of the last one of a card that ended; ''
+        without any.
+
+        :param card: Handover.card.
+        """
+        ends = ', '.join('?' * len(values.ENDS))
+        with self._transaction(write=False) as db:
+            found = _handovers(
+                db, f'WHERE {schema.CARD} = ? AND result IN ({ends}) '
+                f'ORDER BY number DESC LIMIT 1', card, *values.ENDS)
+        return found[0].shown if found else ''
+
     def handovers(self) -> list[values.Handover]:
         """Return all that are kept, the oldest first."""
         with self._transaction(write=False) as db:

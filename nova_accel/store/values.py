@@ -287,7 +287,9 @@ class Unclean:
     device_address: str
     serial: str
     ids: str
-    #: [accel] handover when it was released: 'none' or 'reset'
+    #: [accel] handover when it was released: 'none' or 'reset'; 'not shown'
+    #: (drivers.handover): it was cleaned, and its memory was not shown to be
+    #: clear
     policy: str
     #: when, UTC, as 2026-11-22T02:17:43+00:00
     since: str = dataclasses.field(default='', compare=False)

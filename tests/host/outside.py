@@ -26,7 +26,8 @@ CHANGES: dict[type, tuple[str, ...]] = {
         'release_dfl_port', 'assign_dfl_port', 'create_mdev', 'remove_mdev',
         'reset_nvme', 'start_nvme_sanitize', 'exit_nvme_sanitize_failure',
         'format_nvme', 'restore_nvme_namespaces', 'format_nvme_vf',
-        'reset_nvme_vf', 'unbind', 'rebind', 'reset_function', 'probe',
+        'reset_nvme_vf', 'reset_gpu', 'unbind', 'rebind', 'reset_function',
+        'probe',
         'set_numvfs', 'write_attribute', 'write_timecard', 'program_xclbin',
         'close_mailbox', 'offer_xclbin', 'withdraw_xclbin', 'call'),
     clouds.Cloud: (
@@ -37,6 +38,7 @@ CHANGES: dict[type, tuple[str, ...]] = {
 READS: dict[type, tuple[str, ...]] = {
     claim_store.ClaimStore: (
         'devices', 'notes', 'attempts', 'handovers', 'ended_handovers',
+        'last_shown',
         'reserved', 'refresh', 'withheld', 'ended', 'uses', 'used'),
     sim.SimulatedKernel: (
         'read', 'read_bytes', 'read_some', 'listdir', 'exists', 'readlink',

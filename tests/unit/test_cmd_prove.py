@@ -16,6 +16,7 @@ from nova_accel.cmd import prove
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel.drivers import gpu
+from nova_accel.host import pci
 from nova_accel import sim
 from nova_accel.store import values
 from tests.unit import commands
@@ -99,6 +100,14 @@ class ProveTest(commands.StoreCommandTestCase):
             report[key] for key in ('vendor', 'product', 'driver',
                                     'kernel_driver', 'address_bits')))
         self.assertEqual(len(rows), len(report['steps']))
+
+    def test_memory_of_a_gpu(self):
+        """Also without --erase: nothing that lasts is changed."""
+        self.host('gpu', gpus=[{'address': A, 'reset_method': 'flr bus'}])
+        found = self.prove()['reset of handle 0']['Found']
+        for text in ('reset bus', '"memory": "cleared"', '"ECC": "off"'):
+            self.assertIn(text, found)
+        self.assertEqual('nvidia', pci.driver(self.kernel, A))
 
     def test_reset_that_fails(self):
         self.host('gpu', gpus=[{'address': A, 'faults': {

@@ -576,7 +576,8 @@ class Release(TestCase):
         self.assertEqual('nvidia', pci.driver(self.kernel, A))
 
     def test_of_a_card_that_the_operator_keeps_for_guests(self):
-        self.start(driver='vfio-pci', reset_method='pm bus')
+        self.start(driver='vfio-pci', reset_method='pm bus',
+                   handover=['reset'])
         self.use()
         self.assertEqual('reset pm', self.release())
         self.assertEqual([[A, 'vfio-pci']], self.kernel.resets(A))
@@ -626,7 +627,7 @@ class Release(TestCase):
         self.use()
         self.assertEqual('reset bus', self.release())
 
-    @ddt.data((['clear'], 'reset flr', False),
+    @ddt.data((['reset'], 'reset flr', False),
               ([f'{A}=bus'], 'reset bus', True),
               (['clear', 'gpu=bus'], 'reset bus', True))
     @ddt.unpack

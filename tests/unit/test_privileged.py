@@ -122,6 +122,8 @@ class Privileged(configured.TestCase):
                      (self.kernel.unbind, address),
                      (self.kernel.probe, address),
                      (self.kernel.reset_function, address),
+                     (self.kernel.reset_gpu, address, 'VFIO', 'ada', 1),
+                     (self.kernel.reset_gpu, address, 'sysfs', 'ada', 1),
                      (self.kernel.is_group_open, address),
                      (self.kernel.write_timecard, address, 'sma1', 'OUT:'),
                      (self.kernel.set_numvfs, address, 0),
@@ -627,6 +629,16 @@ class Privileged(configured.TestCase):
         self.kernel.close_mailbox(PF, 0x2c2a0, 0x40100)
         self.assertEqual('0x2c2a0', self.kernel.read(path))
 
+    @ddt.data(('0x1002', 'ada', 1), ('0x10de', 'volta', 1),
+              ('0x10de', None, 1), ('0x10de', 'ada', 3_600_001),
+              ('0x10de', 'ada', -1), ('0x10de', 'ada', 0.5))
+    @ddt.unpack
+    def test_arguments_of_a_gpu(self, vendor, family, milliseconds):
+        self.write(f'{self.root}/sys/{self.device}/vendor', f'{vendor}\n')
+        for by in 'VFIO', 'sysfs':
+            self.fails(errno.EINVAL, self.kernel.reset_gpu, PF, by, family,
+                       milliseconds)
+
     def nvme_calls(self):
         """Those by the node of a controller."""
         blocks = (nvme_admin.Namespace(1, 512, 0),)
@@ -838,6 +850,7 @@ class Privileged(configured.TestCase):
             'create_mdev', 'remove_mdev', 'check_disks', 'reset_nvme',
             'unbind', 'probe', 'reset_function', 'is_group_open',
             'write_timecard',
+            'reset_gpu_by_vfio',
             'reset_dfl_port', 'close_mailbox', 'read_signatures', 'read_afu',
             'offer_xclbin', 'withdraw_xclbin')]
         for entry_point in entry_points:
@@ -846,6 +859,7 @@ class Privileged(configured.TestCase):
                      'start_nvme_sanitize', 'exit_nvme_sanitize_failure',
                      'format_nvme', 'restore_nvme_namespaces', 'read_nvme_vfs',
                      'format_nvme_vf', 'reset_nvme_vf',
+                     'reset_gpu_by_sysfs',
                      'read_device_serial', 'read_acs'):
             self.assertTrue(privsep.disks.is_entrypoint(
                 getattr(privileged, name)))

@@ -1,0 +1,189 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""What GPUs of NVIDIA show of their state in BAR0 without a driver.
+
+A GPU clears its memory while it boots, and reports both in a word: that it has
+booted, and that the clearing has ended. Further words have the modes that
+survive a reset. Source of all offsets and values, nothing else is from there:
+NVIDIA/gpu-admin-tools of 2025-10-21 (82422cc, MIT), wait_for_boot(),
+wait_for_memory_clear(), get_ecc_state(), query_cc_mode_*() and
+query_mig_mode() in nvidia_gpu_tools.py, gpu/regs/*/therm.py, and
+gpu/devid_chips.py. No card was seen.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import time
+import typing
+
+#: seconds between two readings
+_PAUSE = 0.005
+#: readings that differ and are kept
+_MOST = 64
+#: what a device reads as that does not answer
+_ONES = 0xffffffff
+#: upper half of what a GPU answers for a register that it does not show now
+_NO_REGISTER = 0xbadf
+
+
+class Word(typing.NamedTuple):
+    name: str
+    offset: int
+    #: when it has ended what it reports
+    value: int
+
+
+class Mode(typing.NamedTuple):
+    offset: int
+    shift: int
+    #: of the bits from there on -> its name
+    values: Mapping[int, str]
+
+
+class Watched(typing.NamedTuple):
+    """What watch() has read."""
+
+    #: of each word, before the reset
+    before: list[int]
+    #: [milliseconds since it began, of each word ...] where one had changed
+    seen: list[list[int]]
+    #: of each mode, once all had ended
+    modes: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Registers:
+    words: tuple[Word, ...]
+    modes: Mapping[str, Mode]
+
+
+_TURING_ON = (Word('boot complete', 0x118234, 0x3ff),
+              Word('memory clear finished', 0x100b20, 1))
+_HOPPER = (Word('boot complete', 0x200bc, 0xff), _TURING_ON[1])
+_CLEARED_BLACKWELL = Word('memory clear finished', 0x8a004c, 1)
+_OFF_ON = {0: 'off', 1: 'on'}
+_ECC = {'ECC': Mode(0x9a0470, 0, _OFF_ON)}
+_CC = {0: 'off', 1: 'on', 3: 'devtools'}
+_BLACKWELL = {'CC': Mode(0x590, 0, _CC), **_ECC}
+
+#: family(); ECC is the last mode, which says nothing with CC
+REGISTERS = {
+    'turing': Registers(_TURING_ON, _ECC),
+    'ga100': Registers(
+        _TURING_ON, {'MIG': Mode(0x1404, 15, _OFF_ON), **_ECC}),
+    'ampere': Registers(_TURING_ON, _ECC),
+    'ada': Registers(_TURING_ON, _ECC),
+    'hopper': Registers(_HOPPER, {'CC': Mode(0x1182cc, 0, _CC), **_ECC}),
+    'gb100': Registers((_HOPPER[0], _CLEARED_BLACKWELL), _BLACKWELL),
+    'gb202': Registers((Word('boot complete', 0xad00bc, 0xff),
+                        _CLEARED_BLACKWELL), _BLACKWELL),
+}
+#: first and last device id of chips of Blackwell
+_CHIPS = (('gb100', 0x2900, 0x29ff), ('gb100', 0x3180, 0x327f),
+          ('gb202', 0x2b80, 0x2bff), ('gb202', 0x2c00, 0x2c7f),
+          ('gb202', 0x2d00, 0x2dff), ('gb202', 0x2f00, 0x2f7f))
+
+
+def family(vendor: str, name: str | None, product: str) -> str:
+    """Return the key of REGISTERS for a GPU; '' if it is not known.
+
+    :param name: Device.family.
+    :param product: device id, four hex digits.
+    """
+    if vendor != '10de' or not name:
+        return ''
+    if name == 'BLACKWELL':
+        return next((chip for chip, first, last in _CHIPS
+                     if first <= int(product, 16) <= last), '')
+    if name == 'AMPERE' and product.startswith('20'):
+        return 'ga100'
+    return name.lower() if name.lower() in REGISTERS else ''
+
+
+def watch(read: Callable[[int], int], reset: Callable[[], None], key: str,
+          seconds: float) -> Watched:
+    """Reset a GPU, and read its words until all have ended what they report.
+
+    :param read: reads the four bytes at an offset of BAR0.
+    :param key: of REGISTERS.
+    :param seconds: limit, that of the reset included.
+    :raises OSError: as read() and reset() do.
+    """
+    registers = REGISTERS[key]
+
+    def now():
+        return [read(word.offset) for word in registers.words]
+    before = now()
+    seen: list[list[int]] = []
+    ended = [word.value for word in registers.words]
+    began = time.monotonic()
+    reset()
+    while True:
+        found, passed = now(), time.monotonic() - began
+        if not seen or seen[-1][1:] != found:
+            del seen[_MOST - 1:]
+            seen.append([int(passed * 1000), *found])
+        if found == ended:
+            return Watched(before, seen, [
+                read(mode.offset) for mode in registers.modes.values()])
+        if passed > seconds:
+            return Watched(before, seen, [])
+        time.sleep(_PAUSE)
+
+
+def failure(key: str, watched: Watched) -> str:
+    """Return why the GPU is not clear, a clause; '' if it is said to be."""
+    milliseconds, *last = watched.seen[-1]
+    for word, value in zip(REGISTERS[key].words, last):
+        if not _is_read(value):
+            return f'its word "{word.name}" reads as {value:#x}'
+    for word, value in zip(REGISTERS[key].words, last):
+        if value != word.value:
+            return (f'its word "{word.name}" does not come ({value:#x} in '
+                    f'place of {word.value:#x})')
+    return ''
+
+
+def doubt(key: str, watched: Watched) -> str:
+    """Return why a GPU that is said to be clear is not shown to be, a clause.
+
+    A word that has ended in each reading may be that of the boot before.
+    """
+    for word, values in zip(REGISTERS[key].words, _by_word(watched)):
+        if all(value == word.value or not _is_read(value)
+               for value in values):
+            return (f'its word "{word.name}" was set at the first reading '
+                    f'after the reset, and may be that of the boot before')
+    return ''
+
+
+def words(key: str, watched: Watched) -> dict[str, list[str]]:
+    """Return the values of each word, before and after the reset."""
+    return {f'{word.name} at {word.offset:#x}': [
+        hex(value) for value in (before, *_changes(values))]
+        for word, before, values in zip(
+            REGISTERS[key].words, watched.before, _by_word(watched))}
+
+
+def modes(key: str, watched: Watched) -> dict[str, str]:
+    """Return the modes that could be read: name -> value."""
+    found: dict[str, str] = {}
+    for (name, mode), value in zip(REGISTERS[key].modes.items(),
+                                   watched.modes):
+        if _is_read(value) and not (
+                name == 'ECC' and found.get('CC', 'off') != 'off'):
+            bits = value >> mode.shift & (3 if mode.values is _CC else 1)
+            found[name] = mode.values.get(bits, f'invalid ({bits})')
+    return found
+
+
+def _is_read(value: int) -> bool:
+    return value != _ONES and value >> 16 != _NO_REGISTER
+
+
+def _by_word(watched) -> Iterable[tuple[int, ...]]:
+    return list(zip(*watched.seen))[1:]
+
+
+def _changes(values) -> list[int]:
+    return [value for number, value in enumerate(values)
+            if not number or value != values[number - 1]]
