@@ -6,10 +6,18 @@ the page, and has the colors of light and dark.
 """
 
 import ast
+import datetime
 import html
 import pathlib
 import re
 import textwrap
+
+from lxml import etree
+from lxml import html as lxml_html
+
+from nova_accel.cmd import page_html
+from nova_accel.cmd import tree
+from nova_accel import naming
 
 #: of a picture, in pixels
 WIDTH = 360
@@ -358,9 +366,68 @@ def states() -> Picture:
     return picture
 
 
+class Screenshot:
+    """A page as a browser shows it on a phone, of this height."""
+
+    def __init__(self, title: str, page: str, height: int):
+        self.title = title
+        self.height = height
+        self._page = lxml_html.fromstring(page)
+
+    def svg(self) -> str:
+        """Return the page inside of an SVG."""
+        body = self._page.find('body')
+        body.set('xmlns', 'http://www.w3.org/1999/xhtml')
+        for link in body.iter('a'):
+            # a picture has no links
+            link.attrib.pop('href', None)
+        background = '\n'.join(
+            line for line in _STYLE.splitlines() if 'svg {' in line)
+        light, dark = re.findall(r'background: (#\w+)', background)
+        return '\n'.join([
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} '
+            f'{self.height}" role="img">',
+            f'<title>{html.escape(self.title)}</title>',
+            f'<style>{self._page.findtext("head/style").strip()}',
+            f'svg {{ background: {light} }} @media (prefers-color-scheme: '
+            f'dark) {{ svg {{ background: {dark} }} }}</style>',
+            f'<foreignObject width="{WIDTH}" height="{self.height}">',
+            etree.tostring(body, encoding='unicode', with_tail=False),
+            '</foreignObject>', '</svg>', ''])
+
+
+def page() -> Screenshot:
+    """The page of nova-accel page, for two hosts with GPUs and one FPGA."""
+    gpu = frozenset(('CUSTOM_GPU_NVIDIA', 'CUSTOM_GPU_NVIDIA_L40S'))
+    fpga = frozenset(('CUSTOM_FPGA_INTEL', 'CUSTOM_FPGA_INTEL_PAC_D5005'))
+
+    def provider(host, part, traits, total, held, reserved=0):
+        return tree.Provider(
+            host, part, naming.device_provider_name(host, part), host, 1,
+            'CUSTOM_ACCELERATOR_' + ('GPU' if traits is gpu else 'FPGA'), total,
+            reserved, traits, held)
+
+    hosts = {
+        'gpu1': [provider('gpu1', 'pool', gpu, 8, {'train': 8})],
+        'gpu2': [provider('gpu2', 'pool', gpu, 8, {
+            'web1': 1, 'web2': 1, 'render': 2}, 1)],
+        'fpga1': [provider('fpga1', f'region{number}', fpga, 1, held)
+                  for number, held in enumerate(({'filter': 1}, {}))]}
+    return Screenshot('Output of nova-accel page', page_html.draw(
+        page_html.Facts(
+            hosts, datetime.datetime(2026, 11, 24, 7, 0),
+            {name: name for providers in hosts.values()
+             for one in providers for name in one.held},
+            {'region0': 'aes-gcm', 'region1': 'zip'},
+            [(flavor, servers, 'CUSTOM_ACCELERATOR_GPU (on 2 of 2 hosts)')
+             for flavor, servers in (('gpu1', 3), ('gpu8', 0))],
+            findings=[(hosts['gpu2'][0].name,
+                       'quarantined: fatal_errors')])), 1090)
+
+
 PICTURES = {picture.__name__: picture for picture in (
     request, region, hands, packing, processes, hosts, migration, groups,
-    states)}
+    states, page)}
 
 
 def main():

@@ -67,7 +67,10 @@ section:target {{ background: var(--soft) }}
 .part > span {{ font-size: .8rem; opacity: .75; overflow-wrap: anywhere;
   padding-top: .2rem }}
 @media (max-width: 50rem) {{ section, .part {{ grid-template-columns: 1fr }}
-  .bar div {{ height: .7rem }} td, th {{ padding-right: .5rem }} }}
+  .bar, th:empty {{ display: none }}
+  td, th {{ font-size: .85rem; padding-right: .4rem }}
+  th {{ font-size: .75rem }} td:first-child {{ overflow-wrap: anywhere }}
+  .list td:nth-child(2) {{ overflow-wrap: normal }} }}
 @media (min-width: 50rem) {{ th {{ white-space: nowrap }}
   td:first-child {{ width: 14rem }} }}
 .c {{ border: 1px solid var(--line); border-left: .3rem solid var(--c);
