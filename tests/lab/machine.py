@@ -8,6 +8,7 @@
     03:00.0  a network card that says it is a    QEMU, modules/idshift  stub
              QAT, 8086:37c8, VFs 8086:37c9
     04:00.0  OCP time card, 1d9b:0400            emulators/time_card.py ptp_ocp
+    05:00.0  GPU, 10de:26b9                      emulators/gpu.py       none
     81:00.0  random numbers, 1af4:1044           QEMU                   virtio
     00:0a.0, 00:0b.0  edu, 1234:11e8             QEMU                   none
     mtty, mtty2, mdpy  mediated devices, samples of the kernel
@@ -40,6 +41,7 @@ CARD = processes.RUN / 'card.json'
 OTHER_CARD = processes.RUN / 'card2.json'
 DISK = processes.RUN / 'disk.json'
 TIME_CARD = processes.RUN / 'timecard.json'
+GPU = processes.RUN / 'gpu.json'
 DEVICES = ('fpga', 'timecard', 'igb', 'nvme', 'mdev', 'qat', 'edu')
 #: of each nova-compute that the machine can run, its unit of systemd
 HOSTS = {'vm': 'nova-compute', 'vm2': 'nova-compute-vm2'}
@@ -100,7 +102,7 @@ def qemu(is_interpreted):
         '-device', 'virtio-rng-pci,rng=r0,addr=0x5',
         '-netdev', 'user,id=net0,hostfwd=tcp:10.0.2.15:22-:22',
         '-device', 'virtio-net-pci,netdev=net0,addr=0x6']
-    for i, slot in enumerate(('0x8', '0x9', '0xe', '0x11'), 1):
+    for i, slot in enumerate(('0x8', '0x9', '0xe', '0x11', '0x13'), 1):
         command += ['-device', f'pcie-root-port,id=rp{i},chassis={i},'
                                f'slot={i},addr={slot}']
     return command + [
@@ -119,12 +121,12 @@ def qemu(is_interpreted):
         '-device', 'edu,addr=0xa', '-device', 'edu,addr=0xb',
         *emulated('fpga', '0xc'), *emulated('fpga2', '0x12'),
         *emulated('sanitize', '0xf'),
-        *emulated('timecard', '0x0', 'rp4'),
+        *emulated('timecard', '0x0', 'rp4'), *emulated('gpu', '0x0', 'rp5'),
         # after devices without a bus, which would go below it
         '-device', 'pxb-pcie,id=far,bus_nr=0x80,numa_node=1,addr=0x10',
-        '-device', 'pcie-root-port,id=rp5,chassis=5,slot=5,bus=far',
+        '-device', 'pcie-root-port,id=rp6,chassis=6,slot=6,bus=far',
         '-object', 'rng-builtin,id=r1',
-        '-device', 'virtio-rng-pci,rng=r1,bus=rp5']
+        '-device', 'virtio-rng-pci,rng=r1,bus=rp6']
 
 
 def power_on() -> None:
@@ -137,6 +139,7 @@ def power_on() -> None:
     card()
     disk()
     time_card()
+    gpu()
     _tell(OTHER_CARD, {})
     (processes.RUN / 'disk.qcow2').unlink(missing_ok=True)
     processes.call('vm', 'qemu-img', 'create', '-q', '-f', 'qcow2', '-F',
@@ -152,7 +155,7 @@ def connect() -> None:
     (SHARE / 'booted').unlink(missing_ok=True)
     for name, emulator, *arguments in (
             ('fpga', 'dfl_card', CARD), ('fpga2', 'dfl_card', OTHER_CARD),
-            ('timecard', 'time_card', TIME_CARD),
+            ('timecard', 'time_card', TIME_CARD), ('gpu', 'gpu', GPU),
             ('sanitize', 'nvme_disk', processes.RUN / 'sanitize.raw', DISK)):
         if not processes.running(name):
             processes.start(
@@ -180,6 +183,11 @@ def time_card(**faults) -> None:
     """Tell the time card what to do wrong; emulators/time_card.py has the
     keys."""
     _tell(TIME_CARD, faults)
+
+
+def gpu(**faults) -> None:
+    """Tell the GPU what to do wrong; emulators/gpu.py has the keys."""
+    _tell(GPU, faults)
 
 
 def _tell(file, faults):

@@ -92,7 +92,7 @@ class Device:
             self.config[self.msi + 2] = self.config[self.msi + 2] & 1 | 0x80
         if self.pcie and self.config[self.pcie + 9] & 0x80:
             self.config[self.pcie + 9] &= 0x7f
-            self.reset()
+            self.function_reset()
 
     def bar_read(self, offset, size):
         return bytes(self.bar[offset:offset + size])
@@ -101,7 +101,10 @@ class Device:
         self.bar[offset:offset + len(data)] = data
 
     def reset(self):
-        pass
+        """The machine, or the bus of the device, is reset."""
+
+    def function_reset(self):
+        self.reset()
 
     def work(self):
         """Do what the last access asked for, and may need DMA."""

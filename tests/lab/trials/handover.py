@@ -243,6 +243,98 @@ class Format(base.Trial):
             self.cloud.wait('an offer', self.is_offered)
 
 
+class Gpu(base.Trial):
+    """A GPU that is alone below its port clears its memory as it boots."""
+
+    GPU = '0000:05:00.0'
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(machine.gpu)
+        self.addCleanup(self.restart, '')
+        self.restart('[accel]\nenabled_drivers = '
+                     'dfl,nvme,pci,qat,timecard,vgpu,gpu\n'
+                     f'handover = 0000:02:00.0=none,{self.GPU}=shown\n')
+        self.cloud.wait('an offer', self.is_offered)
+        self.flavor = self.cloud.of_profile(self.group('GPU'))
+
+    def restart(self, text):
+        self.cloud.clear()
+        self.wait_clean()
+        self.compute.stop()
+        self.compute.configure(text)
+        self.compute.start()
+
+    def is_offered(self):
+        found = self.cloud.providers().get(self.GPU, {})
+        return ('CUSTOM_ACCELERATOR_GPU' in found.get('inventories', ())
+                and 'CUSTOM_ACCELERATOR_FENCED' not in found['traits'])
+
+    def boot(self):
+        server = self.cloud.boot(self.flavor)
+        self.assertIn(' 10de:26b9 class=030200', self.cloud.console(server))
+        return server
+
+    def resets(self):
+        """What was done with the GPU since the lab began."""
+        text = (processes.LOG / 'gpu.log').read_text()
+        return [line for line in text.splitlines() if line.endswith('reset')
+                or line.startswith('write')]
+
+    def shown(self):
+        return json.loads(newest_record()['Shown'])
+
+    def test_1_cleared(self):
+        """The bus of a GPU is reset through VFIO, and it is read that it has
+        booted and cleared its memory; nothing is written to it."""
+        server = self.boot()
+        begin = len(self.resets())
+        self.cloud.delete(server)
+        self.wait_clean()
+        self.assertIn('bus reset', self.resets()[begin:])
+        self.assertNotIn('write', ''.join(self.resets()[begin:]))
+        record, shown = newest_record(), self.shown()
+        self.assertEqual(('reset bus', 'clean'),
+                         (record['Method'], record['Result']))
+        self.assertEqual(
+            ('cleared', 'VFIO', {'ECC': 'off'}),
+            (shown['memory'], shown['read_by'], shown['modes']))
+        self.assertEqual(
+            [['0x0', '0x3ff'], ['0x0', '0x1']],
+            [values[-2:] for values in shown['words'].values()])
+        self.boot()
+
+    def test_2_clearing_that_does_not_end(self):
+        """A GPU whose clearing does not end is offered to no server until it
+        does."""
+        server = self.boot()
+        machine.gpu(clears=False)
+        self.cloud.delete(server)
+        self.cloud.wait('a fence', lambda: not self.is_offered())
+        self.cloud.wait('a reason', lambda: 'does not come'
+                        in self.compute.log(200))
+        _server, fault = self.cloud.refused(self.flavor, host=None)
+        self.assertIn('No valid host', fault)
+        machine.gpu()
+        self.wait_clean()
+        self.cloud.wait('an offer', self.is_offered)
+        self.assertEqual('cleared', self.shown()['memory'])
+
+    def test_3_mode_that_a_guest_has_set(self):
+        """A GPU with another mode than after its last server is offered to no
+        server until it is restored."""
+        self.cloud.delete(self.boot())
+        self.wait_clean()
+        server = self.boot()
+        machine.gpu(mode=1)
+        self.cloud.delete(server)
+        self.cloud.wait('a reason', lambda: 'left ECC on in place of off'
+                        in self.compute.log(200))
+        machine.gpu()
+        self.wait_clean()
+        self.assertEqual({'ECC': 'off'}, self.shown()['modes'])
+
+
 class Reset(base.Trial):
     """A function that a server had is reset before the next one gets it."""
 
