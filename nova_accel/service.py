@@ -35,6 +35,7 @@ from nova_accel.attach import loading
 from nova_accel.attach import migratable
 from nova_accel.attach import moves as server_moves
 from nova_accel.attach import operators_images as images_of_operator
+from nova_accel.attach import owner_reports
 from nova_accel.attach import preparation as handle_preparation
 from nova_accel.attach import programming as region_programming
 from nova_accel.attach import publishing
@@ -218,7 +219,8 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     paused = paused_guests.Paused(cloud, inventory, holdings)
     owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
     usage = device_usage.Usage(cloud, store, inventory, holdings)
-    notices = device_notices.Notices(cloud, inventory, holdings, usage)
+    notices = device_notices.Notices(
+        cloud, store, inventory, holdings, usage)
     metrics = metrics_file.MetricsFile(store, inventory, loader, usage)
     maintenance = device_maintenance.Maintenance(
         cloud, kernel, store, inventory, holdings, publisher, gate,
@@ -238,7 +240,8 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         readiness=readiness, releases=releases,
         runtime=runtime_programming.RuntimeProgramming(
             cloud, inventory, holdings, programming, readiness, servers,
-            carrying),
+            carrying, owner_reports.OwnerReports(
+                cloud, store, holdings)),
         servers=servers, publisher=publisher,
         reattachment=reattachment, reconciler=reconciler,
         reshape=reshape, store_age=store_age,

@@ -18,6 +18,7 @@ from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import loading
+from nova_accel.attach import owner_reports
 from nova_accel.attach import programming as region_programming
 from nova_accel.attach import readiness as device_readiness
 from nova_accel import conf
@@ -52,6 +53,7 @@ class RuntimeProgramming:
     _readiness: device_readiness.Readiness
     _servers: locks.Locks
     _carrying: guest_claims.Carrying
+    _reports: owner_reports.OwnerReports
 
     def __post_init__(self) -> None:
         self.background = limited.Background(
@@ -76,8 +78,9 @@ class RuntimeProgramming:
         # also of devices that cannot be programmed: their owners read why
         held = {c.instance_uuid for c in self._holdings.all()
                 if c.role is model.Role.CURRENT}
-        return [self._start(server.uuid)
-                for server in (self._cloud.servers(held) if held else ())
+        servers = [*(self._cloud.servers(held) if held else ())]
+        self._reports.take(servers)
+        return [self._start(server.uuid) for server in servers
                 if self._has_work(server)]
 
     def _has_work(self, server):
@@ -161,7 +164,8 @@ class RuntimeProgramming:
                 continue
             if key == status and value.startswith('failed '):
                 changes.setdefault(status, None)
-            elif found[2] not in _KNOWN and may_program:
+            elif (found[2] not in _KNOWN and may_program
+                  and not key.startswith(owner_reports.KEY)):
                 changes[status] = text.shortened(
                     f'failed {_shown(found[2])}: {key} is unknown: name the '
                     f'image by accel{found[1]}:{_ASKS}, or remove the key.',

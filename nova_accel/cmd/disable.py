@@ -108,7 +108,8 @@ class Drain(_Disables, output.Table):
 
 
 class Enable(_OfDevice):
-    """Undo nova-accel disable or drain of a device.
+    """Undo nova-accel disable or drain of a device, and end what owners have
+    reported of it.
 
     It is refused while nova-accel prove, clean, program or drill works on the
     device.
@@ -127,9 +128,18 @@ class Enable(_OfDevice):
             if not mine:
                 raise
             address = parsed_args.device
+        keys = known.keys()
         working.check_idle(known.path, address)
         orders.check_idle(known, address)
         known.enable(mine)
+        reports = [row.number for row in known.owner_reports()
+                   if not row.ended and (
+                       row.device == address if address not in keys
+                       else row.card.means(keys[address]))]
+        known.end_owner_reports(reports)
+        if reports:
+            self.app.stdout.write(
+                f'The reports of owners about {address} are ended\n')
         self.app.stdout.write(
             f'{address} is enabled; nova-compute offers it within seconds, or '
             f'when it starts, if nothing else is in the way\n'

@@ -28,7 +28,8 @@ class History(output.Lister):
     hand-overs, and from the claims for the servers that have it now. From is
     when the server got it; where that is not recorded, the time of the
     hand-over before, since when no other server can have had it. Rows without
-    a server are what the operator had done. An address stands for what was
+    a server are what the operator had done. Reports of owners have a row of
+    their own. An address stands for what was
     there, and for the card that is there now, wherever it was before. Reads the
     claim store of nova-compute, or files of many hosts, and changes nothing.
     """
@@ -64,7 +65,7 @@ class History(output.Lister):
         self.nothing = (
             f'Nothing is recorded of {output.clean(name)}: {output.NAMES}.')
         found = []
-        for host, done, claims, card in self._hosts(parsed_args):
+        for host, done, claims, reports, card in self._hosts(parsed_args):
             before: dict[str, str] = {}
             rows, of_card = [], set()
             for one in done:
@@ -83,6 +84,13 @@ class History(output.Lister):
                 claim.handle.address, ''), '', claim.device_address,
                 claim.serial, claim.handle.address, claim.instance_uuid, '')
                 for claim in claims]
+            for report in reports:
+                rows.append((host, report.time, report.time, report.device,
+                             report.serial, '', report.server,
+                             f'reported by the owner: {report.category}: '
+                             f'{report.words}'))
+                if card and report.card.identifies(card):
+                    of_card.add(rows[-1])
             found += [row for row in rows
                       if (name in row[3:7] or row in of_card) and (
                           not at or row[1] <= at <= (row[2] or at))]
@@ -90,17 +98,18 @@ class History(output.Lister):
             found, key=lambda row: (row[2] or '~', *row))
 
     def _hosts(self, parsed_args):
-        """Yield for each host its name, its hand-overs, its claims, and what
-        the card at the named address is known by, None without one."""
+        """Yield for each host its name, its hand-overs, its claims, reports
+        of owners, and what the card at the named address is known by, None
+        without one."""
         for path in parsed_args.journal:
             host = os.path.basename(path).removesuffix('.json')
-            yield host, read(path), (), None
+            yield host, read(path), (), (), None
         if not parsed_args.journal:
             known = store.read(parsed_args)
             yield CONF.host, known.handovers(), [
                 claim for claim in known.claims()
                 if uuidutils.is_uuid_like(claim.instance_uuid)
-                ], known.keys().get(parsed_args.name)
+                ], known.owner_reports(), known.keys().get(parsed_args.name)
 
 
 def read(path: str) -> list[values.Handover]:

@@ -23,6 +23,8 @@ OPTION = '[accel] health'
 DRILL = 'drill'
 #: the signal that notify.paused adds
 PAUSED = 'guest_paused'
+#: the signal of attach.owner_reports
+REPORTED = 'owner_report'
 #: signals that survive a restart (store.values.Notes): what nova-compute did
 #: with a device in vain, until the same succeeds; and that it was recovered,
 #: until a server has had it
@@ -182,6 +184,9 @@ SIGNALS: Mapping[str, Signal] = {
     PAUSED: Signal(
         'QEMU has paused the guest of server {about} because of an error: hard '
         'reboot the server', _SUSPECT, _SUSPECT, _ANY),
+    # attach.owner_reports
+    REPORTED: Signal('the owner of a server has reported it ({about})',
+                     _SUSPECT, _SUSPECT, _ANY),
     # admin.drill
     DRILL: Signal('the operator has a drill (nova-accel drill)',
                   _BAD, _SUSPECT, _NONE, recovers=True),

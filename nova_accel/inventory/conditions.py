@@ -182,6 +182,7 @@ class Conditions:
         generation = self._table.reports.generation
         found = self._table.snapshot()
         held = {claim.device_address for claim in self._store.claims()}
+        reported = self._reported()
         slots = {_slot(address) for address in held}
         whole = {_slot(address) for address in self._held_whole()}
         cards = {
@@ -193,8 +194,9 @@ class Conditions:
             for address, device in found.items()
             if self._table.reports.is_present(address)}
         with self._lock:
-            readings = {address: self._with_own(address, given)
-                        for address, given in readings.items()}
+            readings = {address: self._with_own(
+                address, given, reported.get(address, ()))
+                for address, given in readings.items()}
             for kind, spared in self._watch.round(
                     cards, readings, is_glance).items():
                 LOG.error(
@@ -240,7 +242,20 @@ class Conditions:
         return (before != known
                 or self._table.reports.generation != generation)
 
-    def _with_own(self, address, readings):
+    def _reported(self) -> dict[str, list[str]]:
+        """Return the categories in which owners have reported a device that
+        they have."""
+        found: dict[str, set[str]] = {}
+        rows = [row for row in self._store.owner_reports() if not row.ended]
+        for claim in self._store.claims() if rows else ():
+            for row in rows:
+                if (row.server == claim.instance_uuid
+                        and row.card.means(claim.card)):
+                    found.setdefault(claim.device_address, set()).add(
+                        row.category)
+        return {address: sorted(names) for address, names in found.items()}
+
+    def _with_own(self, address, readings, categories):
         """Add the signals of nova_accel to the readings of a device."""
         reported = self._table.reports.reported(address)
         if reported and reported.failed:
@@ -251,7 +266,9 @@ class Conditions:
         if readings is not None:
             readings = (*readings, *(
                 signals.Reading(signals.PAUSED, about=server)
-                for server in self._paused.get(address, ())))
+                for server in self._paused.get(address, ())), *(
+                signals.Reading(signals.REPORTED, about=category)
+                for category in categories))
         return readings
 
     def is_drilled(self, address: str) -> bool:
@@ -344,7 +361,7 @@ class Conditions:
             return _State.QUARANTINED
         return _State.SUSPECT if any(
             finding.acts and finding.signal not in (
-                signals.PAUSED, signals.START)
+                signals.PAUSED, signals.START, signals.REPORTED)
             for finding in findings) else _State.OK
 
 

@@ -6,6 +6,8 @@ UNKNOWN: these come and go with servers. After a start of nova-compute one for
 each device that is in another state.
 """
 
+import dataclasses
+
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.health import signals
@@ -13,9 +15,11 @@ from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import model
 from nova_accel.notify import usage as device_usage
+from nova_accel.store import claim_store
 
 #: as of Nova's own events: what, and of which part
 EVENT = 'accel.device.state'
+REPORT = 'accel.device.report'
 
 _State = signals.State
 _WELL = (_State.OK, _State.UNKNOWN)
@@ -24,15 +28,21 @@ _WELL = (_State.OK, _State.UNKNOWN)
 class Notices:
 
     def __init__(self, cloud: novas.Cloud,
+                 store: claim_store.ClaimStore,
                  inventory: host_inventory.Inventory,
                  holdings: server_holdings.Holdings,
                  usage: device_usage.Usage):
         self._cloud = cloud
+        self._store = store
         self._inventory = inventory
         self._holdings = holdings
         self._usage = usage
         #: address -> state and signals, as they were sent last
         self._sent: dict[str, tuple[signals.State, tuple[str, ...]]] = {}
+        #: number of the newest report of an owner that was sent, or was there
+        #: when this process began
+        self._reported = max(
+            (row.number for row in store.owner_reports()), default=0)
         self.background = limited.Background(
             self.run, 'Notifications about devices are not sent')
 
@@ -40,10 +50,17 @@ class Notices:
         """Send the use of devices, and changes of states; failed ones are sent
         again next time."""
         self._usage.run()
+        found = self._inventory.devices
+        for report in self._store.owner_reports():
+            if report.number > self._reported:
+                device = found.get(report.device)
+                self._cloud.notify(REPORT, {
+                    **(self._about(device) if device else {}),
+                    **dataclasses.asdict(report)})
+                self._reported = report.number
         if signals.is_off():
             return
-        now, found = self._inventory.health.conditions(), (
-            self._inventory.devices)
+        now = self._inventory.health.conditions()
         for address in self._sent.keys() - now.keys():
             del self._sent[address]
         for address, condition in now.items():
@@ -59,8 +76,7 @@ class Notices:
                     device, before[0], condition, new[1]))
             self._sent[address] = new
 
-    def _payload(self, device: model.Device, before: signals.State, condition,
-                 found: tuple[str, ...]) -> dict[str, object]:
+    def _about(self, device: model.Device) -> dict[str, object]:
         return {
             'device': device.address, 'serial': device.serial,
             'type': device.type, 'vendor': device.vendor,
@@ -69,6 +85,12 @@ class Notices:
                 provider.name for provider
                 in self._inventory.shown.providers().values()
                 if device.address in provider.addresses),
+        }
+
+    def _payload(self, device: model.Device, before: signals.State, condition,
+                 found: tuple[str, ...]) -> dict[str, object]:
+        return {
+            **self._about(device),
             'state': condition.state.value, 'old_state': before.value,
             'reason': condition.reason,
             'signals': [*found],

@@ -23,6 +23,10 @@ DAYS_OF_HANDOVERS = 90
 #: some hundred bytes each; a device that is taken and released each ten seconds
 #: has as many in a week
 MOST_IN_THAT_TIME = 60_000
+#: how many reports of owners are kept, of all devices
+MOST_REPORTS = 2000
+_REPORT_COLUMNS = tuple(f.name for f in dataclasses.fields(values.OwnerReport))
+_REPORTS = f'SELECT {", ".join(_REPORT_COLUMNS)} FROM owner_reports'
 _HANDOVER_COLUMNS = tuple(f.name for f in dataclasses.fields(values.Handover))
 _HANDOVERS = f'SELECT {", ".join(_HANDOVER_COLUMNS)} FROM handovers'
 
@@ -123,6 +127,34 @@ class Journal(file.File):
             if failed:
                 db.execute('INSERT INTO attempts VALUES (?, ?, ?)',
                            (number, project, text.moment()))
+
+    # Reports of owners
+
+    def owner_reports(self) -> list[values.OwnerReport]:
+        """Return all that are kept, the oldest first."""
+        with self._transaction(write=False) as db:
+            return [values.OwnerReport(row[0], *map(str, row[1:]))
+                    for row in db.execute(f'{_REPORTS} ORDER BY number')]
+
+    def add_owner_report(self, report: values.OwnerReport) -> None:
+        """Write a report, and drop the ones before the newest MOST_REPORTS.
+
+        :param report: with any number.
+        """
+        with self._transaction() as db:
+            db.execute(
+                f'INSERT INTO owner_reports ({", ".join(_REPORT_COLUMNS[1:])}) '
+                f'VALUES ({", ".join("?" * len(_REPORT_COLUMNS[1:]))})',
+                dataclasses.astuple(report)[1:])
+            db.execute('DELETE FROM owner_reports WHERE number <= (SELECT '
+                       'max(number) FROM owner_reports) - ?', (MOST_REPORTS,))
+
+    def end_owner_reports(self, numbers: Collection[int]) -> None:
+        """Write that the operator has ended reports."""
+        with self._transaction() as db:
+            db.executemany('UPDATE owner_reports SET ended = ? '
+                           'WHERE number = ?',
+                           [(text.now(), number) for number in numbers])
 
     # The journal of hand-overs
 

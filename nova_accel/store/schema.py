@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import sqlite3
 
 #: of the tables below
-VERSION = 23
+VERSION = 24
 
 #: version of a store of an earlier release -> what makes it one of the next
 #: version, inside a transaction. A lower version is of a commit before the
@@ -180,6 +180,21 @@ CREATE TABLE attempts (
     since TEXT NOT NULL
 )"""
 
+#: values.OwnerReport
+_OWNER_REPORTS = """
+CREATE TABLE owner_reports (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    time TEXT NOT NULL,
+    device TEXT NOT NULL,
+    serial TEXT NOT NULL,
+    ids TEXT NOT NULL,
+    ports TEXT NOT NULL,
+    server TEXT NOT NULL,
+    category TEXT NOT NULL,
+    words TEXT NOT NULL,
+    ended TEXT NOT NULL
+)"""
+
 #: store.uses: for how long servers had devices, a row for each time; counted
 #: is '' of one that has ended
 _USES = ("""
@@ -213,7 +228,7 @@ CREATE TABLE used (
 )""")
 
 SCHEMA = (_CLAIMS, _ENDED, *_CARDS, _LEDGER, *_HANDOVERS, _ORDERS, *_LINEAGE,
-          _ATTEMPTS, _WITHHELD, *_USES)
+          _ATTEMPTS, _WITHHELD, _OWNER_REPORTS, *_USES)
 
 
 def is_new(db: sqlite3.Connection) -> bool:

@@ -189,6 +189,31 @@ class Disabled:
             self.device_address, self.serial, self.ids, self.ports)
 
 
+@dataclasses.dataclass(frozen=True)
+class OwnerReport:
+    """The owner of a server has reported one of its devices."""
+
+    number: int
+    #: UTC, as 2026-11-22T02:17:43+00:00
+    time: str
+    #: address of the device, and what else its claim knows it by
+    device: str
+    serial: str
+    ids: str
+    ports: str
+    server: str
+    #: one of attach.owner_reports.CATEGORIES
+    category: str
+    #: of the owner, printable
+    words: str
+    #: when the operator ended it (nova-accel enable), '' if not
+    ended: str = ''
+
+    @property
+    def card(self) -> model.CardKey:
+        return model.CardKey(self.device, self.serial, self.ids, self.ports)
+
+
 class OrderState(enum.Enum):
     """NEW -> BEGUN -> DONE or REFUSED; each can be withdrawn."""
 

@@ -20,7 +20,8 @@ CHANGES: dict[type, tuple[str, ...]] = {
         'begin_attempt', 'end_attempt', 'set_devices', 'change_unclean',
         'set_withheld', 'count_uses', 'note_reported', 'raise_used',
         'give_order', 'begin_order', 'answer_order',
-        'withdraw_order', 'sign_with'),
+        'withdraw_order', 'sign_with', 'add_owner_report',
+        'end_owner_reports'),
     sim.SimulatedKernel: (
         'program_dfl_port', 'reset_dfl_port', 'clear_dfl_port_errors',
         'release_dfl_port', 'assign_dfl_port', 'create_mdev', 'remove_mdev',
@@ -38,8 +39,8 @@ CHANGES: dict[type, tuple[str, ...]] = {
 READS: dict[type, tuple[str, ...]] = {
     claim_store.ClaimStore: (
         'devices', 'notes', 'attempts', 'handovers', 'ended_handovers',
-        'last_shown',
-        'reserved', 'refresh', 'withheld', 'ended', 'uses', 'used'),
+        'last_shown', 'reserved', 'refresh', 'withheld', 'ended', 'uses',
+        'used', 'owner_reports'),
     sim.SimulatedKernel: (
         'read', 'read_bytes', 'read_some', 'listdir', 'exists', 'readlink',
         'mounted_devices', 'physical_address_bits', 'vfio_module',

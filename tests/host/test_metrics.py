@@ -434,7 +434,7 @@ class CeilometerTest(NoticesTestCase):
 
     def test_paths(self):
         """Each is of a field that the notification has."""
-        for texts in str(_yaml(METERS)['metric'][0]), str(_yaml(EVENTS)):
+        for texts in str(_yaml(METERS)['metric'][0]), str(_yaml(EVENTS)[0]):
             named = {*re.findall(r'payload\.([a-z_]+)', texts)}
             self.assertLessEqual(named, self.message['payload'].keys())
             self.assertGreater(len(named), 5)

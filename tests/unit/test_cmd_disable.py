@@ -50,6 +50,19 @@ class DisableTestCase(commands.StoreCommandTestCase):
         self.assertEqual(status, result.returncode, result.stderr)
         return result.stdout or result.stderr
 
+    def test_reports_of_owners_end(self):
+        """Those of the device, wherever it was then, disabled or not."""
+        store = self.nova_compute()
+        for device, serial in ((A, 'S1'), (C, 'S1'), (B, ''), (C, 'S3')):
+            store.add_owner_report(values.OwnerReport(
+                0, '2026-11-22T02:17:43+00:00', device, serial, '', '', 'x',
+                'memory', ''))
+        self.assertIn(f'The reports of owners about {A} are ended',
+                      self.say('enable', A))
+        self.assertEqual([True, True, False, False], [
+            bool(row.ended) for row in store.owner_reports()])
+        self.assertNotIn('reports', self.say('enable', A))
+
     def refused(self, *arguments):
         error = self.say(*arguments, status=1).strip()
         # one sentence

@@ -74,6 +74,18 @@ class HistoryTest(commands.StoreCommandTestCase):
             [None, self.time(1), self.time(1)],
             [begin for _, begin, _, _ in self.shown(A)])
 
+    def test_report_of_an_owner(self):
+        """Between the hand-overs, for its device and its server."""
+        self.fill(handover(1, server=ONE), handover(3, server=TWO))
+        self.store.add_owner_report(values.OwnerReport(
+            0, self.time(2), A, SERIAL, '', '', TWO, 'memory', '<b>'))
+        expected = [ONE, TWO, TWO]
+        self.assertEqual(expected, [row[3] for row in self.shown(A)])
+        self.assertEqual(expected, [row[3] for row in self.shown(SERIAL)])
+        self.assertEqual(
+            ['reported by the owner: memory: <b>', 'clean'],
+            [row['Result'] for row in self.rows(TWO)])
+
     def test_since(self):
         """From is when the server got it, where that is known."""
         self.fill(handover(1, server=ONE),
