@@ -197,6 +197,16 @@ have to match; ``traits`` (required) are what they get, custom traits with ``,``
 between them. A device gets those of all rules that match. For flavors, which
 may require or prefer them (``accel1:prefer``). May be given several times.
 Example: ``vendor=10de product=26b9 traits=CUSTOM_TIER_GOLD``."""),
+    cfg.ListOpt('near', default=[], help="""
+In which domains this host is, ``<level>=<domain>``, the nearest level first,
+for servers that have to be near each other (``accel:near`` of flavors). Levels
+are names of yours: lower-case letters and digits. A domain is a trait that
+begins with ``CUSTOM_NEAR_<LEVEL>_``; or the absolute path of a file that has
+its name, or of a command that prints it; or, for the level ``nvlink``,
+``auto``: the cluster and the clique that NVIDIA's driver of the host reports.
+A host is in one domain of a level. Files and commands are read again each
+discovery_interval. Example:
+``nvlink=auto,rail=CUSTOM_NEAR_RAIL_3,rack=CUSTOM_NEAR_RACK_R7``."""),
     cfg.ListOpt('qat_services', default=[], help="""
 Services of QAT cards of generation 4 and later, set at the start of
 nova-compute if the card has no VFs: ``<services>`` for all cards, ``<PCI

@@ -56,6 +56,12 @@ _ROOT_PREFIX = 'CUSTOM_ACCELERATOR_PCIE_ROOT_'
 #: on devices that are only given together ([accel] device_sets)
 SET = 'CUSTOM_ACCELERATOR_SET'
 _MEMORY_PREFIX = 'CUSTOM_ACCELERATOR_MEMORY_'
+#: on the provider of a host: in which domain of which level it is ([accel]
+#: near); the rest of the name is <LEVEL>_<domain>
+_NEAR_PREFIX = 'CUSTOM_NEAR_'
+#: the same traits in the statistics of the compute node's entry, which tell
+#: nova-scheduler the domains of hosts that Placement's answer lacks
+NEAR_STATISTIC = 'nova_accel_near'
 
 _CLASS_PREFIX = 'CUSTOM_ACCELERATOR_'
 #: vendors of devices, as drivers spell them
@@ -424,6 +430,39 @@ def place_of(traits: Iterable[str]) -> tuple[str | None, str | None]:
         elif trait.startswith(_ROOT_PREFIX):
             root = trait
     return node, root
+
+
+def near_trait(level: str, domain: str, of: str) -> str:
+    """Return the trait of a host in a domain of a level.
+
+    :param domain: the trait itself, or a name.
+    :raises InvalidName: it cannot be a trait.
+    """
+    prefix = f'{_NEAR_PREFIX}{level.upper()}_'
+    return _checked(
+        prefix + normalize(domain, of).removeprefix(prefix), of)
+
+
+def is_near(trait: str) -> bool:
+    """Return whether nova-compute reports the trait by [accel] near."""
+    return trait.startswith(_NEAR_PREFIX)
+
+
+def near_of(traits: Iterable[str]) -> dict[str, str]:
+    """Return the domain of a host by level, as its trait.
+
+    A level of which the host has two domains is left out.
+    """
+    found: dict[str, str] = {}
+    twice = set()
+    for trait in traits:
+        if trait.startswith(_NEAR_PREFIX):
+            level = trait[len(_NEAR_PREFIX):].partition('_')[0].lower()
+            if level in found:
+                twice.add(level)
+            found[level] = trait
+    return {level: trait for level, trait in found.items()
+            if level not in twice}
 
 
 def region_traits(device: model.Device, region: model.Region) -> set[str]:

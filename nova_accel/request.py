@@ -21,6 +21,7 @@ from nova_accel import log as logging
 from nova_accel import matching
 from nova_accel import model
 from nova_accel import naming
+from nova_accel import near
 
 LOG = logging.getLogger(__name__)
 
@@ -39,12 +40,14 @@ PACKING_KEY = 'accel:packing'
 LIVE_MIGRATION_KEY = 'accel:live_migration'
 #: for how many seconds its guest may stand still then; QEMU allows 2,000
 DOWNTIME_KEY = 'accel:max_downtime'
-#: keys of the whole flavor -> their values
+#: keys of the whole flavor -> their values; () if these have a form of their
+#: own
 FLAVOR_KEYS = {AFFINITY_KEY: ('required', 'preferred', 'none'),
                SAME_KEY: ('numa', 'pcie_root'),
                PACKING_KEY: ('stack', 'spread'),
                LIVE_MIGRATION_KEY: ('detach', 'transparent'),
-               DOWNTIME_KEY: tuple(map(str, range(1, 2001)))}
+               DOWNTIME_KEY: tuple(map(str, range(1, 2001))),
+               near.KEY: ()}
 GROUP = '(?:[0-9]+|_[a-zA-Z0-9_-]{1,63})?'
 _SPEC = re.compile(f'(resources|trait|accel)({GROUP}):(.+)')
 #: the spelling of the first Cyborg specifications for a numbered group
@@ -198,6 +201,8 @@ class Affinity:
     with_guest: bool = False
     #: stack or spread; None: as the operator has it
     packing: str | None = None
+    #: how near the hosts of servers have to be to each other
+    levels: tuple[near.Level, ...] = ()
 
     @property
     def is_strict(self) -> bool:
@@ -222,7 +227,7 @@ def affinity(extra_specs: Mapping[str, str]) -> Affinity:
         other.
     """
     for key, values in FLAVOR_KEYS.items():
-        if key in extra_specs and extra_specs[key] not in values:
+        if values and extra_specs.get(key, values[0]) not in values:
             said = (f'one of {", ".join(values)}' if len(values) < 10 else
                     f'a whole number from {values[0]} to {values[-1]}')
             raise exception.InvalidRequest(
@@ -248,7 +253,8 @@ def affinity(extra_specs: Mapping[str, str]) -> Affinity:
             nodes = 1
     return Affinity(nodes=1 if same else nodes, one_root=same == 'pcie_root',
                     close=wish != 'none', with_guest=wish == 'required',
-                    packing=packing)
+                    packing=packing, levels=near.levels(extra_specs[near.KEY])
+                    if near.KEY in extra_specs else ())
 
 
 def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:

@@ -53,6 +53,7 @@ from nova_accel import drivers
 from nova_accel.drivers import options
 from nova_accel import exception
 from nova_accel.health import signals
+from nova_accel.host import domains as host_domains
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import locks
@@ -96,6 +97,7 @@ class Host:
     runtime: runtime_programming.RuntimeProgramming
     servers: locks.Locks
     # what Placement shows of them, and what is made good
+    domains: host_domains.Domains
     publisher: publishing.Publisher
     reattachment: guest_reattachment.Reattachment
     reconciler: reconcile.Reconciler
@@ -130,6 +132,7 @@ class Host:
         """
         if not self.store_age.before_report(tree, node):
             return True
+        self.domains.show(tree, node)
         shown, root_uuid = self.inventory.shown, tree.data(node).uuid
         if allocations is not None:
             moved = self.reshape.move(
@@ -219,6 +222,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     paused = paused_guests.Paused(cloud, inventory, holdings)
     owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
     usage = device_usage.Usage(cloud, store, inventory, holdings)
+    domains = host_domains.Domains()
     notices = device_notices.Notices(
         cloud, store, inventory, holdings, usage)
     metrics = metrics_file.MetricsFile(store, inventory, loader, usage)
@@ -242,7 +246,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
             cloud, inventory, holdings, programming, readiness, servers,
             carrying, owner_reports.OwnerReports(
                 cloud, store, holdings)),
-        servers=servers, publisher=publisher,
+        servers=servers, domains=domains, publisher=publisher,
         reattachment=reattachment, reconciler=reconciler,
         reshape=reshape, store_age=store_age,
         metrics=metrics, notices=notices, owners=owners, paused=paused,
@@ -261,6 +265,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
             owners.background,
             notices.background,
             metrics.background,
+            domains.background,
         ))
 
 
@@ -342,6 +347,7 @@ def _start(host: Host) -> None:
     options.check()
     for sentence in conf.unknown():
         LOG.warning('%s', sentence)
+    host.domains.begin()
     host.inventory.scanner.configure()
     host.inventory.scanner.scan()
     host.inventory.configuration.check()

@@ -9,6 +9,7 @@ error.
 from nova.api.validation.extra_specs import base
 
 from nova_accel import log as logging
+from nova_accel import near
 
 LOG = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ _UUID = '[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}'
 _NAME = '[a-zA-Z0-9_-]([a-zA-Z0-9_ -]{0,227}[a-zA-Z0-9_-])?'
 _FUNCTION = ('CUSTOM_FPGA_(FUNCTION_([A-Z0-9_]+_)?|[A-Z0-9_]+_FUNCTION_)'
              '[0-9A-F]{8}(_[0-9A-F]{4}){3}_[0-9A-F]{12}')
+_NEAR = f'{near.LEVEL} *= *(required|preferred)'
 
 
 def _text(pattern, description):
@@ -92,6 +94,14 @@ VALIDATORS = [
                     '[accel] packing.',
         value={'type': str, 'enum': ['stack', 'spread'],
                'description': 'stack or spread.'}),
+    base.ExtraSpecValidator(
+        name=near.KEY,
+        description='Servers of one request, or of a server group, get hosts '
+                    'near each other.',
+        value=_text(f'{_NEAR}( *, *{_NEAR})*',
+                    '<level>=required or <level>=preferred, by levels of '
+                    '[accel] near; or several, the nearest one first, with '
+                    '"," between them.')),
     base.ExtraSpecValidator(
         name='accel:live_migration',
         description='What becomes of the accelerators of a server that '

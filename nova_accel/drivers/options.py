@@ -18,6 +18,7 @@ from nova_accel.drivers import timecard
 from nova_accel.drivers import vgpu
 from nova_accel import exception
 from nova_accel.health import signals
+from nova_accel.host import domains
 from nova_accel import naming
 
 CONF = conf.CONF
@@ -36,7 +37,7 @@ _READERS: tuple[Callable[[], object], ...] = (
     rules.DeviceRules, base.fixed_devices, base.whole_cards, sriov.wanted,
     sets.wanted, _handover, naming.class_traits, pci_rule.wanted,
     qat.wanted_services, timecard.named, vgpu.wanted_types, vgpu.wanted_quotas,
-    signals.modes)
+    signals.modes, domains.wanted)
 
 
 def malformed() -> list[str]:

@@ -30,6 +30,8 @@ TAKEN = 10_000_000.0
 UNUSABLE = 100_000.0
 #: of a device that is not well
 SUSPECT = 5_000.0
+#: of a host, for each domain that servers fill before its own
+NEAR = 2_000.0
 
 
 class Prices(typing.NamedTuple):

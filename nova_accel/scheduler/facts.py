@@ -8,7 +8,7 @@ there is a candidate): {provider: {'resources': {class: {'capacity': amount,
 """
 
 import collections
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import itertools
 import typing
 
@@ -129,7 +129,33 @@ class Facts:
                         result[root] = result.get(root, 0) + free
         return result
 
+    def domains(self, root: str) -> Mapping[str, str]:
+        """Return in which domains a host is, by level."""
+        return naming.near_of(self._traits(root))
+
     # Candidates
+
+    def servers(self, candidates: Sequence[Candidate]) -> int:
+        """Return how many servers of the request fit on a host at most.
+
+        :param candidates: of the host.
+        """
+        if not candidates:
+            return 0
+        wanted: collections.Counter[str] = collections.Counter()
+        unit: dict[str, int] = {}
+        for given in candidates[0]['allocations'].values():
+            for name, amount in given['resources'].items():
+                wanted[name] += amount
+                unit[name] = min(amount, unit.get(name, amount))
+        there = {(provider, name) for candidate in candidates
+                 for provider, given in candidate['allocations'].items()
+                 for name in given['resources']}
+        has: collections.Counter[str] = collections.Counter()
+        for provider, name in there:
+            # a group has all of a class from one provider
+            has[name] += self._room(provider, name) // unit[name] * unit[name]
+        return min(has[name] // amount for name, amount in wanted.items())
 
     def places(self, candidate: Candidate) -> tuple[set[str], set[str]]:
         """Return the NUMA nodes and the PCI root complexes of a candidate.

@@ -20,8 +20,10 @@ from nova.virt import hardware
 
 from nova_accel import log as logging
 from nova_accel import naming
+from nova_accel.scheduler import cost as costs
 from nova_accel.scheduler import facts
 from nova_accel.scheduler import fault
+from nova_accel.scheduler import peers
 from nova_accel.scheduler import scheduling as schedulings
 from nova_accel.scheduler import seam
 from nova_accel.scheduler import unseen
@@ -45,7 +47,8 @@ UNTOLD = ('A server is scheduled without regard to its accelerators: report '
 _ONCE = logging.Once()
 seam.install(lambda spec, summaries: SCHEDULINGS.begin(spec, summaries))
 seam.install_reason(lambda *args: fault.reason(_get, SCHEDULINGS, *args),
-                    lambda spec: SCHEDULINGS.end(spec))
+                    lambda spec: SCHEDULINGS.end(spec),
+                    lambda *args: peers.expect(SCHEDULINGS, *args))
 
 
 class Listed(list[facts.Candidate]):
@@ -69,7 +72,8 @@ def _look(manager, context, spec, candidates, summaries):
         candidates[provider] = Listed(listed)
     found = SCHEDULINGS.begin(spec, summaries)
     if found.requests:
-        unseen.add(_get, found, manager, context, spec, candidates, summaries)
+        for add in unseen.add, unseen.add_domains:
+            add(_get, found, manager, context, spec, candidates, summaries)
         unseen.order_forced(found, spec, candidates)
 
 
@@ -113,6 +117,7 @@ class AcceleratorFilter(filters.BaseHostFilter):
         if not _is_retry(spec_obj):
             scheduling.count(spec_obj.instance_uuid)
         hosts = _where_the_flavor_demands(hosts, scheduling, spec_obj)
+        hosts = _near(hosts, scheduling, spec_obj)
         several = spec_obj.num_instances > 1
         cost = scheduling.cost
         for host in hosts:
@@ -197,6 +202,37 @@ def _where_the_flavor_demands(hosts, scheduling, spec):
                  + scheduling.fewest_places(host.allocation_candidates)
                  for host in refused[:_SAID])})
     return left
+
+
+def _near(hosts, scheduling, spec):
+    """Drop hosts that are not near enough to those of the other servers."""
+    if not scheduling.affinity.levels:
+        return hosts
+    choice = scheduling.near or scheduling.choose_near({
+        host.uuid: _servers(host, scheduling, spec) for host in hosts})
+    if choice.refusal:
+        scheduling.refused = schedulings.Refusal.NEAR
+        LOG.info('Server %(server)s has no host: %(why)s.',
+                 {'server': spec.instance_uuid, 'why': choice.refusal})
+    return [host for host in hosts if host.uuid in choice.order]
+
+
+def _servers(host, scheduling, spec):
+    """Return how many servers of the request fit on a host."""
+    cost = scheduling.cost
+    count = scheduling.facts.servers([
+        candidate for candidate in host.allocation_candidates or ()
+        if cost(candidate) < costs.UNUSABLE])
+    group = spec.instance_group if 'instance_group' in spec else None
+    if group and group.policy == 'anti-affinity':
+        # as ServerGroupAntiAffinityFilter has it
+        count = min(count, int((group.rules or {}).get(
+            'max_server_per_host', 1)) - len(
+                host.instances.keys() & set(group.members)))
+    elif group and group.policy == 'affinity' and (
+            count < scheduling.expected.servers):
+        return 0
+    return max(0, count)
 
 
 def _guest(scheduling, spec):

@@ -73,6 +73,8 @@ def refusal(wanted: scheduling.Scheduling | None) -> str:
     if wanted.refused is scheduling.Refusal.GUEST:
         return (f'Accelerators: no host has them free on NUMA nodes where this '
                 f'server fits, too: {_LATER}.')
+    if wanted.refused is scheduling.Refusal.NEAR and wanted.near:
+        return f'Accelerators: {wanted.near.refusal}: {_LATER}.'
     if wanted.refused is scheduling.Refusal.DRIVER:
         return (f'Accelerators: the hosts that have them for this server do '
                 f'not give any out now: {_LATER}.')

@@ -3,6 +3,7 @@
 is known meanwhile."""
 
 from collections.abc import Callable, Iterable, Mapping
+import dataclasses
 import enum
 import functools
 import typing
@@ -13,6 +14,7 @@ from nova_accel import demand as demands
 from nova_accel import exception
 from nova_accel import locks
 from nova_accel import log as logging
+from nova_accel import near
 from nova_accel import request
 from nova_accel.scheduler import cost
 from nova_accel.scheduler import facts
@@ -30,6 +32,21 @@ class Refusal(enum.Enum):
     PLACES = 'places'
     #: the guest does not fit where their devices are, as the flavor demands
     GUEST = 'guest'
+    #: they are not as near to each other as the flavor demands
+    NEAR = 'near'
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What is known of a request beside Placement's answer."""
+
+    #: that are scheduled together
+    servers: int = 1
+    #: domains of the hosts of the other members of the server group; None if
+    #: they could not be read
+    members: tuple[near.Domains, ...] | None = ()
+    #: domains of which Placement has named all hosts, if its answer was cut
+    whole: set[str] = dataclasses.field(default_factory=set)
 
 
 class Scheduling:
@@ -45,7 +62,8 @@ class Scheduling:
 
     def __init__(self, spec, summaries: Mapping[str, facts.Summary],
                  demand: demands.Demand, get: Callable[[str, str], typing.Any],
-                 named: demands.Demand | None = None):
+                 named: demands.Demand | None = None,
+                 expected: Expected | None = None):
         self.requests = _requests(spec)
         self.facts = facts.Facts(self.requests, summaries, get)
         self._demand = demand
@@ -70,6 +88,34 @@ class Scheduling:
         #: None where hosts are left, or another filter dropped them
         self.refused: Refusal | None = None
         self._counted: set[str] = set()
+        self.expected = expected or Expected()
+        #: of which domains servers get hosts; the same for all servers of the
+        #: request. None until the first one is scheduled
+        self.near: near.Choice | None = None
+
+    def choose_near(self, free: Mapping[str, int]) -> near.Choice:
+        """Choose domains of hosts, once for all servers of the request.
+
+        :param free: UUID of a host -> servers that fit on it.
+        """
+        members = self.expected.members
+        if members is None:
+            self.near = near.Choice({}, 'the hosts of the other members of the '
+                                        'server group could not be read')
+            return self.near
+        domains = {host: self.facts.domains(host) for host in free}
+        # of other domains only some hosts are known
+        whole = {host: count for host, count in free.items()
+                 if self.expected.whole.intersection(
+                     domains[host].values())}
+        for known in whole, free:
+            if known:
+                self.near = near.choose(
+                    self.affinity.levels, self.expected.servers, known,
+                    domains, members)
+                if not self.near.refusal:
+                    break
+        return self.near or near.Choice({})
 
     def count(self, server: str) -> None:
         """Count what one server asks for, once for each server.
@@ -145,10 +191,17 @@ class Schedulings:
         self._lock = locks.Lock('scheduling')
         self._demand = demands.Demand()
         self._named = demands.Demand()
+        self._expected: weakref.WeakKeyDictionary[
+            typing.Any, Expected] = weakref.WeakKeyDictionary()
         #: RequestSpec -> Scheduling; Nova makes one for each request, and
         #: passes the same object for each server of a multi-create
         self._begun: weakref.WeakKeyDictionary[
             typing.Any, Scheduling | None] = weakref.WeakKeyDictionary()
+
+    def expect(self, spec, expected: Expected) -> None:
+        """Note what is known of a request, before begin()."""
+        with self._lock:
+            self._expected[spec] = expected
 
     def begin(self, spec, summaries: Mapping[str, facts.Summary] | None,
               ) -> Scheduling:
@@ -160,7 +213,7 @@ class Schedulings:
         # what raises here is not tried again by of()
         self.give_up(spec)
         begun = Scheduling(spec, summaries or {}, self._demand, self._get,
-                           self._named)
+                           self._named, self._expected.get(spec))
         with self._lock:
             self._begun[spec] = begun
         return begun
@@ -178,6 +231,7 @@ class Schedulings:
         answered would stay in memory until Python looks for such objects."""
         with self._lock:
             self._begun.pop(spec, None)
+            self._expected.pop(spec, None)
 
     def of(self, spec) -> Scheduling | None:
         """Return the scheduling of a request, without facts if Nova did not

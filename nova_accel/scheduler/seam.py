@@ -115,6 +115,7 @@ def install_answer(look: Callable[..., typing.Any]) -> bool:
 def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
                                   float], str],
                    end: Callable[[typing.Any], typing.Any] = lambda spec: None,
+                   before: Callable[..., typing.Any] = lambda *args: None,
                    ) -> None:
     """Add nova_accel's reason to NoValidHost in this process. Idempotent.
 
@@ -123,6 +124,9 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
         returns the reason or ''. What it raises is logged, and Nova's own
         error is raised.
     :param end: takes the RequestSpec when all of it is done.
+    :param before: takes the context, the RequestSpec and the UUIDs of the
+        servers before Placement is asked. What it raises is logged, and the
+        scheduling goes on.
     """
     original = getattr(manager.SchedulerManager, _RPC, None)
     if original is None or hasattr(original, _MARK):
@@ -130,6 +134,13 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
 
     @messaging.expected_exceptions(exception.NoValidHost)
     def wrapped(self, context, *args, **kwargs):
+        if kwargs.get('spec_obj') is not None:
+            try:
+                before(context, kwargs['spec_obj'],
+                       kwargs.get('instance_uuids'))
+            except Exception:
+                LOG.exception('Members of a server group do not count for '
+                              'accel:near: report this error to nova_accel.')
         try:
             return tried(self, context, *args, **kwargs)
         finally:

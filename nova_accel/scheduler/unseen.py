@@ -3,12 +3,15 @@
 
 Placement returns the first [scheduler] max_placement_results candidates, in an
 order that has nothing to do with functions. Where it has cut its answer off and
-no candidate carries what a group wants, it is asked which providers carry
-that, and then Nova's own question for a few of their hosts. Both answers are
-short: of a common function a candidate would be there. The candidates are added
-to those that Nova filters, weighs and claims; nothing is taken away.
+no candidate carries what a group wants, it is asked which providers carry that,
+and then Nova's own question for a few of their hosts. Both answers are short:
+of a common function a candidate would be there. For servers that have to be
+near each other it is asked for the hosts of some domains, of which the cut
+answer has only some. The candidates are added to those that Nova filters,
+weighs and claims; nothing is taken away.
 """
 
+import collections
 from collections.abc import Callable
 import random
 import typing
@@ -31,6 +34,11 @@ _HOSTS = 3
 _ASKED = 6
 #: candidates of one host
 _CANDIDATES = 16
+#: domains that are asked for at a time, and how often
+_DOMAINS = 16
+_QUESTIONS = 3
+#: candidates of all of them
+_OF_DOMAINS = 1000
 #: of Placement: required=in:, and several of them
 _VERSION = '1.39'
 #: of several hosts, which ones
@@ -49,16 +57,11 @@ def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
     """
     missing = [wanted for wanted in found.requests if wanted.programs
                and not _is_carried(wanted, candidates, summaries)]
-    if not missing or len({
-            id(one) for listed in candidates.values() for one in listed
-            }) < CONF.scheduler.max_placement_results:
+    if not missing or not _is_cut(candidates):
         return
-    question = utils.resources_from_request_spec(
-        context, spec, manager.host_manager).to_querystring()
+    question, query = _question(manager, context, spec)
     if placement.names_host(question):
         return
-    query = [(key, value) for key, value in parse.parse_qsl(question)
-             if key != 'limit']
     #: host -> the groups that find there what they want
     carrying: dict[str, list[request.AcceleratorRequest]] = {}
     for wanted in missing:
@@ -79,15 +82,84 @@ def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
         answer = _of_host(get, query, root, carrying[root])
         if not answer['allocation_requests']:
             continue
-        for candidate in answer['allocation_requests']:
-            if candidate not in candidates.get(root, ()):
-                for provider in candidate['allocations']:
-                    candidates[provider].append(candidate)
-        for provider, summary in answer['provider_summaries'].items():
-            summaries.setdefault(provider, summary)
+        _add(answer, candidates, summaries)
         left -= 1
         if not left:
             return
+
+
+def add_domains(get: Callable, found: scheduling.Scheduling, manager, context,
+                spec, candidates: typing.Any, summaries: typing.Any) -> None:
+    """Add all candidates of some domains, of which a cut answer has some.
+
+    Placement is asked once for several domains, and again for others if none of
+    them has room for all servers.
+
+    The parameters are those of add().
+    """
+    levels = found.affinity.levels
+    if not levels or not _is_cut(candidates):
+        return
+    question, query = _question(manager, context, spec)
+    if placement.names_host(question):
+        return
+    level = next((level for level in levels if level.required), levels[-1])
+    roots = {summary.get('root_provider_uuid') or provider
+             for provider, summary in summaries.items()}
+    seen = [domain for root in _sample(sorted(roots), len(roots))
+            if (domain := found.facts.domains(root).get(level.name))]
+    wanted = list(dict.fromkeys((
+        *(member[level.name] for member in found.expected.members or ()
+          if level.name in member),
+        *(domain for domain, _ in collections.Counter(seen).most_common()))))
+    for _ in range(_QUESTIONS):
+        some, wanted = wanted[:_DOMAINS], wanted[_DOMAINS:]
+        if not some:
+            return
+        answer = _ask(get, '/allocation_candidates?' + parse.urlencode([
+            *query, ('required', f'in:{",".join(sorted(some))}'),
+            ('limit', str(_OF_DOMAINS))]),
+            allocation_requests=list, provider_summaries=dict)
+        _add(answer, candidates, summaries)
+        found.expected.whole.update(some)
+        if max(_room(found, level.name, candidates, some).values(),
+               default=0) >= found.expected.servers:
+            return
+
+
+def _room(found, level, candidates, domains):
+    """Return how many servers fit into each of some domains."""
+    room: collections.Counter[str] = collections.Counter()
+    for provider, listed in candidates.items():
+        domain = found.facts.domains(provider).get(level)
+        if domain in domains:
+            room[domain] += found.facts.servers(listed)
+    return room
+
+
+def _is_cut(candidates):
+    return len({id(one) for listed in candidates.values() for one in listed
+                }) >= CONF.scheduler.max_placement_results
+
+
+def _question(manager, context, spec):
+    """Return Nova's question, and what is in it without the limit."""
+    question = utils.resources_from_request_spec(
+        context, spec, manager.host_manager).to_querystring()
+    return question, [(key, value) for key, value
+                      in parse.parse_qsl(question) if key != 'limit']
+
+
+def _add(answer, candidates, summaries):
+    for candidate in answer['allocation_requests']:
+        providers = candidate['allocations']
+        # a provider of disk that hosts share has those of all of them
+        if candidate not in min((candidates.get(provider, ())
+                                 for provider in providers), key=len):
+            for provider in providers:
+                candidates[provider].append(candidate)
+    for provider, summary in answer['provider_summaries'].items():
+        summaries.setdefault(provider, summary)
 
 
 def _is_carried(wanted, candidates, summaries):

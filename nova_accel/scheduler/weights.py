@@ -56,7 +56,9 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
             return self._without_accelerators(
                 [weighed.obj for weighed in weighed_obj_list], scheduling)
         cost_of = scheduling.cost
+        order = scheduling.near.order if scheduling.near else {}
         return [self._weigh_object(weighed.obj, cost_of)
+                - cost.NEAR * order.get(weighed.obj.uuid, 0)
                 for weighed in weighed_obj_list]
 
     @staticmethod

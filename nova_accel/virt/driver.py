@@ -181,6 +181,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         if self._host_name is not None:
             resources['stats'] = {**resources.get('stats', {}),
                                   naming.STATISTIC: '1'}
+            if domains := self.parts.domains.found:
+                resources['stats'][naming.NEAR_STATISTIC] = ' '.join(
+                    sorted(domains.values()))
         return resources
 
     # A guest is made

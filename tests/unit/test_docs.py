@@ -26,7 +26,8 @@ TABLES = [ROOT / 'docs/source' / f'{name}.rst'
 TESTS = [ROOT / 'tests' / tier / f'test_{name}.py' for tier, name in (
     ('functional', 'create'), ('functional', 'operations'),
     ('functional', 'guest'), ('functional', 'cells'),
-    ('functional', 'live_migration'), ('functional', 'runtime'),
+    ('functional', 'live_migration'), ('functional', 'near'),
+    ('functional', 'runtime'),
     ('host', 'runtime'))]
 
 

@@ -22,6 +22,7 @@ import oslo_messaging as messaging
 import testtools
 
 from nova_accel import naming
+from nova_accel import near
 from nova_accel import request
 from nova_accel.api import expansion
 from nova_accel.scheduler import candidates
@@ -30,6 +31,7 @@ from nova_accel.scheduler import facts
 from nova_accel.scheduler import fault
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import missing
+from nova_accel.scheduler import peers
 from nova_accel.scheduler import scheduling
 from nova_accel.scheduler import seam
 from nova_accel.scheduler import unseen
@@ -40,7 +42,8 @@ FPGA = 'CUSTOM_ACCELERATOR_FPGA'
 PLAIN = {'hw:cpu_sockets': '1'}
 ONE = {f'resources1:{FPGA}': '1',
        'accel1:function_id': 'd8424dc4a4a3c413f89e433683f9040b'}
-TWO = {**ONE, f'resources2:{FPGA}': '1', 'accel:numa_affinity': 'required'}
+TWO = {**ONE, f'resources2:{FPGA}': '1', 'accel:numa_affinity': 'required',
+       'accel:near': 'rack=preferred'}
 #: what Nova calls, and what they call to go on after an error
 DOORS = {'filter_all', 'weigh_objects', 'weight_multiplier', '__init__',
          'install', 'install_reason', 'give_up', '__deepcopy__'}
@@ -84,7 +87,7 @@ class SchedulerTest(testtools.TestCase):
     """Whole schedulings, as Nova's scheduler runs them."""
 
     MODULES = (scheduling, facts, cost, filters, weights, candidates, fault,
-               missing, unseen, request)
+               missing, unseen, peers, near, request)
 
     def setUp(self):
         super().setUp()
@@ -109,7 +112,8 @@ class SchedulerTest(testtools.TestCase):
         seam.install_answer(lambda *args: filters._look(*args))
         seam.install_reason(lambda *args: fault.reason(
             self.get, filters.SCHEDULINGS, *args),
-            lambda spec: filters.SCHEDULINGS.end(spec))
+            lambda spec: filters.SCHEDULINGS.end(spec),
+            lambda *args: peers.expect(filters.SCHEDULINGS, *args))
 
     class Manager:
         host_manager = None
@@ -224,7 +228,8 @@ class SchedulerTest(testtools.TestCase):
         for name in ('_requests', '_of_several', '_of_kind', '_sort',
                      '_weigh_object', 'cost', 'kinds', 'of', 'begin',
                      'refusal', 'reason', 'add', '_carrying', '_of_host',
-                     'order_forced'):
+                     'order_forced', 'expect', 'choose', '_blocks', 'servers',
+                     '_near'):
             self.assertIn(name, {n.rpartition('.')[2] for n in reached})
 
 

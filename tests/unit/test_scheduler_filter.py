@@ -15,6 +15,7 @@ import testtools
 
 from nova_accel import conf
 from nova_accel import naming
+from nova_accel.scheduler import cost
 from nova_accel.scheduler import facts
 from nova_accel.scheduler import filters
 from nova_accel.scheduler import missing
@@ -251,6 +252,124 @@ class GuestTest(FilterTestCase):
         self.assertIs(scheduling.Refusal.GUEST, self.scheduling.refused)
         self.assertIn('where its guest fits', log.output[0])
         self.assertIn('this server fits', missing.refusal(self.scheduling))
+
+
+class NearTest(FilterTestCase):
+    """Two racks: of a no server fits on a2, b is empty. Each host has four
+    GPUs."""
+
+    GPU = 'CUSTOM_ACCELERATOR_GPU'
+
+    def begin(self, near, expected=scheduling.Expected(), group=None,
+              **used):
+        spec = self.spec(**{f'resources1:{self.GPU}': '2',
+                            'accel:near': near})
+        spec.instance_group = group
+        self.schedulings.expect(spec, expected)
+        hosts = {f'{rack}{n}': used.get(f'{rack}{n}', 0)
+                 for rack in 'ab' for n in range(3)}
+        summaries = {}
+        for name, taken in hosts.items():
+            summaries[name] = {
+                'traits': [f'CUSTOM_NEAR_RACK_{name[0].upper()}'],
+                'resources': {'VCPU': {'capacity': 8, 'used': 0}}}
+            summaries[f'{name}-gpus'] = {
+                'root_provider_uuid': name, 'traits': [], 'resources': {
+                    self.GPU: {'capacity': 4, 'used': taken}}}
+        self.scheduling = self.schedulings.begin(spec, summaries)
+        return spec, [types.SimpleNamespace(
+            uuid=name, host=name, num_instances=0, instances={},
+            stats={naming.STATISTIC: '1'}, allocation_candidates=[{
+                'allocations': {name: {'resources': {'VCPU': 1}},
+                                f'{name}-gpus': {'resources': {self.GPU: 2}}},
+                'mappings': {'': [name], '1': [f'{name}-gpus']}}])
+            for name, taken in hosts.items() if taken <= 2]
+
+    @staticmethod
+    def filter(spec, hosts):
+        return ' '.join(host.uuid for host in
+                        filters.AcceleratorFilter().filter_all(hosts, spec))
+
+    def test_required(self):
+        """Decided once for all servers of a request."""
+        spec, hosts = self.begin('rack=required', scheduling.Expected(3),
+                                 a2=3, a1=2)
+        self.assertEqual('a0 a1', self.filter(spec, hosts))
+        # other requests take the rest: it stays with the rack
+        self.assertEqual('a1', self.filter(spec, hosts[1:]))
+        self.assertEqual('', self.filter(spec, hosts[2:]))
+        spec, hosts = self.begin('rack=required', scheduling.Expected(4),
+                                 a2=3, a1=2)
+        self.assertEqual('b0 b1 b2', self.filter(spec, hosts))
+
+    def test_refused(self):
+        for said, expected, group in (
+                ('the largest free part of a rack has 6 of 7',
+                 scheduling.Expected(7), None),
+                ('could not be read', scheduling.Expected(1, None), None),
+                ('the largest free part of a rack has 3 of 4',
+                 scheduling.Expected(4), objects.InstanceGroup(
+                     policy='anti-affinity', rules={}, members=['x'])),
+                ('the largest free part of a rack has 0 of 3',
+                 scheduling.Expected(3), objects.InstanceGroup(
+                     policy='affinity', rules={}, members=['x']))):
+            spec, hosts = self.begin('rack=required', expected, group, a2=3)
+            with self.assertLogs(filters.LOG.logger, 'INFO') as log:
+                self.assertEqual('', self.filter(spec, hosts))
+            self.assertIn(said, log.output[0])
+            self.assertIn(said, missing.refusal(self.scheduling))
+
+    def test_apart(self):
+        group = objects.InstanceGroup(
+            policy='anti-affinity', rules={'max_server_per_host': '2'},
+            members=['x'])
+        spec, hosts = self.begin('rack=required', scheduling.Expected(6),
+                                 group)
+        self.assertEqual(3, len(self.filter(spec, hosts).split()))
+        spec, hosts = self.begin('rack=required', scheduling.Expected(6),
+                                 group, b0=2)
+        hosts[0].instances = {'x': None}
+        self.assertEqual('', self.filter(spec, hosts))
+
+    def weigh(self, *args, **used):
+        spec, hosts = self.begin(*args, **used)
+        self.assertEqual(len(hosts), len(self.filter(spec, hosts).split()))
+        scores = weights.AcceleratorWeigher().weigh_objects(
+            [nova_weights.WeighedObject(host, 0) for host in hosts], spec)
+        return {host.uuid: score for host, score in zip(hosts, scores)}
+
+    def test_weights(self):
+        """A domain counts more than how full a host is, and less than that
+        another server was faster."""
+        scores = self.weigh('rack=preferred', scheduling.Expected(4), a2=3,
+                            a1=2)
+        self.assertEqual({'b0', 'b1', 'b2'}, {
+            host for host, score in scores.items() if score > -1000})
+        # the emptiest rack, then the rest
+        scores = self.weigh('rack=preferred', scheduling.Expected(7), a1=2)
+        self.assertTrue(max(scores['a0'], scores['a1'], scores['a2'])
+                        < min(scores['b0'], scores['b1'], scores['b2']))
+        self.assertTrue(min(scores.values()) > -cost.SUSPECT)
+        scores = self.weigh('rack=preferred', scheduling.Expected(
+            1, ({'rack': 'CUSTOM_NEAR_RACK_B'},)), a1=2)
+        self.assertEqual({'b0', 'b1', 'b2'}, {
+            host for host, score in scores.items() if score > -1000})
+
+    def test_regions_that_cannot_be_programmed(self):
+        spec = self.spec(**{f'resources1:{FPGA}': '1', 'accel:near': (
+            'rack=required'), 'accel1:function_id': WANTED})
+        self.schedulings.expect(spec, scheduling.Expected(2))
+        self.schedulings.begin(spec, {
+            'a': {'traits': ['CUSTOM_NEAR_RACK_A'], 'resources': {}},
+            **{f'a{n}': {'root_provider_uuid': 'a', 'traits': traits,
+                         'resources': {FPGA: {'capacity': 1, 'used': 0}}}
+               for n, traits in enumerate(([naming.PROGRAMMABLE], []))}})
+        host = types.SimpleNamespace(
+            uuid='a', host='a', num_instances=0, instances={},
+            stats={naming.STATISTIC: '1'}, allocation_candidates=[{
+                'allocations': {f'a{n}': {'resources': {FPGA: 1}}},
+                'mappings': {'1': [f'a{n}']}} for n in range(2)])
+        self.assertEqual('', self.filter(spec, [host]))
 
 
 class ShuffleTest(FilterTestCase):

@@ -225,6 +225,20 @@ class ReasonTest(testtools.TestCase):
         self.assertRaises(KeyError, scheduler.select_destinations, 'context',
                           spec_obj=self.SPEC)
 
+    def test_before(self):
+        told = []
+
+        def before(*args):
+            told.append(args)
+            raise ValueError('before')
+        scheduler = self.nova(None)
+        seam.install_reason(self.fail, before=before)
+        with self.assertLogs(seam.LOG.logger, 'ERROR'):
+            self.assertEqual('hosts', scheduler.select_destinations(
+                'context', spec_obj=self.SPEC, instance_uuids=['1']))
+        scheduler.select_destinations('context', request_spec={})
+        self.assertEqual([('context', self.SPEC, ['1'])], told)
+
     def test_another_nova(self):
         with mock.patch.object(manager, 'SchedulerManager', object):
             seam.install_reason(self.fail)

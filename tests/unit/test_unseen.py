@@ -195,3 +195,107 @@ class UnseenTest(testtools.TestCase):
                        *not_placements()):
             with self.assertRaises(ConnectionError):
                 self.add(OTHER, None, get=lambda url, version: answer)
+
+
+class DomainsTest(testtools.TestCase):
+    """Racks of three hosts, of each of which the cut answer has one."""
+
+    GPU = 'CUSTOM_ACCELERATOR_GPU'
+    RACKS = 'abcdefghijklmnopqrstuvwxyz'
+
+    def setUp(self):
+        super().setUp()
+        objects.register_all()
+        unseen.CONF.set_override('max_placement_results', 26, 'scheduler')
+        self.addCleanup(unseen.CONF.clear_override, 'max_placement_results',
+                        'scheduler')
+        patch = mock.patch.object(
+            unseen.utils, 'resources_from_request_spec',
+            lambda *args: types.SimpleNamespace(
+                to_querystring=lambda: f'limit=26&resources=VCPU%3A1&'
+                                       f'resources1={self.GPU}%3A8'))
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.asked = []
+        #: hosts on which nothing is free
+        self.full = set()
+
+    def part(self, hosts):
+        """Candidates and summaries of hosts."""
+        found = [{'allocations': {host: {'resources': {'VCPU': 1}},
+                                  f'{host}-gpus': {'resources': {self.GPU: 8}}},
+                  'mappings': {'': [host], '1': [f'{host}-gpus']}}
+                 for host in hosts]
+        summaries = {}
+        for host in hosts:
+            summaries[host] = {
+                'root_provider_uuid': host, 'resources': {
+                    'VCPU': {'capacity': 8, 'used': 0}},
+                'traits': [f'CUSTOM_NEAR_RACK_{host[0].upper()}']}
+            summaries[f'{host}-gpus'] = {
+                'root_provider_uuid': host, 'traits': [], 'resources': {
+                    self.GPU: {'capacity': 8, 'used': 0}}}
+        return found, summaries
+
+    def get(self, url, version):
+        asked = parse.parse_qs(url.partition('?')[2])
+        self.assertEqual(['1000'], asked['limit'])
+        self.assertEqual([f'{self.GPU}:8'], asked['resources1'])
+        domains, = asked['required']
+        racks = [trait[-1].lower()
+                 for trait in domains.removeprefix('in:').split(',')]
+        self.asked.append(''.join(racks))
+        found, summaries = self.part([
+            host for rack in racks for n in range(3)
+            if (host := f'{rack}{n}') not in self.full])
+        return response(allocation_requests=found,
+                        provider_summaries=summaries)
+
+    def add(self, near='rack=required', servers=3, members=()):
+        """The hosts of candidates, for each its number."""
+        expected = scheduling.Expected(servers, tuple(
+            {'rack': f'CUSTOM_NEAR_RACK_{one.upper()}'} for one in members))
+        found, summaries = self.part([
+            f'{rack}1' for rack in self.RACKS if f'{rack}1' not in self.full])
+        spec = objects.RequestSpec(flavor=objects.Flavor(extra_specs={
+            f'resources1:{self.GPU}': '8', **(
+                {'accel:near': near} if near else {})}))
+        begun = scheduling.Scheduling(
+            spec, summaries, demand.Demand(), get=None, expected=expected)
+        candidates = collections.defaultdict(list)
+        for one in found:
+            for provider in one['allocations']:
+                candidates[provider].append(one)
+        unseen.add_domains(self.get, begun, types.SimpleNamespace(
+            host_manager=None), None, spec, candidates, summaries)
+        self.assertEqual({domain[-1].lower() for domain in expected.whole},
+                         set(''.join(self.asked)))
+        for provider, listed in candidates.items():
+            self.assertEqual(1, len(listed), provider)
+            self.assertIn(provider, summaries)
+        return {provider for provider in candidates
+                if not provider.endswith('gpus')}
+
+    def test_first_servers(self):
+        found = self.add()
+        asked, = self.asked
+        self.assertEqual(16, len({*asked}))
+        self.assertEqual(26 + 2 * 16, len(found))
+
+    def test_no_room(self):
+        """Other domains are asked for until one has room."""
+        self.add(servers=4)
+        self.assertEqual([16, 10], list(map(len, self.asked)))
+        self.assertEqual({*self.RACKS}, set(''.join(self.asked)))
+
+    def test_members(self):
+        found = self.add('rack=preferred', 1, members='q')
+        self.assertIn('q', self.asked[0])
+        self.assertTrue({'q0', 'q2'} <= found)
+
+    def test_not_asked(self):
+        self.add(near='')
+        self.add('rail=required')
+        unseen.CONF.set_override('max_placement_results', 27, 'scheduler')
+        self.add()
+        self.assertEqual([], self.asked)

@@ -1,0 +1,153 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""In which domains a host is: its NVLink domain, its rail, its rack.
+
+The operator names the levels and says where the domain of each comes from.
+nova-compute reports them as traits of the host's provider.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel.host import limited
+from nova_accel.host import nvml
+from nova_accel import log as logging
+from nova_accel import naming
+from nova_accel import near
+from nova_accel import text
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+OPTION = '[accel] near'
+AUTO, _BY_LIBRARY = 'auto', 'nvlink'
+#: bytes that are read of a file or an answer
+_MOST = 300
+
+
+def wanted() -> dict[str, str]:
+    """Return where the domain of each level comes from.
+
+    :raises ConfigurationError: the option cannot be read.
+    """
+    found: dict[str, str] = {}
+    for item in CONF.accel.near:
+        level, _, source = (part.strip() for part in item.partition('='))
+        if not re.fullmatch(near.LEVEL, level) or not source:
+            raise exception.ConfigurationError(
+                f'{OPTION} has {item!r}, which is not <level>=<trait>, '
+                f'<level>=<path> or nvlink=auto: correct it.')
+        if level in found:
+            raise exception.ConfigurationError(
+                f'{OPTION} has the level {level} twice, and a host is in one '
+                f'domain of a level: keep one of them.')
+        if source == AUTO and level != _BY_LIBRARY:
+            raise exception.ConfigurationError(
+                f'{OPTION} has {level}=auto, and only the level nvlink can be '
+                f'found out: write the trait, or the path of a file or '
+                f'command.')
+        if source != AUTO and not os.path.isabs(source) and (
+                naming.near_trait(level, source, OPTION) != source):
+            raise exception.ConfigurationError(
+                f'{OPTION} has {level}={source}, which is not a trait of that '
+                f'level: write CUSTOM_NEAR_{level.upper()}_<DOMAIN>, or the '
+                f'absolute path of a file or command.')
+        found[level] = source
+    return found
+
+
+class Domains:
+
+    def __init__(self) -> None:
+        #: level -> trait; None before the first look
+        self.found: dict[str, str] | None = None
+        self.background = limited.Background(
+            self.look, f'{OPTION} has a level of which the domain of this '
+                       f'host is not known')
+
+    def look(self) -> None:
+        """Find out the domain of each level. One that cannot be found out now
+        stays as it was.
+
+        :raises ConfigurationError: why some were not found.
+        """
+        known, failed = self.found or {}, []
+        found: dict[str, str] = {}
+        for level, source in wanted().items():
+            try:
+                found[level] = naming.near_trait(
+                    level, _said(source), f'{OPTION} {level}={source}')
+            except exception.AcceleratorError as error:
+                failed.append(str(error))
+                if level in known:
+                    found[level] = known[level]
+        self.found = found
+        if failed:
+            raise exception.ConfigurationError(' '.join(failed))
+
+    def begin(self) -> None:
+        """Look for the first time, which a command may delay."""
+        future = limited.start(self.look)
+        try:
+            future.result(CONF.accel.device_timeout)
+        except Exception as error:
+            LOG.warning('The domains of this host are not known, and servers '
+                        'that require to be near each other do not come here: '
+                        '%s', error or 'it is still looked for')
+
+    def show(self, tree, node: str) -> None:
+        """Write the traits into Nova's provider tree.
+
+        :param tree: nova.compute.provider_tree.ProviderTree of the host.
+        :param node: name of its root.
+        """
+        if self.found is None:
+            return
+        shown = set(filter(naming.is_near, tree.data(node).traits))
+        traits = set(self.found.values())
+        if shown != traits:
+            tree.remove_traits(node, *(shown - traits))
+            tree.add_traits(node, *traits)
+
+
+def _said(source):
+    if source == AUTO:
+        # with -m Python finds modules in the working directory, too
+        return _run([sys.executable, '-m', nvml.__name__])
+    if not os.path.isabs(source):
+        return source
+    if os.access(source, os.X_OK) and os.path.isfile(source):
+        return _run([source])
+    try:
+        with open(source, encoding='utf-8', errors='replace') as file:
+            return file.read(_MOST).strip()
+    except OSError as error:
+        raise exception.ConfigurationError(
+            f'{source} of {OPTION} cannot be read ({error.strerror}): write '
+            f'the name of the domain there.') from None
+
+
+def _run(command):
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, errors='replace', check=False, cwd='/',
+            timeout=CONF.accel.device_timeout)
+        problem = done.returncode and (
+            f'ended with {done.returncode} ('
+            + text.printable((done.stderr or done.stdout).strip(), _MOST)
+            + ')')
+    except OSError as error:
+        problem = str(error.strerror or error)
+    except Exception as error:
+        # under eventlet it is that of its own copy of the module
+        if type(error).__name__ != subprocess.TimeoutExpired.__name__:
+            raise
+        problem = f'does not end in {CONF.accel.device_timeout} s'
+    if problem:
+        raise exception.ConfigurationError(
+            f'{" ".join(command)} of {OPTION} {problem}: run it by hand, or '
+            f'name the domain in the option.')
+    return done.stdout.strip()[:_MOST]

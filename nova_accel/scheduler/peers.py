@@ -1,0 +1,102 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Where the other members of a server group are, before Placement is asked.
+
+RequestSpec.instance_group has the names of their hosts, that of a server which
+moves among them, and Placement's answer lacks hosts that are full. Hence the
+cells are asked, as nova-conductor has asked them for these names, and the
+entries of compute nodes have the domains (naming.NEAR_STATISTIC).
+"""
+
+from nova import context as nova_context
+from nova import exception as nova_exception
+from nova import objects
+from nova import servicegroup
+
+from nova_accel import exception
+from nova_accel import log as logging
+from nova_accel import naming
+from nova_accel import near
+from nova_accel import request
+from nova_accel.scheduler import scheduling
+
+LOG = logging.getLogger(__name__)
+
+
+def expect(schedulings: scheduling.Schedulings, context, spec,
+           servers: list[str] | None) -> None:
+    """Note the members of the server group of a request, and have Nova ask
+    Placement for hosts of their domains only, if the flavor requires that.
+
+    :param spec: nova.objects.RequestSpec; changed.
+    :param servers: UUIDs of those that are scheduled.
+    """
+    wanted = _wanted(spec)
+    if not wanted:
+        return
+    servers = servers or [spec.instance_uuid]
+    members: tuple[near.Domains, ...] | None = ()
+    group = spec.instance_group if 'instance_group' in spec else None
+    if group and 'hosts' in group and group.hosts:
+        try:
+            members = tuple(_domains(context, group, servers))
+        except Exception as error:
+            LOG.warning('The hosts of the server group %(group)s could not be '
+                        'read from the cells: %(error)s',
+                        {'group': group.uuid, 'error': error})
+            members = None
+    schedulings.expect(spec, scheduling.Expected(len(servers), members))
+    if any(name in spec and getattr(spec, name)
+           for name in ('force_hosts', 'force_nodes')):
+        # an operator has chosen the host
+        return
+    for level in wanted:
+        there = {member.get(level.name) for member in members or ()}
+        if level.required and len(there) == 1 and None not in there:
+            spec.root_required.update(there)
+
+
+def _wanted(spec):
+    if 'extra_specs' not in spec.flavor:
+        return ()
+    try:
+        return request.affinity(spec.flavor.extra_specs).levels
+    except exception.AcceleratorError:
+        # nova-api refuses such flavors, so this one bypassed it
+        return ()
+
+
+def _domains(context, group, servers):
+    """Yield the domains of the host of each member with a host.
+
+    If a server is evacuated, those on hosts that are down wait for the same.
+
+    :raises LookupError: a cell did not answer.
+    """
+    def in_cell(cell):
+        found = []
+        services = servicegroup.API()
+        for server in objects.InstanceList.get_by_filters(
+                cell, {'uuid': group.members, 'deleted': False},
+                expected_attrs=[]):
+            if not server.host:
+                continue
+            try:
+                node = objects.ComputeNode.get_by_host_and_nodename(
+                    cell, server.host, server.node)
+                is_up = services.service_is_up(
+                    objects.Service.get_by_compute_host(cell, server.host))
+            except nova_exception.NotFound:
+                # it was deleted
+                continue
+            found.append((server.uuid in servers, is_up, naming.near_of(
+                (node.stats or {}).get(naming.NEAR_STATISTIC, '').split())))
+        return found
+
+    answers = nova_context.scatter_gather_skip_cell0(context, in_cell)
+    for cell, answer in answers.items():
+        if nova_context.is_cell_failure_sentinel(answer):
+            raise LookupError(f'cell {cell} did not answer')
+    there = [one for answer in answers.values() for one in answer]
+    evacuates = any(is_own and not is_up for is_own, is_up, _ in there)
+    return [domains for is_own, is_up, domains in there
+            if not is_own and (is_up or not evacuates)]

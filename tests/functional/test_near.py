@@ -1,0 +1,299 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Servers of a job that get hosts near each other, on a real Placement.
+
+The hosts are Nova's fake ones, each of one job's server (eight GPUs); their
+domains are reported as nova-compute does it. As in test_operations, a docstring
+``<operation>: <what happens>`` is a row in docs/source/operations.rst.
+"""
+
+import functools
+from unittest import mock
+
+import fixtures
+from nova import exception
+from nova.virt import fake
+
+from nova_accel import naming
+from tests.functional import test_scheduler_placement as placed
+
+GPU = placed.GPU
+REQUIRED, PREFERRED = 'rack=required', 'rack=preferred'
+
+
+class NearTestBase(placed.SchedulerTestBase):
+
+    def setUp(self):
+        super().setUp()
+        self.flags(instances=-1, group='quota')
+        #: name of a host -> its traits
+        self.near = {}
+        resources = fake.FakeDriver.get_available_resource
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.virt.fake.FakeDriver.get_available_resource',
+            lambda driver, nodename: {
+                **(found := resources(driver, nodename)), 'stats': {
+                    **found['stats'], naming.NEAR_STATISTIC: ' '.join(
+                        self.near.get(nodename, ()))}}))
+
+    def racks(self, **racks):
+        """Hosts with eight GPUs, <rack><number>.
+
+        :param racks: how many.
+        """
+        for rack, count in racks.items():
+            for number in range(count):
+                self.near_host(f'{rack}{number}', rack)
+
+    def near_host(self, name, rack, gpus=8, **where):
+        trait = naming.near_trait('rack', rack, 'test')
+        self.near[name] = [trait]
+        self.host(name, gpus=gpus, **where)
+        root = self._get_provider_uuid_by_host(name)
+        self.placement.put(f'/traits/{trait}', {}, version='1.6')
+        self._set_provider_traits(root, [
+            *self._get_provider_traits(root), trait])
+
+    @functools.cache
+    def near_flavor(self, near, gpus=8):
+        return self._create_flavor(
+            vcpu=1, memory_mb=64, disk=1, extra_spec={
+                f'resources1:{GPU}': str(gpus), 'accel:near': near})
+
+    def job(self, near, count, expected_state='ACTIVE', group=None, gpus=8):
+        """The hosts of servers of one request."""
+        server = self._build_server(
+            flavor_id=self.near_flavor(near, gpus), networks='none')
+        server.update(min_count=count, max_count=count,
+                      return_reservation_id=True)
+        body = {'server': server}
+        if group:
+            body['os:scheduler_hints'] = {'group': group}
+        reservation = self.api.post_server(body)['reservation_id']
+        return [self._wait_for_state_change(one, expected_state)
+                for one in self.api.get_servers(
+                    search_opts={'reservation_id': reservation})]
+
+    def one(self, near, group=None, **kwargs):
+        return self.job(near, 1, group=group, **kwargs)[0]
+
+    def group(self, policy='soft-anti-affinity'):
+        return self.api.post_server_groups(
+            {'name': 'job', 'policy': policy})['id']
+
+    @staticmethod
+    def hosts(servers):
+        return sorted(server['OS-EXT-SRV-ATTR:host'] for server in servers)
+
+    def racks_of(self, servers):
+        return {host[0] for host in self.hosts(servers)}
+
+    def fault(self, server):
+        return self.api.get_server(server['id'])['fault']['message']
+
+
+class NearTest(NearTestBase):
+    """Two racks with room for three and four servers."""
+
+    def test_steps(self):
+        self.racks(a=3, b=4)
+        for step in (
+                self.step_one_request, self.step_no_domain_has_room,
+                self.step_server_group, self.step_apart_within_a_rack,
+                self.step_forced_host, self.step_build_fails,
+                self.step_migrate, self.step_live_migration,
+                self.step_unshelve, self.step_rebuild, self.step_alone,
+                # the last one: hosts are down after it
+                self.step_evacuate):
+            with self.subTest(step.__name__):
+                step()
+                self.delete_all()
+
+    def delete_all(self):
+        for server in self.api.get_servers():
+            self._delete_server(server)
+
+    def step_one_request(self):
+        """Create several at once (``min_count``), with ``accel:near``: all in
+        the fullest domain that has room for all of them."""
+        self.gets.clear()
+        self.assertEqual({'a'}, self.racks_of(self.job(REQUIRED, 2)))
+        # Nova's request, and no other one
+        self.assertEqual(1, len(self.gets), self.gets)
+        self.assertEqual({'b'}, self.racks_of(self.job(PREFERRED, 3)))
+        self.assertEqual(1, len(self.racks_of(self.job(PREFERRED, 1))))
+
+    def step_no_domain_has_room(self):
+        """Create several at once (``min_count``), where ``accel:near``
+        requires a domain that has no room for all of them: all of them are in
+        ERROR; the fault says how much the largest has."""
+        for server in self.job(REQUIRED, 5, 'ERROR'):
+            self.assertIn('the largest free part of a rack has 4 of 5: ',
+                          self.fault(server))
+        self.assertIn('no host of them is in a rail', self.fault(
+            self.one('rail=required', expected_state='ERROR')))
+        hosts = self.hosts(self.job(PREFERRED, 5))
+        self.assertEqual('abbbb', ''.join(host[0] for host in hosts))
+
+    def step_server_group(self):
+        """Create in a server group, with ``accel:near``: in the domain of the
+        other members, also where their hosts are full; a required domain
+        without room is an ERROR."""
+        group = self.group()
+        self.assertEqual({'a'}, self.racks_of(
+            self.job(REQUIRED, 3, group=group)))
+        self.gets.clear()
+        late = self.one(REQUIRED, group, expected_state='ERROR')
+        self.assertIn('CUSTOM_NEAR_RACK_A', self.gets[0])
+        self.assertIn('Accelerators:', self.fault(late))
+        self._delete_server(late)
+        # preferred: the next domain, and one question
+        self.gets.clear()
+        self.assertEqual({'b'}, self.racks_of([self.one(PREFERRED, group)]))
+        self.assertEqual(1, len(self.gets), self.gets)
+        # its members are in two domains now
+        self.assertIn(
+            'the members of the server group are not in one rack',
+            self.fault(self.one(REQUIRED, group, expected_state='ERROR')))
+
+    def step_apart_within_a_rack(self):
+        # members on hosts of their own
+        servers = self.job(REQUIRED, 4, group=self.group('anti-affinity'),
+                           gpus=2)
+        self.assertEqual(['b0', 'b1', 'b2', 'b3'], self.hosts(servers))
+
+    def step_forced_host(self):
+        """Create on a host that the operator names (``--availability-zone
+        nova:<host>``): ``accel:near`` does not count."""
+        group = self.group()
+        first = self.one(REQUIRED, group)
+        self.assertEqual({'a'}, self.racks_of([first]))
+        server = self._build_server(
+            flavor_id=self.near_flavor(REQUIRED), networks='none',
+            az='nova:b1')
+        server = self._wait_for_state_change(self.api.post_server({
+            'server': server, 'os:scheduler_hints': {'group': group}}),
+            'ACTIVE')
+        self.assertEqual(['b1'], self.hosts([server]))
+
+    def step_build_fails(self):
+        """Create, where the first host fails and ``accel:near`` requires a
+        domain: built on another host of the domain."""
+        failed = []
+        spawn = fake.FakeDriver.spawn
+
+        def fail_once(driver, context, instance, *args, **kwargs):
+            if not failed:
+                failed.append(instance.host)
+                raise exception.ComputeResourcesUnavailable(reason='test')
+            return spawn(driver, context, instance, *args, **kwargs)
+        with mock.patch.object(fake.FakeDriver, 'spawn', fail_once):
+            servers = self.job(REQUIRED, 2)
+        self.assertEqual({'a'}, self.racks_of(servers))
+        self.assertEqual(['a'], [host[0] for host in failed])
+
+    # Operations that schedule again
+
+    def group_of_two(self):
+        """Two members in rack a, of which one host is left."""
+        return self.job(REQUIRED, 2, group=self.group())
+
+    def rack_now(self, server):
+        return self.racks_of([self.api.get_server(server['id'])])
+
+    def step_migrate(self):
+        """Cold migration and resize in a server group, with ``accel:near``:
+        within the required domain of the other members; refused if it has no
+        room."""
+        first, _ = self.group_of_two()
+        self._migrate_server(first)
+        self._confirm_resize(first)
+        self.assertEqual({'a'}, self.rack_now(first))
+        self._resize_server(first, self.near_flavor('rack = required'))
+        self.assertEqual({'a'}, self.rack_now(first))
+        self._confirm_resize(first)
+        # now rack a is full
+        self.assertEqual({'a'}, self.racks_of([self.one(REQUIRED)]))
+        self.api.post_server_action(first['id'], {'migrate': None})
+        self._wait_for_server_parameter(
+            first, {'status': 'ACTIVE', 'OS-EXT-STS:task_state': None})
+        self.assertIn('Accelerators:', self.fault(first))
+        self.assertEqual({'a'}, self.rack_now(first))
+
+    def step_alone(self):
+        """Cold migration of the only member: to any domain, its own does not
+        bind it."""
+        server = self.one(REQUIRED, self.group())
+        others = self.job(REQUIRED, 2)
+        self.assertEqual({'a'}, self.racks_of([server, *others]))
+        self._migrate_server(server)
+        self.assertEqual({'b'}, self.rack_now(server))
+        self._confirm_resize(server)
+
+    def step_live_migration(self):
+        """Live migration in a server group, with ``accel:near``: as cold
+        migration."""
+        first, _ = self.group_of_two()
+        self._live_migrate(first)
+        self.assertEqual({'a'}, self.rack_now(first))
+
+    def step_unshelve(self):
+        """Unshelve in a server group, with ``accel:near``: in the domain of
+        the other members."""
+        first, _ = self.group_of_two()
+        self._shelve_server(first)
+        self._unshelve_server(first)
+        self.assertEqual({'a'}, self.rack_now(first))
+
+    def step_rebuild(self):
+        """Rebuild, with ``accel:near``: on its host, whatever has become of
+        the domain."""
+        first, _ = self.group_of_two()
+        self._rebuild_server(first, '155d900f-4e14-4e4c-a73d-069cbf4541e6')
+        self.assertEqual(self.hosts([first]), self.hosts([
+            self.api.get_server(first['id'])]))
+
+    def down(self, server):
+        host, = self.hosts([self.api.get_server(server['id'])])
+        self.computes[host].stop()
+        self.api.force_down_service(host, 'nova-compute', True)
+
+    def step_evacuate(self):
+        """Evacuation in a server group, with ``accel:near``: in the required
+        domain of the other members. Those on hosts that are down do not count:
+        of a rack without power the first one goes to another rack, and the
+        others follow."""
+        first, second = self.group_of_two()
+        self.down(first)
+        self._evacuate_server(first)
+        self.assertEqual({'a'}, self.rack_now(first))
+        self.down(first)
+        self.down(second)
+        for server in second, first:
+            self._evacuate_server(server)
+            self.assertEqual({'b'}, self.rack_now(server))
+
+
+class CellsTest(NearTestBase):
+
+    NUMBER_OF_CELLS = 2
+
+    def test_members_in_another_cell(self):
+        # the rack is in one cell, as the full host of the first member
+        for name, cell in (('a0', 'cell2'), ('a1', 'cell2'), ('b0', 'cell1'),
+                           ('b1', 'cell1'), ('b2', 'cell1')):
+            self.near_host(name, name[0], cell_name=cell)
+        group = self.group()
+        self.one(REQUIRED, group)
+        self.assertEqual({'a'}, self.racks_of([self.one(REQUIRED, group)]))
+
+
+class CutTest(NearTestBase):
+
+    def test_answer_is_cut_off(self):
+        self.flags(max_placement_results=2, group='scheduler')
+        self.racks(a=2, b=4, c=3)
+        self.gets.clear()
+        self.assertEqual({'c'}, self.racks_of(self.job(REQUIRED, 3)))
+        # Nova's question, and one for some domains
+        self.assertEqual(2, len(self.gets), self.gets)
+        self.assertIn('CUSTOM_NEAR_RACK', self.gets[1])
