@@ -62,7 +62,8 @@ def levels(text: str) -> tuple[Level, ...]:
 
 def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
            domains: Mapping[str, Domains], members: Collection[Domains] = (),
-           chance: Callable[[], float] = random.random) -> Choice:
+           chance: Callable[[], float] = random.random, *,
+           fullest: bool = True) -> Choice:
     """Choose domains for servers that are scheduled together.
 
     All of them in one domain of each required level: in the one that needs
@@ -76,6 +77,7 @@ def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
     :param members: of the host of each server that there is of their group.
     :param chance: decides between domains that are as good: other schedulers
         decide at the same time.
+    :param fullest: whether the fullest domain is better than others with room.
     """
     required = [level.name for level in wanted if level.required]
     wished = [level.name for level in reversed(wanted) if not level.required]
@@ -108,7 +110,8 @@ def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
                            f'the largest free part of a {required[0]} has')
                       + f' {largest} of {servers}')
     best = min(fitting, key=lambda part: (
-        _spread(fitting[part], wished, domains), size[part], chance()))
+        _spread(fitting[part], wished, domains), size[part] * fullest,
+        chance()))
     order = {host: rank for rank, block in enumerate(fitting[best])
              for host in block}
     # a single server may be tried in other domains, the first one of a group

@@ -48,7 +48,8 @@ _ONCE = logging.Once()
 seam.install(lambda spec, summaries: SCHEDULINGS.begin(spec, summaries))
 seam.install_reason(lambda *args: fault.reason(_get, SCHEDULINGS, *args),
                     lambda spec: SCHEDULINGS.end(spec),
-                    lambda *args: peers.expect(SCHEDULINGS, *args))
+                    lambda *args: peers.expect(SCHEDULINGS, *args),
+                    lambda spec: SCHEDULINGS.again(spec))
 
 
 class Listed(list[facts.Candidate]):

@@ -36,7 +36,8 @@ def expect(schedulings: scheduling.Schedulings, context, spec,
     servers = servers or [spec.instance_uuid]
     members: tuple[near.Domains, ...] | None = ()
     group = spec.instance_group if 'instance_group' in spec else None
-    if group and 'hosts' in group and group.hosts:
+    hosts = group.hosts if group and 'hosts' in group else None
+    if group and hosts:
         try:
             members = tuple(_domains(context, group, servers))
         except Exception as error:
@@ -44,7 +45,8 @@ def expect(schedulings: scheduling.Schedulings, context, spec,
                         'read from the cells: %(error)s',
                         {'group': group.uuid, 'error': error})
             members = None
-    schedulings.expect(spec, scheduling.Expected(len(servers), members))
+    schedulings.expect(spec, scheduling.Expected(
+        len(servers), members, tuple(hosts or ())))
     if any(name in spec and getattr(spec, name)
            for name in ('force_hosts', 'force_nodes')):
         # an operator has chosen the host

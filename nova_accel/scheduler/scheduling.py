@@ -21,6 +21,8 @@ from nova_accel.scheduler import facts
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
+#: how often a request is scheduled once more
+_AGAIN = 3
 
 
 class Refusal(enum.Enum):
@@ -45,6 +47,10 @@ class Expected:
     #: domains of the hosts of the other members of the server group; None if
     #: they could not be read
     members: tuple[near.Domains, ...] | None = ()
+    #: names of these hosts
+    hosts: tuple[str, ...] = ()
+    #: how often another request was faster to take what was chosen
+    lost: int = 0
     #: domains of which Placement has named all hosts, if its answer was cut
     whole: set[str] = dataclasses.field(default_factory=set)
 
@@ -112,7 +118,7 @@ class Scheduling:
             if known:
                 self.near = near.choose(
                     self.affinity.levels, self.expected.servers, known,
-                    domains, members)
+                    domains, members, fullest=not self.expected.lost)
                 if not self.near.refusal:
                     break
         return self.near or near.Choice({})
@@ -202,6 +208,27 @@ class Schedulings:
         """Note what is known of a request, before begin()."""
         with self._lock:
             self._expected[spec] = expected
+
+    def again(self, spec) -> bool:
+        """Return whether a request that found no host is scheduled once more:
+        other requests took the room of the domain that was chosen for it."""
+        begun = self._begun.get(spec)
+        if (begun is None or begun.near is None or begun.near.refusal
+                or not any(level.required for level in begun.affinity.levels)
+                or begun.expected.lost >= _AGAIN):
+            return False
+        LOG.info('The room that was chosen for server %s and those requested '
+                 'with it is taken: another is chosen.', spec.instance_uuid)
+        if 'instance_group' in spec and spec.instance_group:
+            # Nova adds those of servers that had one
+            spec.instance_group.hosts = list(begun.expected.hosts)
+            spec.instance_group.obj_reset_changes(['hosts'])
+        self.expect(spec, dataclasses.replace(
+            begun.expected, lost=begun.expected.lost + 1, whole=set()))
+        with self._lock:
+            # Nova may find no host before it begins
+            self._begun.pop(spec, None)
+        return True
 
     def begin(self, spec, summaries: Mapping[str, facts.Summary] | None,
               ) -> Scheduling:

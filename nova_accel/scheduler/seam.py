@@ -116,6 +116,7 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
                                   float], str],
                    end: Callable[[typing.Any], typing.Any] = lambda spec: None,
                    before: Callable[..., typing.Any] = lambda *args: None,
+                   again: Callable[[typing.Any], bool] = lambda spec: False,
                    ) -> None:
     """Add nova_accel's reason to NoValidHost in this process. Idempotent.
 
@@ -127,6 +128,8 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
     :param before: takes the context, the RequestSpec and the UUIDs of the
         servers before Placement is asked. What it raises is logged, and the
         scheduling goes on.
+    :param again: takes the RequestSpec that found no host, and returns whether
+        it is scheduled once more.
     """
     original = getattr(manager.SchedulerManager, _RPC, None)
     if original is None or hasattr(original, _MARK):
@@ -153,16 +156,19 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
 
     def tried(self, context, *args, **kwargs):
         began = time.monotonic()
-        try:
-            return original(self, context, *args, **kwargs)
-        except messaging.ExpectedException as error:
-            raised = error.exc_info[1]
-        except exception.NoValidHost as error:
-            raised = error
-        # of a request filter, which says what is wrong with the request
-        is_refused = isinstance(raised.__context__,
-                                exception.RequestFilterFailed)
         spec = kwargs.get('spec_obj')
+        is_again = True
+        while is_again:
+            try:
+                return original(self, context, *args, **kwargs)
+            except messaging.ExpectedException as error:
+                raised = error.exc_info[1]
+            except exception.NoValidHost as error:
+                raised = error
+            # of a request filter, which says what is wrong with the request
+            is_refused = isinstance(raised.__context__,
+                                    exception.RequestFilterFailed)
+            is_again = not is_refused and _is_again(again, spec)
         reason = ''
         if spec is not None and not is_refused:
             servers = kwargs.get('instance_uuids')
@@ -178,6 +184,15 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
 
     setattr(wrapped, _MARK, True)
     setattr(manager.SchedulerManager, _RPC, wrapped)
+
+
+def _is_again(again, spec) -> bool:
+    try:
+        return spec is not None and again(spec)
+    except Exception:
+        LOG.exception('A request is not scheduled once more: report this '
+                      'error to nova_accel.')
+        return False
 
 
 def _parameters(method) -> list[str]:

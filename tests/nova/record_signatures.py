@@ -80,7 +80,14 @@ RECORDED = {
     'nova.pci.whitelist': ['Whitelist'],
     'nova.image.glance': ['GlanceClientWrapper', 'generate_glance_url'],
     'nova.rpc': ['LEGACY_NOTIFIER'],
-    'nova.context': ['RequestContext: elevated', 'get_admin_context'],
+    'nova.context': [
+        'RequestContext: elevated', 'get_admin_context',
+        'is_cell_failure_sentinel', 'scatter_gather_skip_cell0'],
+    'nova.objects.compute_node': ['ComputeNode: get_by_host_and_nodename'],
+    'nova.objects.instance': ['InstanceList: get_by_filters'],
+    'nova.objects.request_spec': ['RequestSpec: root_required'],
+    'nova.objects.service': ['Service: get_by_compute_host'],
+    'nova.servicegroup.api': ['API: __init__ service_is_up'],
     'nova.utils': ['synchronized'],
     'nova.api.validation.extra_specs.base': ['ExtraSpecValidator'],
     'nova.exception': [

@@ -113,7 +113,8 @@ class SchedulerTest(testtools.TestCase):
         seam.install_reason(lambda *args: fault.reason(
             self.get, filters.SCHEDULINGS, *args),
             lambda spec: filters.SCHEDULINGS.end(spec),
-            lambda *args: peers.expect(filters.SCHEDULINGS, *args))
+            lambda *args: peers.expect(filters.SCHEDULINGS, *args),
+            lambda spec: filters.SCHEDULINGS.again(spec))
 
     class Manager:
         host_manager = None
@@ -229,7 +230,7 @@ class SchedulerTest(testtools.TestCase):
                      '_weigh_object', 'cost', 'kinds', 'of', 'begin',
                      'refusal', 'reason', 'add', '_carrying', '_of_host',
                      'order_forced', 'expect', 'choose', '_blocks', 'servers',
-                     '_near'):
+                     '_near', 'again'):
             self.assertIn(name, {n.rpartition('.')[2] for n in reached})
 
 

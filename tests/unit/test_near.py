@@ -216,3 +216,10 @@ class ChoiceTest(testtools.TestCase):
         found = {min(self.choose('rack=required', 2, a=[2], b=[2]).order)
                  for _ in range(60)}
         self.assertEqual({'a0', 'b0'}, found)
+        free = {'a': 3, 'b': 1}
+        found = {min(near.choose(
+            near.levels('rack=required'), 1, free,
+            {'a': {'rack': 'A'}, 'b': {'rack': 'B'}}, [],
+            fullest=fullest).order.items(), key=lambda item: item[1])[0]
+            for fullest in [False] * 60}
+        self.assertEqual({'a', 'b'}, found)

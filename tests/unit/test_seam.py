@@ -225,6 +225,18 @@ class ReasonTest(testtools.TestCase):
         self.assertRaises(KeyError, scheduler.select_destinations, 'context',
                           spec_obj=self.SPEC)
 
+    def test_again(self):
+        scheduler = self.nova(exception.NoValidHost(reason='by Nova'))
+        left = [1, 1, 0]
+        seam.install_reason(lambda *args: '',
+                            again=lambda spec: bool(left.pop(0)))
+        self.raised(scheduler, spec_obj=self.SPEC, instance_uuids=['1'])
+        self.assertEqual([], left)
+        # an error of ours is logged, and Nova's stays
+        with self.assertLogs(seam.LOG.logger, 'ERROR'):
+            self.assertEqual('No valid host was found. by Nova', self.raised(
+                scheduler, spec_obj=self.SPEC, instance_uuids=['1']))
+
     def test_before(self):
         told = []
 
