@@ -202,6 +202,7 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.bench.handover
 	$(BIN)/python -m tests.bench.hang
 	$(BIN)/python -m tests.bench.health
+	$(BIN)/python -m tests.bench.near
 	$(BIN)/python -m tests.bench.notice
 	$(BIN)/python -m tests.bench.providers
 	$(BIN)/python -m tests.bench.report
@@ -222,6 +223,7 @@ bench-part: $(STAMP)
 	$(BIN)/python -m tests.bench.handover 1 0
 	$(BIN)/python -m tests.bench.hang 3
 	$(BIN)/python -m tests.bench.health 8 1
+	$(BIN)/python -m tests.bench.near --hosts 90 --jobs 60 --rounds 1
 	$(BIN)/python -m tests.bench.notice 2
 	$(BIN)/python -m tests.bench.providers 1 4
 	$(BIN)/python -m tests.bench.report 1 2

@@ -209,8 +209,8 @@ def _near(hosts, scheduling, spec):
     """Drop hosts that are not near enough to those of the other servers."""
     if not scheduling.affinity.levels:
         return hosts
-    choice = scheduling.near or scheduling.choose_near({
-        host.uuid: _servers(host, scheduling, spec) for host in hosts})
+    choice = scheduling.near or scheduling.choose_near(
+        _free(hosts, scheduling, spec))
     if choice.refusal:
         scheduling.refused = schedulings.Refusal.NEAR
         LOG.info('Server %(server)s has no host: %(why)s.',
@@ -218,22 +218,26 @@ def _near(hosts, scheduling, spec):
     return [host for host in hosts if host.uuid in choice.order]
 
 
-def _servers(host, scheduling, spec):
-    """Return how many servers of the request fit on a host."""
-    cost = scheduling.cost
-    count = scheduling.facts.servers([
-        candidate for candidate in host.allocation_candidates or ()
-        if cost(candidate) < costs.UNUSABLE])
+def _free(hosts, scheduling, spec):
+    """Return how many servers of the request fit on each host, by UUID."""
+    cost, count = scheduling.cost, scheduling.facts.servers
+    programs = any(wanted.programs for wanted in scheduling.requests)
+    free = {host.uuid: count(host.allocation_candidates if not programs else [
+        candidate for candidate in host.allocation_candidates
+        if cost(candidate) < costs.UNUSABLE]) for host in hosts}
     group = spec.instance_group if 'instance_group' in spec else None
     if group and group.policy == 'anti-affinity':
         # as ServerGroupAntiAffinityFilter has it
-        count = min(count, int((group.rules or {}).get(
-            'max_server_per_host', 1)) - len(
-                host.instances.keys() & set(group.members)))
-    elif group and group.policy == 'affinity' and (
-            count < scheduling.expected.servers):
-        return 0
-    return max(0, count)
+        most = int((group.rules or {}).get('max_server_per_host', 1))
+        members = set(group.members)
+        return {host.uuid: max(0, min(
+            free[host.uuid], most - len(host.instances.keys() & members)))
+            for host in hosts}
+    if group and group.policy == 'affinity':
+        # all on one host
+        return {host: fitting if fitting >= scheduling.expected.servers else 0
+                for host, fitting in free.items()}
+    return free
 
 
 def _guest(scheduling, spec):

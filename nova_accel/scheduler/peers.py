@@ -10,7 +10,7 @@ entries of compute nodes have the domains (naming.NEAR_STATISTIC).
 from nova import context as nova_context
 from nova import exception as nova_exception
 from nova import objects
-from nova import servicegroup
+from nova.servicegroup import api as servicegroup
 
 from nova_accel import exception
 from nova_accel import log as logging

@@ -101,8 +101,6 @@ def add_domains(get: Callable, found: scheduling.Scheduling, manager, context,
     if not levels or not _is_cut(candidates):
         return
     question, query = _question(manager, context, spec)
-    if placement.names_host(question):
-        return
     level = next((level for level in levels if level.required), levels[-1])
     roots = {summary.get('root_provider_uuid') or provider
              for provider, summary in summaries.items()}
@@ -112,7 +110,7 @@ def add_domains(get: Callable, found: scheduling.Scheduling, manager, context,
         *(member[level.name] for member in found.expected.members or ()
           if level.name in member),
         *(domain for domain, _ in collections.Counter(seen).most_common()))))
-    for _ in range(_QUESTIONS):
+    for _ in range(0 if placement.names_host(question) else _QUESTIONS):
         some, wanted = wanted[:_DOMAINS], wanted[_DOMAINS:]
         if not some:
             return

@@ -57,7 +57,8 @@ class NearTestBase(placed.SchedulerTestBase):
     def near_flavor(self, near, gpus=8):
         return self._create_flavor(
             vcpu=1, memory_mb=64, disk=1, extra_spec={
-                f'resources1:{GPU}': str(gpus), 'accel:near': near})
+                f'resources1:{GPU}': str(gpus), 'accel:near': near,
+                'accel:live_migration': 'detach'})
 
     def job(self, near, count, expected_state='ACTIVE', group=None, gpus=8):
         """The hosts of servers of one request."""
@@ -254,7 +255,8 @@ class NearTest(NearTestBase):
     def down(self, server):
         host, = self.hosts([self.api.get_server(server['id'])])
         self.computes[host].stop()
-        self.api.force_down_service(host, 'nova-compute', True)
+        service, = self.api.get_services(host=host, binary='nova-compute')
+        self.api.put_service(service['id'], {'forced_down': True})
 
     def step_evacuate(self):
         """Evacuation in a server group, with ``accel:near``: in the required

@@ -100,7 +100,7 @@ RECORDED = {
         'InstanceFaultRollback: __init__',
         'InstanceNotFound', 'InstanceNotRescuable', 'MigrationNotFound',
         'MigrationError', 'MigrationPreCheckError',
-        'NoValidHost', 'RequestFilterFailed',
+        'NoValidHost', 'NotFound', 'RequestFilterFailed',
         'ResourceProviderAllocationRetrievalFailed',
         'ResourceProviderUpdateConflict',
         'TooManyInstances', 'ValidationError'],

@@ -232,7 +232,7 @@ class ReasonTest(testtools.TestCase):
                             again=lambda spec: bool(left.pop(0)))
         self.raised(scheduler, spec_obj=self.SPEC, instance_uuids=['1'])
         self.assertEqual([], left)
-        # an error of ours is logged, and Nova's stays
+        # another error is logged, and that of Nova stays
         with self.assertLogs(seam.LOG.logger, 'ERROR'):
             self.assertEqual('No valid host was found. by Nova', self.raised(
                 scheduler, spec_obj=self.SPEC, instance_uuids=['1']))
