@@ -273,7 +273,8 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
                 {f'resources1:{FPGA}': '1', 'accel1:function_id': FUNCTION,
                  'accel1:function_name': 'nlb'},
                 {f'resources1:{FPGA}': '1', 'accel1:prefer': 'CUSTOM_A',
-                 'trait1:CUSTOM_A': 'forbidden'}):
+                 'trait1:CUSTOM_A': 'forbidden'},
+                {'accel:near': 'rack=required,rack=preferred'}):
             flavor = self.flavor(**{f'resources1__{FPGA}': '1'})
             url = f'flavors/{flavor}/os-extra_specs'
             self.assertIn('keep one', self.refused(
@@ -303,6 +304,7 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
                 ('accel2:function_name', 'nlb 0,nlb-1'),
                 ('accel:device_profile', 'nlb'), ('accel:profile', 'nlb'),
                 ('accel1:driver_power_limit', '100'),
+                ('accel:near', 'nvlink=required, rack=preferred'),
                 *((key, value) for key, values in request.FLAVOR_KEYS.items()
                   for value in values[:3]), ('accelerate:foo', 'not ours'),
                 (f'function:CUSTOM_FPGA_INTEL_FUNCTION_{spelled}',
@@ -319,7 +321,8 @@ class ExpansionTest(integrated_helpers.ProviderUsageBaseTestCase):
                 ('accel:function_name', 'n' * 230),
                 ('accel:functoin_id', FUNCTION), ('accel:same', 'rack'),
                 ('accel:numa_affinity', 'yes'), ('accel1:same', 'numa'),
-                ('accel:max_downtime', '0'),
+                ('accel:max_downtime', '0'), ('accel:near', 'rack'),
+                ('accel:near', 'rack=required,'), ('accel1:near', 'a=required'),
                 ('accel_A:device_profile', 'nlb'),
                 ('accel1:driver_', '1'), ('accel1:driver_a.b', '1'),
                 ('function:nlb', 'required'),

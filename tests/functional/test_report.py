@@ -6,6 +6,8 @@ import time
 from unittest import mock
 
 from nova.cmd import manage
+from nova import context
+from nova import objects
 import os_resource_classes
 from placement.objects import resource_provider
 
@@ -58,6 +60,29 @@ class ReportTest(base.AcceleratorTestBase):
             f'CUSTOM_FPGA_FUNCTION_INTEL_{function}',
             f'CUSTOM_FPGA_FUNCTION_{function}',
             'CUSTOM_PROGRAMMABLE'}, tree[self.region][1])
+
+    def test_domains(self):
+        """Traits of the host itself, and the same in its entry for the
+        scheduler; stale ones go."""
+        root = self.provider('compute1')['uuid']
+        self._set_provider_traits(root, [
+            *self._get_provider_traits(root), self.trait('CUSTOM_NEAR_ROW_1')])
+        self.flags(near=['rack=CUSTOM_NEAR_RACK_R7'], group='accel')
+        self.parts('compute1').domains.look()
+        self.report_afresh()
+        self.assertEqual({'CUSTOM_NEAR_RACK_R7'}, set(filter(
+            naming.is_near, self._get_provider_traits(root))))
+        with context.target_cell(
+                context.get_admin_context(),
+                self.cell_mappings['cell1']) as cell:
+            node = objects.ComputeNode.get_by_host_and_nodename(
+                cell, 'compute1', 'compute1')
+        self.assertEqual('CUSTOM_NEAR_RACK_R7',
+                         node.stats[naming.NEAR_STATISTIC])
+
+    def trait(self, name):
+        self.placement.put(f'/traits/{name}', {}, version='1.6')
+        return name
 
     def test_find_providers(self):
         nova = self.computes['compute1'].driver.cloud
