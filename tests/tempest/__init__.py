@@ -2,17 +2,19 @@
 """OpenStack's integration suites, with a device in every server: make tempest.
 
 The cloud lives in a room like the lab's (tests/lab/room.py), without its
-virtual machine: keystone, glance, placement, neutron, nova-api, conductor and
-scheduler, and two compute hosts, which are network namespaces with a libvirtd,
-QEMU and nova-compute each. nova_accel is installed from its wheel. Not real
-are the devices: the simulated kernel has them, and hostdevs.py keeps the
-<hostdev> elements of guests away from QEMU.
+virtual machine: keystone, glance, placement, neutron, cinder, nova-api,
+conductor and scheduler, and two compute hosts, which are network namespaces
+with a libvirtd, QEMU and nova-compute each. nova_accel is installed from its
+wheel. Not real are the devices: the simulated kernel has them, and hostdevs.py
+keeps the <hostdev> elements of guests away from QEMU.
 
     build      makes the chroot, once
     first      the first process in the room: starts the services
     computes   in the room: the compute hosts
-    domains    hides <hostdev> elements in the metadata of a domain
+    domains    hides <hostdev> elements in the metadata of a domain, and makes
+               its volumes files
     ports      a mechanism driver of neutron
+    volumes    a driver of cinder
     hostdevs   nova-compute, whose libvirt knows simulated devices
     suites     which tests run, with which flavors
     judge      in the room: runs them, and returns the verdict

@@ -14,7 +14,7 @@ from tests.tempest import COMPUTES, HERE
 CONSTRAINTS = HERE / 'constraints.txt'
 DEBIAN_PACKAGES = ['libvirt-daemon', 'libvirt-daemon-driver-qemu',
                    'libvirt-clients', 'python3-libvirt', 'genisoimage']
-PYTHON_PACKAGES = ['neutron', 'tempest', 'cyborg-tempest-plugin',
+PYTHON_PACKAGES = ['neutron', 'cinder', 'tempest', 'cyborg-tempest-plugin',
                    'whitebox-tempest-plugin', 'stestr']
 #: of the modules in this directory that neutron and Tempest load by name
 ENTRY_POINTS = '''\
@@ -65,7 +65,11 @@ def extend(work: build.Build) -> None:
     # dpkg starts no daemon
     policy = tree / 'usr/sbin/policy-rc.d'
     policy.write_text('#!/bin/sh\nexit 101\n')
-    policy.chmod(0o755)
+    # cinder runs "sudo cinder-rootwrap FILE COMMAND", and is root
+    sudo = tree / 'usr/local/bin/sudo'
+    sudo.write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
+    for program in (policy, sudo):
+        program.chmod(0o755)
     work.install(PYTHON_PACKAGES, (*build.CONSTRAINTS, CONSTRAINTS), f'''
         export DEBIAN_FRONTEND=noninteractive
         apt-get update -q

@@ -1,10 +1,15 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Domains whose <hostdev> elements are in their metadata, hidden from QEMU."""
+"""Domains as QEMU gets them: hostdevs are hidden, volumes are files.
+
+Their <hostdev> elements are in their metadata. Nova takes the volumes of
+volumes.py for block devices.
+"""
 
 from lxml import etree
 
 NAMESPACE = 'urn:nova-accel-tests'
 HOLDER = f'{{{NAMESPACE}}}hostdevs'
+VOLUMES = '/lab/volumes'
 
 
 def key_of(hostdev) -> str:
@@ -31,8 +36,25 @@ def hold(hostdevs, tag):
     return holder
 
 
+def _volumes(root, kind, attribute, others) -> None:
+    for source in root.iterfind(f".//source[@{attribute}]"):
+        if source.get(attribute).startswith(VOLUMES):
+            source.getparent().set('type', kind)
+            source.set(others, source.attrib.pop(attribute))
+
+
+def as_files(xml: str) -> str:
+    """Return a domain or a disk with volumes as QEMU opens them."""
+    if VOLUMES not in xml:
+        return xml
+    root = etree.fromstring(xml)
+    _volumes(root, 'file', 'dev', 'file')
+    return etree.tostring(root, encoding='unicode')
+
+
 def hide(xml: str) -> str:
     """Move the hostdevs of a domain into its metadata."""
+    xml = as_files(xml)
     root = etree.fromstring(xml)
     found = root.findall('./devices/hostdev')
     if not found:
@@ -49,9 +71,9 @@ def hide(xml: str) -> str:
 def show(xml: str) -> str:
     """Undo hide()."""
     root = etree.fromstring(xml)
+    _volumes(root, 'block', 'file', 'dev')
     holder = root.find(f'./metadata/{HOLDER}')
-    if holder is None:
-        return xml
-    holder.getparent().remove(holder)
-    root.find('devices').extend(holder)
+    if holder is not None:
+        holder.getparent().remove(holder)
+        root.find('devices').extend(holder)
     return etree.tostring(root, encoding='unicode')

@@ -16,13 +16,17 @@ ENVIRONMENT = {
         first.ENVIRONMENT['OS_NOVA_CONFIG_FILES'], f'{CONF}/nova.conf')),
     'OS_NEUTRON_CONFIG_DIR': f'{CONF}',
     'OS_NEUTRON_CONFIG_FILES': 'neutron.conf'}
+CINDER = ('--config-file', CONF / 'cinder.conf')
 
 
 def more_content():
     import openstack
-    databases.catalog((('accelerator', 'cyborg',
-                        f'http://controller:{cyborg.PORT}/v2'),))
-    databases.sql('CREATE DATABASE neutron')
+    databases.catalog((
+        ('accelerator', 'cyborg', f'http://controller:{cyborg.PORT}/v2'),
+        ('block-storage', 'cinder', 'http://controller:8776/v3')))
+    databases.sql('CREATE DATABASE neutron', 'CREATE DATABASE cinder')
+    processes.call('schema-cinder', databases.BIN / 'cinder-manage',
+                   *CINDER, 'db', 'sync')
     processes.call('schema-neutron', databases.BIN / 'neutron-db-manage',
                    '--config-file', CONF / 'neutron.conf', 'upgrade', 'heads')
     # neutron lets only services delete ports of servers
@@ -35,7 +39,8 @@ def more_content():
 def start():
     os.environ.update(ENVIRONMENT)
     first.prepare()
-    (processes.RUN / 'neutron').mkdir()
+    for name in ('neutron', 'cinder'):
+        (processes.RUN / name).mkdir()
     computes.make_network()
     for host in COMPUTES:
         computes.make_host(host)
@@ -47,7 +52,12 @@ def start():
             PYTHONPATH='/src'),
         computes.CONTROLLER, more=more_content,
         ingredients=(HERE / 'first.py', CONF / 'neutron.conf',
+                     CONF / 'cinder.conf',
                      build.CONSTRAINTS))
+    processes.serve('cinder', 'tests.tempest.cinder_api:application', 8776,
+                    PYTHONPATH='/src')
+    for name in ('cinder-scheduler', 'cinder-volume'):
+        processes.start(name, databases.BIN / name, *CINDER, PYTHONPATH='/src')
     processes.serve('cyborg', 'tests.tempest.cyborg:application', cyborg.PORT,
                     PYTHONPATH='/src')
     processes.wait('cyborg', lambda: processes.answers(cyborg.PORT))

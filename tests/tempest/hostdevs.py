@@ -160,7 +160,7 @@ class Guests:
     def _attach(self, call, domain, xml, flags=0):
         device = etree.fromstring(xml)
         if device.tag != 'hostdev':
-            return call(domain, xml, flags)
+            return call(domain, domains.as_files(xml), flags)
         with self._lock:
             if self._affected(domain, flags) & LIVE:
                 self.take([device])
@@ -170,7 +170,12 @@ class Guests:
     def _detach(self, call, domain, xml, flags=0):
         device = etree.fromstring(xml)
         if device.tag != 'hostdev':
-            return call(domain, xml, flags)
+            result = call(domain, domains.as_files(xml), flags)
+            if self._affected(domain, flags) & LIVE:
+                # guests have no operating system that would release it; QEMU
+                # removes it during a reset (hw/acpi/pcihp.c)
+                domain.reset()
+            return result
         key = key_of(device)
 
         def rest(there):
