@@ -73,10 +73,11 @@ class Accelerators:
 
         :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
         :param claimed: receives what this call claims.
-        :param migration: uuid of the one by which the server comes while it
-            runs, with what it has on its old host: all is claimed for that.
-        :returns: all that the server, or the migration, holds.
-        :raises AcceleratorError: of many kinds, each in one sentence.
+        :param migration: uuid of the live migration that brings the server
+            here, with its devices on the source host: all is claimed for the
+            migration.
+        :returns: all claims of the server, or of the migration.
+        :raises AcceleratorError: of several kinds, each in one sentence.
         """
         requests = server.wanted
         if allocations is None:
@@ -101,8 +102,9 @@ class Accelerators:
     def _ours(self, allocations, held):
         ours = self._inventory.shown.allocated(
             allocations, unused={c.part for c in held})
-        # providers that do not show their devices any more are known from the
-        # claims; after a boot of the host all are, until Nova reports the node
+        # providers that no longer show their devices are known from the
+        # claims; after a boot of the host, all providers are, until Nova
+        # reports the node
         known = {allocation.provider_uuid for allocation in ours}
         named = {claim.provider_uuid for claim in held} - known
         return ours + [
@@ -191,8 +193,8 @@ class Accelerators:
         Releases nothing that the server held, and asks Placement only where a
         claim is missing or half done.
 
-        :param requests: those of the flavor, by default, or of the flavor and
-            a new image.
+        :param requests: by default those of the flavor; at a rebuild, of the
+            flavor and the new image.
         :param claimed: receives what this call claims.
         :raises AcceleratorError: the guest must not start.
         """
@@ -212,8 +214,8 @@ class Accelerators:
             try:
                 steps = self._as_allocated(context, server, held)
             except exception.AcceleratorError:
-                # what no claim answers is a vGPU of Nova's own, as long as
-                # nothing was lost: Nova knows it by the guest that was there
+                # an allocation without a claim is of Nova's own vGPUs, if no
+                # claim was lost: Nova knows them by the guest that was there
                 if self._settling.in_doubt() or not plan.is_complete(
                         server.requests, held, except_for=_NOVAS):
                     raise
@@ -232,10 +234,9 @@ class Accelerators:
             server.uuid, server.wanted, allocations, ours, held)
 
     def restore(self, context, server: request.Server) -> None:
-        """Restore the devices of a server whose guest goes on, and is not
-        created again.
+        """Restore the devices of a server whose guest keeps running.
 
-        :raises AcceleratorError: one is not.
+        :raises AcceleratorError: a device is not restored.
         """
         self._releases.begin_postponed(server.uuid)
         self._readiness.restore(context, server, self._holdings.of(server.uuid))

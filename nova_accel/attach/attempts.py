@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Limit what bitstreams that owners of servers chose cost.
+"""Limit the damage by bitstreams that owners of servers choose.
 
-One costs one card at most, and a project waits after several failures. An
-attempt counts from before the card is touched until it has succeeded, or for
-FAILURE_SECONDS after it failed. The store has the count, which a restart keeps.
+A bitstream costs at most one card, and a project waits after several failures.
+An attempt counts from before the card is touched until it has succeeded, or
+for FAILURE_SECONDS after it failed. The count is in the store and survives a
+restart.
 """
 
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from nova_accel import exception
 from nova_accel import locks
 from nova_accel.store import claim_store
 
-#: how many bitstreams of a project may be under way and have failed on the
-#: cards of this host, in so many seconds
+#: how many bitstreams of a project may be in progress or have failed on the
+#: cards of this host within FAILURE_SECONDS
 MOST, FAILURE_SECONDS = 3, 600
 _MINUTES = FAILURE_SECONDS // 60
 
@@ -24,7 +25,7 @@ class Attempts:
 
     def __init__(self, store: claim_store.ClaimStore):
         self._store = store
-        #: numbers of those of this process that have not ended
+        #: numbers of the attempts of this process that have not ended
         self._under_way: set[int] = set()
         #: guards it, and the time between a count and the next attempt
         self._changed = locks.condition('attempts')
@@ -68,7 +69,7 @@ class Attempts:
     def _may_begin(self, project_id, image):
         """Return whether one more attempt keeps within MOST.
 
-        :raises DeviceUnavailable: those that failed are as many.
+        :raises DeviceUnavailable: MOST attempts have failed.
         """
         counted = self._store.attempts(project_id, FAILURE_SECONDS)
         failed = counted - self._under_way
@@ -83,7 +84,8 @@ class Attempts:
     def _end(self, project_id, number, failed):
         with self._changed:
             self._under_way.discard(number)
-            # one that cannot be written stays, and counts as a failure
+            # an attempt whose end cannot be written stays, and counts as a
+            # failure
             with contextlib.suppress(exception.AcceleratorsUnavailable):
                 self._store.end_attempt(number, project_id, failed)
             self._changed.notify_all()

@@ -16,7 +16,7 @@ from nova_accel import model
 
 #: of the format
 VERSION = 1
-#: what follows from other facts: Placement's, or the next start of the server
+#: derived from other facts: Placement's, or the next start of the server
 _LEFT_OUT = ('state', 'error')
 _FIELDS = {field.name: field for field in dataclasses.fields(model.Claim)
            if field.name not in _LEFT_OUT}
@@ -28,7 +28,7 @@ _OPTIONAL = {'restore_function', 'restore_bitstream', 'restore_origin',
 
 
 class Refused(Exception):
-    """Why the text of a guest is not used; one clause."""
+    """The reason, as a clause, why the text of a guest is not used."""
 
 
 class Carried(NamedTuple):
@@ -67,7 +67,8 @@ def parse(text: str, server_uuid: str) -> Carried:
     """Parse the claims in the metadata of a guest.
 
     :param server_uuid: of the guest.
-    :raises Refused: it is damaged, of a later release, or another server's.
+    :raises Refused: the text is damaged, of a later release, or another
+        server's.
     """
     try:
         found = json.loads(text)
@@ -84,7 +85,7 @@ def parse(text: str, server_uuid: str) -> Carried:
 
 
 def _carried(server_uuid, version, node, run, changes, claims):
-    """:raises ValueError, TypeError, KeyError: it is damaged."""
+    """:raises ValueError, TypeError, KeyError: the text is damaged."""
     for name in node, run:
         _check_uuid(name)
     if type(changes) is not int or type(claims) is not list or not claims:

@@ -24,19 +24,21 @@ class Carrying:
         self._store = store
         self._holdings = holdings
         self._cloud = cloud
-        #: held while texts are made and written: the newest is the last
+        #: held while texts are created and written, so the newest is written
+        #: last
         self._lock = locks.Lock('guests')
-        #: ClaimStore.latest() when all guests carried what they have to
+        #: ClaimStore.latest() when every guest carried its claims
         self._complete: tuple[str, int] | None = None
 
     def text_of(self, server_uuid: str) -> str:
         """Return the claims of a server as text for the metadata of its guest,
-        '' for none."""
+        '' if it has none.
+        """
         claims = self._claims(server_uuid)
         return carried.as_text(self._carried(claims)) if claims else ''
 
     def _claims(self, server_uuid):
-        # with what it had before a move
+        # with its claims from before a move
         return [claim for role in model.Role
                 for claim in self._holdings.of(server_uuid, role)]
 
@@ -76,10 +78,10 @@ class Carrying:
         try:
             there = carried.parse(text, server_uuid) if text else None
         except carried.Refused:
-            # of what is not this host's, it is known that it is withheld
+            # devices that this host does not report are withheld already
             return bool(claims)
         if not claims:
-            # what the store has not seen yet is left for attach.settling
+            # attach.settling handles claims that the store has not seen yet
             return there is not None and self._store.lineage().knows(
                 there.run, there.changes)
         return (there is None or there.content != self._carried(claims).content
@@ -90,8 +92,8 @@ class Carrying:
         """Return claims in guests that are newer than the store.
 
         :param node: provider uuid of this compute node.
-        :returns: by server: claims that are newer than the store's; and why
-            the others are not used.
+        :returns: for each server its claims that are newer than the store's;
+            and for each server with unusable claims the reason.
         :raises Exception: libvirt does not answer.
         """
         found, refused = {}, {}

@@ -15,7 +15,7 @@ from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
 
-#: provider uuid -> offers of it that a server gets
+#: provider uuid -> the offers of it that a server gets
 Chosen = dict[str, list[offers.Offer]]
 
 
@@ -31,8 +31,9 @@ class Choice:
             collections.Counter())
 
     def note_failed(self, handles: Iterable[model.AttachHandle]) -> None:
-        """Choose handles after their equals: a guest has not started with
-        them."""
+        """Choose handles after equal ones, because a guest failed to start with
+        them.
+        """
         known = {handle for device in self._inventory.devices.values()
                  for handle in device.all_handles}
         with self._inventory.claiming:
@@ -42,17 +43,16 @@ class Choice:
                 del self._failures[handle]
 
     def note_started(self, handles: Iterable[model.AttachHandle]) -> None:
-        """Choose handles like their equals: a guest has started with them."""
+        """Choose handles like equal ones again: a guest started with them."""
         for handle in handles:
             self._failures.pop(handle, None)
 
     def choose(self, server, takes, kept, soon=()) -> Chosen:
-        """Choose free handles of the allocated providers, all of them
-        together.
+        """Choose free handles of all allocated providers together.
 
         :param kept: claims that the server keeps.
         :param soon: claims that end soon; their handles count as free.
-        :returns: provider uuid -> as many offers as are taken.
+        :returns: provider uuid -> one offer for each device allocated.
         :raises DeviceUnavailable: too few are free.
         """
         offered = self._inventory.offers.now({claim.uuid for claim in soon})
@@ -122,8 +122,9 @@ class Choice:
             yield free
 
     def _without_failures(self, free, amount):
-        """Return the offers of a provider with which the fewest guests have
-        failed to start, as many as are needed."""
+        """Return the offers of a provider with the fewest failed starts of
+        guests, as many as are needed.
+        """
         failures = [self._failures[found.handle] for found in free]
         most = sorted(failures)[amount - 1]
         return [found for found, count in zip(free, failures)
@@ -142,14 +143,17 @@ class Choice:
                 if one.state is offers.State.FREE]
 
     def _place(self, address):
-        """As model.Device.place, of a PCI function that is Nova's own."""
+        """Return the place of a PCI function of Nova's own, as
+        model.Device.place.
+        """
         return (pci.numa_node(self._kernel, address),
                 *pci.bridges(self._kernel, address), address)
 
 
 def _in_use(provider, offered) -> str:
-    """Return the processes of the host that use the other devices, in
-    brackets."""
+    """Return the processes of the host that use the devices of a provider that
+    are not free, in brackets.
+    """
     why = holds.reasons(
         hold for address in provider.addresses
         for offer in offered.of((address, provider.region_index))
@@ -162,8 +166,10 @@ def _is_suspect(offer):
 
 
 def _not_refused(free, wanted):
-    """Return the offers of a provider that its groups take: of a pool with
-    devices that are suspect and others Placement shows no trait."""
+    """Return the offers that the groups of a request accept. If only some
+    devices of a pool are suspect, Placement does not show the trait, so the
+    host checks it.
+    """
     if any(naming.SUSPECT in one.forbidden for one in wanted):
         return [found for found in free if not _is_suspect(found)]
     if any(naming.SUSPECT in one.required for one in wanted):
@@ -203,8 +209,9 @@ def _of_guest(server: request.Server) -> str:
 
 
 def _where(devices: Iterable[model.Device], by_root: bool) -> str:
-    """Return where free handles are: '2 GPU on node 0' or '2 GPU below
-    pci0000:3a'."""
+    """Return where free handles are, for example '2 GPU on node 0' or '2 GPU
+    below pci0000:3a'.
+    """
     def place(device):
         if by_root:
             return f' below {device.bridges[0]}' if device.bridges else ''

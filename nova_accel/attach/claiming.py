@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Claim free handles for a server.
 
-The handles are chosen from memory, and the kernel is asked whether a process of
-the host has them open. That may take long, hence no lock is held. Under the
-lock "choice" they are claimed if they are offered as before. Otherwise they are
-chosen again. For example, two builds choose the same VF: the second one finds
-it HELD under the lock, and chooses another one.
+The handles are chosen from memory without a lock, because asking the kernel
+whether a process of the host has them open may take long. Under the lock
+"choice" they are claimed if they are still offered. Otherwise others are
+chosen. For example, two builds choose the same VF: the second one finds it
+HELD under the lock, and chooses another one.
 """
 
 import dataclasses
@@ -47,20 +47,20 @@ class Claiming:
         :param consumer: of the allocation: the server, or its migration.
         :param taken: receives the claims.
         :returns: each request with its claims.
-        :raises AcceleratorError: of many kinds: nothing was claimed, unless
-            taken has it.
+        :raises AcceleratorError: nothing was claimed except the claims in
+            taken.
         """
         takes = steps.take
         if not takes:
             return []
         self._await_clean({take.provider_uuid for take in takes})
-        # read what was disabled just now: its pool may have another device
+        # read disables of this moment: the pool may have another device
         self._store.refresh()
         kept = [claim for keep in steps.keep for claim in keep.claims]
         chosen = self._choose_unused(server, takes, kept)
         with self._inventory.claiming:
             if not self._choice.is_current(chosen):
-                # another build has claimed one since
+                # another build has claimed one of the handles since
                 chosen = self._choice.choose(server, takes, kept)
             todo = []
             for take in takes:
@@ -71,7 +71,7 @@ class Claiming:
             claims = [claim for _, new in todo for claim in new]
             self._holdings.claim(claims)
             taken += claims
-        # a programming for no server that has begun before ends first
+        # a programming without a server that began earlier ends first
         self._gate.wait(claims)
         return todo
 

@@ -39,9 +39,9 @@ from nova_accel import model
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 Policy = handover.Policy
-#: the operator has no such image, or nova-compute cannot look for it
+#: the operator has no such image, or nova-compute cannot search for it
 _NO_IMAGE = (exception.ImageNotFound, exception.NoCredentials)
-#: an image is not to be had
+#: an image is not available
 _UNAVAILABLE = (exception.BitstreamError, exception.GlanceUnavailable)
 
 
@@ -53,12 +53,12 @@ class Regions:
         self._images = operators_images
 
     def look_after(self, claims: Sequence[model.Claim]) -> None:
-        """Find out which content a region has if its guest could change it.
+        """Read the content of a region that its guest could change.
 
-        Such content counts as loaded by the guest's project.
+        Changed content counts as loaded by the guest's project.
 
         :param claims: as for clean().
-        :raises DeviceUnavailable: that cannot be found out now.
+        :raises DeviceUnavailable: the content cannot be read now.
         """
         device, region = self._part(claims)
         if not region or not any(claim.prepared for claim in claims):
@@ -72,7 +72,7 @@ class Regions:
         device, region = self._part(claims)
         if region and (
                 region.guest_can_reprogram or any(
-                    # it had the whole card, which may have VFs since
+                    # its server had the whole card, which may have VFs since
                     c.handle.address == c.device_address for c in claims)):
             self._inventory.contents.forget(
                 device.address, region.index, claims[0].project_id)
@@ -81,9 +81,9 @@ class Regions:
     def clean(self, claims: Sequence[model.Claim]) -> str | None:
         """Clean a region after its last guest.
 
-        :param claims: all of them of one region, of servers that lost it.
-        :returns: how, for the journal; None where nothing has to be done.
-        :raises AcceleratorError: it is not clean.
+        :param claims: all claims of the region, of servers that lost it.
+        :returns: the method, for the journal; None if nothing has to be done.
+        :raises AcceleratorError: the region is not clean.
         """
         device, region = self._part(claims)
         if device is None or region is None:
@@ -102,7 +102,7 @@ class Regions:
             return self._replace(device, region, claims)
         cleared = self._clear_memory(device, region)
         image = region.bitstream_id or (
-            # a programming was broken off
+            # a programming was interrupted
             None if region.origin else _operators_image(claims))
         if image and region.programmable:
             try:
@@ -157,8 +157,8 @@ class Regions:
         Does so only if the content is still that of a project, for example
         because the card was absent when its server was released.
 
-        :param claims: those of the server in that region.
-        :raises DeviceUnavailable: it is not clean.
+        :param claims: claims of the server in the region.
+        :raises DeviceUnavailable: the region is not clean.
         """
         device, region = self._inventory.find(
             claims[0].device_address, claims[0].region_index)
@@ -191,7 +191,8 @@ class Regions:
         except exception.DeviceTimeout:
             raise
         except exception.DeviceError:
-            # as a Versal, which has no reset: a clearing image takes away more
+            # for example a Versal card, which has no reset: a clearing image
+            # removes more than the operator's image
             try:
                 return self._images.clear(device, region)
             except _UNAVAILABLE + _NO_IMAGE:

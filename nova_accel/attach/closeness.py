@@ -1,16 +1,16 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Which of the free devices a server gets: the closest ones.
+"""Choose the free devices that are closest to each other.
 
-Pure and deterministic, and exact for one want, and for several small ones
-(_EXACT). A device has a place: the names of what it is
-below, from the widest to the narrowest, for example its NUMA node, its PCI root
-complex, a switch, and its card (model.Device.place). Two devices are the
-closer, the more names at the beginning of their places they share.
+Pure and deterministic. The result is optimal for one want and for several
+small ones (_EXACT). A device has a place: the names of the topology levels
+above it, from the widest to the narrowest, for example NUMA node, PCI root
+complex, switch and card (model.Device.place). The more leading names two
+places share, the closer the devices are.
 
-A server may want devices of several kinds. All of them are chosen at once:
-what is closest together over all pairs; among equals, what leaves the closest
-devices for the next server, which keeps whole groups whole; among equals
-still, the first ones.
+A server may want devices of several kinds, which are chosen at once. The first
+criterion is closeness over all pairs; the second is closeness of the devices
+that are left for the next server, which keeps groups whole; the last is the
+order.
 """
 
 import collections
@@ -24,21 +24,21 @@ Place = tuple[Hashable, ...]
 
 
 class Want(typing.NamedTuple):
-    """So many devices of one kind."""
+    """An amount of devices of one kind."""
 
-    #: of what is free, in the order in which equals are taken
+    #: places of the free devices, in the order in which equals are taken
     places: Sequence[Place]
     #: from 0 up to the number of places
     amount: int
-    #: whether no limit concerns it: what the server has beside
+    #: whether no limit concerns it: devices that the server has already
     anywhere: bool = False
 
 
 class Limit(typing.NamedTuple):
     """The highest number of different places that the devices may have."""
 
-    #: names at the beginning of a place that say which: 1 for NUMA nodes, 2
-    #: for PCI root complexes
+    #: number of leading names of a place that the limit compares: 1 for NUMA
+    #: nodes, 2 for PCI root complexes
     depth: int
     most: int
     #: first names of places that are allowed; None: all
@@ -50,25 +50,25 @@ class Limit(typing.NamedTuple):
 
 
 class _Choice(typing.NamedTuple):
-    #: (pairs of chosen ones below each name, summed over the names; the same
-    #: of those that are left), in the order in which they matter
+    #: (pairs of chosen devices below each name, summed over the names; the
+    #: same of the remaining devices): the first number matters more
     worth: tuple[int, int]
-    #: (number of the want, position) of the chosen ones
+    #: (number of the want, position) of the chosen devices
     chosen: tuple[tuple[int, int], ...]
 
 
-#: How many amounts of all wants, by the beginnings that the limit allows, are
-#: compared at most. Of more, wants are chosen one after the other: a build does
-#: not wait for seconds (tests.bench.closeness). For devices of two kinds
-#: that would be less close on one of six random hosts
+#: How many combinations of amounts and prefixes are compared at most. Above
+#: that, wants are chosen one after the other, because a build must not wait
+#: for seconds (tests.bench.closeness). For devices of two kinds the result is
+#: less close on one of six random hosts
 _EXACT = 200
-#: of these, how many sets of beginnings are compared, and how many of those
-#: that have enough places are tried
+#: how many sets of prefixes are compared, and how many sets with enough places
+#: are tried
 _LOOKED_AT = 10000
 _TRIED = 20
 
-#: (amount of each want, beginnings of places in use) -> the best choice of as
-#: many
+#: (amount of each want, prefixes of places in use) -> the best choice of these
+#: amounts
 _Best = dict[tuple[int, ...], _Choice]
 
 
@@ -78,16 +78,16 @@ def choose(wants: Sequence[Want], limit: Limit | None = None,
 
     The time is proportional to the square of the number of places.
 
-    :param limit: what the choice has to satisfy.
-    :param together: False where the server does not care: what is left for
-        the next one comes first.
+    :param limit: the condition that the choice has to meet.
+    :param together: False if the server does not need close devices: the
+        devices left for the next server are compared first.
     :returns: positions in the places of each want, in their order; None if no
-        choice satisfies the limit. Of many large wants one that does may not
-        be found.
+        choice meets the limit. For many large wants, an existing choice may
+        not be found.
     """
     limit = limit or Limit(0, 1)
     if limit.most >= len(_beginnings(wants, limit)):
-        # whatever is allowed is below so few
+        # every allowed place is below this few prefixes
         limit = limit._replace(depth=0, most=1)
     amounts = math.prod(want.amount + 1 for want in wants if _is_free(want))
     if amounts * limit.most <= _EXACT:
@@ -106,8 +106,8 @@ def _beginnings(wants, limit) -> list[Place]:
 
 
 def _one_after_the_other(wants, limit, together):
-    """Return a good choice of many large wants, below a few of the
-    beginnings."""
+    """Return a good choice for many large wants, below a few of the prefixes.
+    """
     sets = itertools.combinations(_beginnings(wants, limit), limit.most)
     places = [(want.amount, collections.Counter(
         place[:limit.depth] for place in want.places
@@ -121,8 +121,7 @@ def _one_after_the_other(wants, limit, together):
 
 
 def _in_turn(wants, limit, together, allowed):
-    """Return a choice below beginnings that have enough places for each
-    want."""
+    """Return a choice below prefixes that have enough places for each want."""
     chosen: list[tuple[int, int]] = []
     best = None
     for number in sorted(range(len(wants)),
@@ -138,7 +137,7 @@ def _in_turn(wants, limit, together, allowed):
 
 
 def _is_free(want: Want) -> bool:
-    """Return whether a want leaves a choice."""
+    """Return whether a want leaves a choice between places."""
     return len(set(want.places)) > 1
 
 
@@ -152,8 +151,8 @@ class _Search:
         self._fixed = [not _is_free(want) for want in wants]
 
     def best(self, allowed: Collection[Place] | None = None) -> _Choice | None:
-        """Return the best choice, where given below some beginnings of
-        places."""
+        """Return the best choice, if given below some prefixes of places only.
+        """
         found = self._below([
             (number, position) for number, want in enumerate(self._wants)
             for position, place in enumerate(want.places)
@@ -166,8 +165,9 @@ class _Search:
                    key=operator.attrgetter('worth'), default=None)
 
     def _below(self, items, at) -> _Best:
-        """Return the best choices of items that share so many names of their
-        places."""
+        """Return the best choices of items that share the first names of their
+        places, down to a level.
+        """
         here = []
         below: dict[Hashable, list] = {}
         for item in items:
@@ -180,7 +180,7 @@ class _Search:
         for inside in below.values():
             best = self._joined(best, self._below(inside, at + 1))
         if at == self._limit.depth:
-            # all of them are below one beginning
+            # all of them are below one prefix
             best = {(*counts, self._counts(counts)): choice
                     for (*counts, _), choice in best.items()}
         total = len(items)
@@ -202,7 +202,7 @@ class _Search:
         for want, fixed, found in zip(self._wants, self._fixed, mine):
             least = want.amount if fixed and found else 0
             ranges.append(range(min(want.amount, len(found)), least - 1, -1))
-        # a place that is too short is a beginning of its own
+        # a place that is too short is a prefix of its own
         short = at < self._limit.depth
         return {(*counts, short * self._counts(counts)): _Choice(
             (0, 0), tuple(item for found, count in zip(mine, counts)
@@ -210,14 +210,14 @@ class _Search:
             for counts in itertools.product(*ranges)}
 
     def _counts(self, counts) -> int:
-        """Return how many beginnings an amount of each want below one of them
-        uses: 0 or 1."""
+        """Return 1 if the amounts below a prefix count for the limit, else 0.
+        """
         return int(any(itertools.compress(counts, self._limited)))
 
     def _joined(self, first: _Best, second: _Best) -> _Best:
         joined: _Best = {}
         limits = [*(want.amount for want in self._wants), self._limit.most]
-        # of equals the first ones: as many as there are of the first
+        # equal places are taken in order: as many as the first has
         for one in sorted(first, reverse=True):
             (close, left), chosen = first[one]
             room = list(map(operator.sub, limits, one))

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What the rooms below virt/ ask of Nova, Placement, Glance and libvirt.
+"""The interface to Nova, Placement, Glance and libvirt, for rooms below virt/.
 
-The only door: nova_accel.virt.cloud answers for a real nova-compute, and tests
-put a small cloud of their own in its place.
+nova_accel.virt.cloud implements it for a real nova-compute. Tests have a small
+cloud of their own.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -26,13 +26,13 @@ class Cloud(typing.Protocol):
         """Return what Placement has allocated to a consumer.
 
         :returns: ``{provider uuid: {'resources': {class: amount}}}``, empty
-            only when Placement said so.
+            only if Placement returned an empty one.
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
     def reallocate(self, server_uuid: str, consumer_uuid: str,
                    resources: Mapping[str, Mapping[str, int]]) -> None:
-        """Add to the allocations of a server, or of its move, what it holds
+        """Allocate to a server, or to its move, the devices that it holds
         without an allocation.
 
         :param resources: ``{provider uuid: {class: amount}}``.
@@ -40,8 +40,8 @@ class Cloud(typing.Protocol):
         """
 
     def consumers(self, provider_uuid: str) -> set[str]:
-        """Return the consumers that have allocations from a provider, also
-        from one that Placement does not have.
+        """Return the consumers that have allocations from a provider. The
+        provider may be unknown to Placement.
 
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
@@ -53,7 +53,7 @@ class Cloud(typing.Protocol):
 
         Queries only providers that may have changed since the last call.
 
-        :raises PlacementUnavailable: of one of them it is not known.
+        :raises PlacementUnavailable: the answer for one of them is missing.
         """
 
     def find_providers(self, trait: str | None = None,
@@ -61,9 +61,9 @@ class Cloud(typing.Protocol):
                        name: str | None = None) -> set[str]:
         """Return the uuids of providers of all hosts.
 
-        :param trait: only those that have it.
-        :param uuid: only this one.
-        :param name: only the one of this name.
+        :param trait: only providers with this trait.
+        :param uuid: only this provider.
+        :param name: only the provider with this name.
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
@@ -81,29 +81,30 @@ class Cloud(typing.Protocol):
         """
 
     def reporting(self) -> contextlib.AbstractContextManager:
-        """Keep Nova's own report to Placement from being under way inside."""
+        """Prevent Nova's own report to Placement inside the context."""
 
     def show(self, provider_uuid: str, change: tree.Change,
              refused: Callable[[], None]) -> None:
         """Change a provider in Placement now; used inside reporting().
 
-        :param change: what the provider has -> what it has to have. Called
-            again where another writer was faster.
+        :param change: returns the provider as it has to be, from the provider
+            as it is. Called again if another writer was faster.
         :param refused: called when Placement has not taken the inventory that
             change returned.
-        :raises PlacementUnavailable: the next report has to do it.
+        :raises PlacementUnavailable: the next report repeats the change.
         """
 
     def configured_classes(self) -> Mapping[str, set[str]]:
-        """Return the resource classes that the operator has Nova add to
-        providers, by their UUIDs or names ([compute]
-        provider_config_location)."""
+        """Return the resource classes that the operator's files of [compute]
+        provider_config_location add to providers, by provider UUID or name.
+        """
 
     # Glance
 
     def images(self, context) -> typing.Any:
-        """Return a glanceclient (version 2) with the credentials of a context;
-        those of nova-compute itself only for admin_context()."""
+        """Return a glanceclient (version 2) with the credentials of a context.
+        Only admin_context() has those of nova-compute itself.
+        """
 
     def service_images(self) -> typing.Any:
         """Return a glanceclient (version 2) with nova-compute's own
@@ -113,7 +114,7 @@ class Cloud(typing.Protocol):
         """
 
     def check_image(self, context, image_id: str, project_id: str) -> None:
-        """See that servers of a project may use an image.
+        """Check that servers of a project may use an image.
 
         :raises BitstreamError: they may not, or Glance has no such image.
         """
@@ -126,7 +127,8 @@ class Cloud(typing.Protocol):
 
     def moves(self, uuids: Iterable[str]) -> dict[str, str]:
         """Return the given consumers that are moves: uuid of a migration ->
-        uuid of its server."""
+        uuid of its server.
+        """
 
     def open_moves(self, uuids: Iterable[str]) -> dict[str, 'Instance']:
         """Return the given resizes and cold migrations that Nova can still
@@ -137,8 +139,9 @@ class Cloud(typing.Protocol):
         """
 
     def is_latest_move(self, migration_uuid: str) -> bool:
-        """Return whether Nova knows no later move of the server, False for an
-        unknown move."""
+        """Return whether a migration is the last one of its server that Nova
+        knows. False for an unknown migration.
+        """
 
     def set_metadata(self, instance_uuid: str, key: str,
                      text: str | None) -> None:
@@ -151,29 +154,30 @@ class Cloud(typing.Protocol):
         """
 
     def notify(self, event: str, payload: Mapping[str, typing.Any]) -> None:
-        """Send a notification to who listens to Nova's.
+        """Send a notification to the receivers of Nova's notifications.
 
         Blocks while the message bus does not answer.
 
-        :param payload: of values that are JSON.
+        :param payload: its values can be written as JSON.
         """
 
     # Guests
 
     def running(self) -> dict[str, frozenset[str]]:
-        """Return the servers whose guests run, each with the addresses (as in
-        model.AttachHandle) of the host devices that its guest has."""
+        """Return the servers with running guests, and for each the addresses
+        of its host devices (as in model.AttachHandle).
+        """
 
     def guest_devices(self) -> dict[str, frozenset[str]]:
-        """Return the servers whose guests libvirt knows, running or not, each
-        with the addresses of its host devices, as running().
+        """Return the servers whose guests libvirt knows, running or not, and
+        for each the addresses of its host devices, as running().
 
         Raises any error that leaves the list incomplete.
         """
 
     def carried(self) -> dict[str, str]:
-        """Return the servers whose guests libvirt knows, running or not, each
-        with the text that carry() wrote or its XML contains, '' for none.
+        """Return the servers whose guests libvirt knows, running or not, and
+        for each the text of carry() or of its XML, '' if it has none.
 
         Raises any error that leaves the list incomplete.
         """
@@ -199,7 +203,7 @@ class Cloud(typing.Protocol):
 
     def detach(self, instance_uuid: str,
                handles: Iterable[model.AttachHandle]) -> None:
-        """Take devices out of a running guest; return when they are out.
+        """Detach devices from a running guest; return when they are out.
 
         :raises DeviceError: the guest did not release one.
         """
@@ -207,9 +211,10 @@ class Cloud(typing.Protocol):
     def attach(self, instance_uuid: str,
                handles: Iterable[model.AttachHandle],
                lasts: bool = False) -> None:
-        """Put missing devices into a running guest.
+        """Attach missing devices to a running guest.
 
-        :param lasts: also into what it is started from, where it is new here.
+        :param lasts: attach them to the persistent definition, too, if that is
+            new on this host.
         """
 
 
@@ -220,7 +225,7 @@ class Instance(typing.Protocol):
     project_id: str
     vm_state: str
     task_state: str | None
-    #: whether it ever ran
+    #: whether the server ever ran
     launched: bool
     metadata: Mapping[str, str]
     accelerators: request.Server

@@ -27,12 +27,12 @@ class Descriptions:
 
     def metadata_changes(self, server: request.Server,
                          metadata: Mapping[str, str]) -> dict[str, str]:
-        """Return changes to the metadata that show the owner which devices the
-        server got: which function of each group, and which preferred traits.
+        """Return changes to the metadata that show the owner the function of
+        each group and the preferred traits of the devices.
 
         Keys of an earlier flavor are corrected if the flavor has the group.
 
-        :param metadata: as they are.
+        :param metadata: present metadata of the server.
         :returns: ``accel<group>:function`` -> function id or function name, as
             the flavor lists it; ``accel<group>:prefer`` -> trait, or 'none'.
         """
@@ -65,8 +65,7 @@ class Descriptions:
     def numa_nodes(self, server_uuid: str) -> dict[str, int]:
         """Return the NUMA nodes of the devices of a server.
 
-        :returns: address of a handle -> NUMA node of its device, where that
-            is known.
+        :returns: address of a handle -> NUMA node of its device, if known.
         """
         devices = self._inventory.devices
         return {
@@ -79,7 +78,7 @@ class Descriptions:
         """Return the role of each device of a server, for its guest.
 
         :returns: address of each function -> its group as in the flavor, its
-            type, and the function of a region: its name, else its id.
+            type, and the name of a region's function, or its id.
         """
         found = {}
         for claim in self._holdings.of(server_uuid):
@@ -93,6 +92,8 @@ class Descriptions:
 
 
 def _function(region: model.Region) -> str:
-    """Return the name of what a region carries, else its id; '' for none."""
+    """Return the name of the function in a region, or its id; '' if the region
+    is empty.
+    """
     return region.function_name or (
         str(uuid.UUID(region.function_uuid)) if region.function_uuid else '')

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Move claims to the new addresses of their cards.
 
-A boot may number the buses otherwise, as after a card was added, and people
-move cards. Where the card of a claim is, inventory.identity says. The claims of
-all cards that have moved are written in one transaction, because the address
-of one may have been that of another. Until then, and if a claim stays, its
-server has an error, and both addresses are withheld ("misplaced").
+A boot may number the buses differently, for example after a card was added,
+and people move cards. inventory.identity finds the card of a claim. The claims
+of all moved cards are written in one transaction, because one card may have
+the former address of another. Until then, and if a claim stays, its server has
+an error, and both addresses are withheld ("misplaced").
 
 =====================================  =======================================
 a card is at another address, and      what is done
@@ -20,8 +20,8 @@ that stays
 =====================================  =======================================
 
 In Placement, the names of providers have addresses; allocations move to the
-providers that show the cards now (attach.reshape). What else is known of the
-card has followed when it was found (inventory.adoption).
+providers that show the cards now (attach.reshape). Other facts about the card
+followed when it was found (inventory.adoption).
 """
 
 import collections
@@ -51,12 +51,12 @@ class Following:
         self._once = logging.Once()
 
     def run(self) -> list[model.Claim]:
-        """Move the claims of cards that are at other addresses now.
+        """Move the claims of cards to the present addresses of the cards.
 
-        Costs nothing while every card is where its claims say. What stays is
-        logged, and Inventory.staying has the reasons.
+        Costs nothing while every card is at the address in its claims. Claims
+        that stay are logged; Inventory.staying has the reasons.
 
-        :returns: the claims that have moved, as they are now.
+        :returns: the claims that have moved, with their new addresses.
         """
         moved = self._inventory.table.moved()
         if not moved:
@@ -82,8 +82,8 @@ class Following:
              stays: dict[str, str]) -> _New:
         """Return the claims that can move.
 
-        :param claims: all of them, by uuid.
-        :param stays: receives why the others cannot.
+        :param claims: all claims, by uuid.
+        :param stays: receives the reasons why others cannot.
         """
         new, why = {}, {}
         guests = self._guests()
@@ -97,8 +97,8 @@ class Following:
         return new
 
     def _guests(self):
-        """Return a function that states the guest because of which a claim
-        stays."""
+        """Return a function that names the guest that keeps a claim in place.
+        """
         try:
             running = self._cloud.running()
         except Exception as error:
@@ -111,8 +111,9 @@ class Following:
 
     def _moved(self, claim: model.Claim, address: str,
                ) -> tuple[model.Claim, str]:
-        """Return a claim with the present address of its card, and why that
-        is not known."""
+        """Return a claim with the present address of its card, and why the
+        address is unknown.
+        """
         device = self._inventory.devices[address]
         now = dataclasses.replace(
             claim, device_address=address, ports=device.ports)
@@ -125,8 +126,7 @@ class Following:
 
     @staticmethod
     def _stay(uuid, why, claims, new, stays):
-        """Leave a claim, and all others of its card, at its present address.
-        """
+        """Leave a claim, and all others of its card, at its old address."""
         card = claims[uuid].device_address, new[uuid].device_address
         for other in [u for u, claim in new.items()
                       if (claims[u].device_address, claim.device_address)
@@ -160,7 +160,9 @@ class Following:
 
 
 def _first(claim: model.Claim) -> str:
-    """Return why a claim has to end before another one can follow."""
+    """Return the reason, a claim that has to end before another one can
+    follow.
+    """
     handle = claim.handle.address
     return (f'{handle} waits for the operator: give the command nova-accel '
             f'release {handle}' if claim.waits else

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Keep new claims out of regions that are programmed for no server.
+"""Keep new claims out of regions that are programmed without a server.
 
-The operator orders a program, or the memory is cleared that the regions of a
-card share. A build claims first and waits at the gate then. The programming
-closes the gate first and reads the claims then. Hence one of the two sees the
-other, whichever is first.
+An operator orders a program, or the memory that the regions of a card share is
+cleared. A build first claims, and then waits at the gate. A programming first
+closes the gate, and then reads the claims. Hence at least one of the two
+notices the other.
 """
 
 import collections
@@ -33,10 +33,11 @@ class Gate:
 
     @contextlib.contextmanager
     def closing(self, regions: Iterable[Part]) -> Iterator[Callable[[], None]]:
-        """Yield the function that closes the gate for regions, until the end.
+        """Yield a function that closes the gate for regions until the context
+        ends.
 
-        The worker of the card calls it. If the card begins after the end of
-        this context, it does nothing.
+        The worker of the card calls it. After the end of the context it does
+        nothing.
         """
         regions = list(regions)
         closed: list[Part] = []
@@ -58,8 +59,8 @@ class Gate:
     def wait(self, claims: Iterable[model.Claim]) -> None:
         """Wait until the gate is open for the regions of claims.
 
-        :raises DeviceUnavailable: that takes longer than [accel]
-            programming_timeout.
+        :raises DeviceUnavailable: the gate stays closed for longer than
+            [accel] programming_timeout.
         """
         regions = {claim.part for claim in claims}
         with self._changed:

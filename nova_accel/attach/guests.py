@@ -27,9 +27,9 @@ from nova_accel import model
 from nova_accel import request
 
 LOG = logging.getLogger(__name__)
-#: seconds in which the devices of a server are ready or an error has come:
-#: longer than the limits of all its parts, of which Placement's may be missing
-#: ([placement] timeout)
+#: seconds after which the devices of a server are ready or an error was
+#: raised: longer than the limits of all its parts together; Placement's may be
+#: missing ([placement] timeout)
 _PLUG_SECONDS = 3600
 
 Allocations = Callable[[], plan.Allocations]
@@ -40,13 +40,13 @@ class _Plugging:
     """A plug() that has begun, until the operation that needs it ends."""
 
     future: typing.Any = None
-    #: what it has claimed so far
+    #: its claims up to now
     claimed: list[model.Claim] = dataclasses.field(default_factory=list)
 
     def wait(self, server_uuid: str) -> None:
         """Wait for its end.
 
-        :raises DeviceTimeout: after _PLUG_SECONDS; it goes on.
+        :raises DeviceTimeout: after _PLUG_SECONDS; the plug continues.
         """
         limited.wait(self.future, _PLUG_SECONDS,
                      f'Preparing accelerators for server {server_uuid}')
@@ -71,10 +71,10 @@ class Guests:
 
         Costs nothing for a server without accelerators.
 
-        :param allocations: gives what Placement has allocated to the server;
-            called in the background.
-        :param rebuilt: the server had its devices here before, and keeps
-            them: resume() in place of plug().
+        :param allocations: returns the allocations of the server; called in
+            the background.
+        :param rebuilt: the server keeps its devices of this host: resume() is
+            called instead of plug().
         """
         if server.uuid in self._plugging or not server.requests:
             return
@@ -93,7 +93,8 @@ class Guests:
         self._plugging[server.uuid] = plugging
 
     def is_under_way(self, server_uuid: str) -> bool:
-        """Return whether a plug of the server has begun, and is needed."""
+        """Return whether a plug of the server has begun and is still needed.
+        """
         return server_uuid in self._plugging
 
     @contextlib.contextmanager
@@ -102,7 +103,7 @@ class Guests:
                 ) -> Iterator[None]:
         """Plug the devices of a guest while Nova builds it.
 
-        If the build fails, the server loses the devices that it got for this
+        If the build fails, release the devices that the server got for this
         guest, unless the guest runs: another server must not get its devices.
         """
         self.start_plug(context, server, allocations, rebuilt)
@@ -136,10 +137,10 @@ class Guests:
         if plugging is None:
             return
         with contextlib.suppress(Exception):
-            # its failure was reported where it was joined
+            # its failure was reported to the call that waited for it
             plugging.wait(server_uuid)
         claimed = self._holdings.now(plugging.claimed)
-        # QEMU and libvirt name the device that they cannot give to a guest
+        # QEMU and libvirt name the device that they cannot attach to a guest
         named = ([] if isinstance(error, exception.AcceleratorError)
                  else [claim for claim in claimed
                        if claim.handle.address in str(error)])
@@ -151,7 +152,8 @@ class Guests:
                       server_uuid, error)
             return
         if error:
-            # also those that could not be prepared, and are released already
+            # including handles that could not be prepared and are released
+            # already
             self._choice.note_failed(
                 claim.handle for claim in named or plugging.claimed)
         if claimed:
@@ -168,7 +170,7 @@ class Guests:
 
     def handles_to_start(self, context, server: request.Server,
                          ) -> list[model.AttachHandle]:
-        """Return the handles for a guest that is about to start, prepared.
+        """Return the prepared handles for a guest that is about to start.
 
         Waits for the plug of a server, if one has begun. Other servers had
         their devices before: resume() restores them.
@@ -195,11 +197,11 @@ class Guests:
                 or self._holdings.any_of(server_uuid))
 
     def reattach(self, server_uuid: str, when: str) -> None:
-        """Attach to a running guest the devices of its server that are ready.
+        """Attach to a running guest the ready devices of its server.
 
-        Raises nothing: attach.reconcile tries again what fails.
+        Raises nothing: attach.reconcile retries failures.
 
-        :param when: what has happened, the beginning of a sentence.
+        :param when: the event, as the beginning of a sentence.
         """
         try:
             with self._servers.held(server_uuid):
@@ -230,5 +232,5 @@ class Guests:
         return self._releases.release_all(server_uuid, role, wait)
 
     def close(self) -> None:
-        """Let running plugs finish."""
+        """Wait until running plugs have finished."""
         self._plugging.clear()

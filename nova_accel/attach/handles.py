@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Clean handles after a server.
 
-A handle is a vGPU, which is removed, or its driver has a release() or RESETS
-(drivers.contract), or it is one of an FPGA region (attach.cleaning). All
-handles are cleaned at the same time. A handle that is not clean keeps its
-claim, and is tried again. For example, a disk does not end its erasure within
-[accel] device_timeout: the call continues, and ends the claim when it succeeds.
+A vGPU is removed, an FPGA region is cleaned by attach.cleaning, and other
+handles by release() or RESETS of their driver (drivers.contract). All handles
+are cleaned at the same time. A handle that is not clean keeps its claim, and
+is retried. For example, a disk does not end its erasure within [accel]
+device_timeout: the call continues, and ends the claim when it succeeds.
 
 The card of a claim may be gone, or at another address. See _follow() and
 _clean_when_back().
@@ -96,7 +96,7 @@ class Handles:
         self._pauses.pop(claim.uuid, None)
         self._readiness.rescan_cards([claim])
         self._readiness.rescan_siblings([claim])
-        # first: what a look has read of it is older than what is read now
+        # first: an earlier scan may have read other values
         if claim.instance_uuid:
             self._inventory.health.mark(address, signals.RECOVERED, False)
         self._inventory.health.restart_counters(
@@ -127,8 +127,8 @@ class Handles:
     def _clean_region(self, address, index, claims):
         """Clean a region.
 
-        :returns: whether nothing of the server is left in it. Otherwise the
-            claims stay, and no other server gets it.
+        :returns: whether the region is clean. Otherwise the claims stay, and
+            no other server gets the region.
         """
         used = any(c.part == (address, index)
                    and c.state is not model.ClaimState.DELETING
@@ -214,9 +214,9 @@ class Handles:
     def _clean(self, claim, late):
         """Clean a handle.
 
-        :param late: called if that succeeds after this call has returned.
-        :returns: whether it is clean. Otherwise the claim stays, and no other
-            server gets the handle.
+        :param late: called if cleaning succeeds after this call has returned.
+        :returns: whether the handle is clean. Otherwise the claim stays, and
+            no other server gets the handle.
         """
         where, device = self._inventory.table.place(claim)
         if (device and not device.serial
@@ -259,10 +259,10 @@ class Handles:
             return False
 
     def _follow(self, claims, where, device):
-        """Return claims of one card; none, where it is not found and another
-        one is at its address.
+        """Return claims of one card; none if the card is absent and another
+        card is at its address.
 
-        :raises AcceleratorError: the claims stay where their card is not; see
+        :raises AcceleratorError: the card is absent and the claims stay; see
             also _release_without_card().
         """
         if where is identity.Where.EXCHANGED:
@@ -279,10 +279,10 @@ class Handles:
         return claims
 
     def _release_without_card(self, claim, other):
-        """End the claim of a card that is not found, while another one is at
-        its address, which is not touched.
+        """End the claim of an absent card without touching the card that is
+        now at its address.
 
-        :raises AcceleratorsUnavailable: that cannot be written down.
+        :raises AcceleratorsUnavailable: the store cannot be written.
         """
         if claim.prepared:
             self._clean_first(claim)
@@ -297,7 +297,8 @@ class Handles:
         if not is_anothers and (
                 not (claim.serial and other.serial) or self._inventory
                 .driver_of(other).SERVER_CAN_CHANGE_SERIAL):
-            # it may be the same one, which its guest made look like another
+            # it may be the same card, which its guest made look like another
+            # one
             self._holdings.await_operator(claim)
 
     def _release_by(self, driver, claim, device, *args):
@@ -319,7 +320,7 @@ class Handles:
             if isinstance(error, exception.NotCleared):
                 self._pause(claim)
             text = str(error) or repr(error)
-            # the journal has each error once, not at each attempt
+            # the journal has each error once, not once per attempt
             if any(text not in c.error for c in self._holdings.now([claim])):
                 self._results.note(claim, device, 'none', text)
             raise

@@ -69,13 +69,13 @@ class HandoverResults:
             self._holdings.await_operator(claim)
 
     def _note_unclean(self, claim, device, policy, done):
-        """Write whether the handle is clean for a stricter policy, which the
-        operator may configure later.
+        """Store whether the handle counts as clean under a stricter policy,
+        which the operator may configure later.
 
         :raises AcceleratorsUnavailable: the store cannot be written.
         """
         if not claim.prepared or claim.created_type:
-            # its server left nothing on it
+            # the server left nothing on it
             return
         none = handover.Policy.NONE
         if policy is none or policy is handover.Policy.RESET and not done:
@@ -94,9 +94,9 @@ class HandoverResults:
              result: str) -> None:
         """Add a hand-over to the journal.
 
-        :param device: as it was before.
-        :param method: what was done, as driver.release() returned it; 'none'
-            if nothing.
+        :param device: as before the release.
+        :param method: the method that driver.release() returned it; 'none' if
+            nothing.
         """
         now = self._inventory.devices.get(claim.device_address)
         self._holdings.note_handover(

@@ -13,11 +13,11 @@ BOUND; where attach.settling finds a device without a claim, one begins as
 DELETING; where admin.maintenance cleans a device that no server has, as
 DELETING.
 
-A claim that is DELETING belongs to its server no more, yet its device is not
-free. One that is WAITING is of no server, and all() leaves it out: the
-handle waits until the operator releases it by ``nova-accel release``, or by
-``reserved`` in Placement (inventory.ledger), which ends it; or until it is
-settled or cleaned, as above. Every other transition raises IllegalTransition.
+A DELETING claim does not belong to its server any more, yet its device is not
+free. A WAITING claim belongs to no server, and all() omits it. It ends when
+the operator releases its handle, by ``nova-accel release`` or by ``reserved``
+in Placement (inventory.ledger), or when it is settled or cleaned. Every other
+transition raises IllegalTransition.
 """
 
 import collections
@@ -44,13 +44,13 @@ _IN_HAND = frozenset((_State.INITIAL, _State.PROVISIONING, _State.BOUND,
 
 
 class Transition(NamedTuple):
-    #: the states in which it may begin
+    #: the states in which the transition may begin
     leaves: frozenset[model.ClaimState]
     #: None: the claim ends
     to: model.ClaimState | None
 
 
-#: by name, as the table of architecture.rst has them
+#: by the names in the table of architecture.rst
 TRANSITIONS = {
     'provisioning': Transition(_IN_HAND, _State.PROVISIONING),
     'bound': Transition(_IN_HAND, _State.BOUND),
@@ -61,7 +61,7 @@ TRANSITIONS = {
     'released': Transition(frozenset((_State.DELETING,)), None),
     'waiting': Transition(frozenset((_State.DELETING,)), _State.WAITING),
 }
-#: name of the transition -> what the log says of the server then
+#: name of the transition -> the words of the log about the server
 _SAID = {'bound': 'has', 'releasing': 'releases'}
 
 
@@ -76,18 +76,20 @@ class Holdings:
 
     def of_migration(self, server_uuid: str, migration_uuid: str,
                      ) -> list[model.Claim]:
-        """Return what a server had before a move, as of()."""
+        """Return the claims that a server had before a move, in the order of
+        of().
+        """
         return [claim for claim in self.of(server_uuid, model.Role.OLD)
                 if claim.consumer_uuid == migration_uuid]
 
     def of(self, server_uuid: str, role: model.Role = model.Role.CURRENT,
            ) -> list[model.Claim]:
-        """Return what a server holds, in a stable order."""
+        """Return the claims of a server, in a stable order."""
         return [claim for claim in self._store.claims(server_uuid, role)
                 if claim.state is not _State.DELETING]
 
     def all(self) -> list[model.Claim]:
-        """Return the claims of all servers, also those being released."""
+        """Return the claims of all servers, including those being released."""
         return self._store.claims()
 
     def now(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
@@ -99,7 +101,9 @@ class Holdings:
         return [c for c in self.all() if c.state is _State.DELETING]
 
     def any_of(self, server_uuid: str) -> bool:
-        """Return whether a claim is of a server, or is released after it."""
+        """Return whether a server has a claim, or had one that is being
+        released.
+        """
         return bool(self._store.claims(server_uuid))
 
     # What changes
@@ -112,18 +116,18 @@ class Holdings:
         self._store.add(claims)
 
     def provisioning(self, claims: Iterable[model.Claim]) -> None:
-        """Write down that work on the devices begins."""
+        """Store that work on the devices begins."""
         self._go('provisioning', claims)
 
     def bound(self, claims: Iterable[model.Claim],
               region: model.Region | None, by_owner: bool = False) -> None:
         """Store that devices are ready for the guest.
 
-        :param region: the one of all of them, whose content is put back where
-            the card forgets it, and which is cleaned after the server; None
-            for devices without regions.
-        :param by_owner: whether the owner of the server chose that content:
-            then what the flavor gave stays what the region must carry again.
+        :param region: the region of all claims. Its content is restored if the
+            card loses it, and cleaned after the server. None for devices
+            without regions.
+        :param by_owner: whether the owner of the server chose the content. In
+            this case the region must carry the flavor's content again later..
         """
         claims = list(claims)
         changes: dict[str, Any] = {}
@@ -147,16 +151,16 @@ class Holdings:
         self._go('doubt', claims, error=error)
 
     def not_ready(self, claims: Iterable[model.Claim], error: str) -> None:
-        """Note that devices which a server had are not ready again; they stay
-        its own, and the next start tries again."""
+        """Store that the devices of a server could not be prepared. The server
+        keeps them, and its next start tries again.
+        """
         self._go('not_ready', claims, error=error)
 
     @contextlib.contextmanager
     def kept_on_error(self, claims: Iterable[model.Claim]):
         """Keep the claims if an exception passes.
 
-        Bound claims become not ready; claims that never were bound become in
-        doubt.
+        Bound claims become not ready, other claims in doubt.
         """
         bound = {c.uuid: c.state is _State.BOUND for c in claims}
         try:
@@ -172,7 +176,7 @@ class Holdings:
         """Store that a server has lost its claims; their handles are not free
         yet.
 
-        :returns: those that have not ended already.
+        :returns: the claims that have not ended.
         """
         return self._go('releasing', claims, gone_is_fine=True, error='')
 
@@ -191,11 +195,11 @@ class Holdings:
                            driver_request=request)
 
     def remember(self, claim: model.Claim, memory: str) -> None:
-        """Store data that the driver needs at the end of the claim.
+        """Store data that the driver needs when the claim ends.
 
         From now on its release() is called.
 
-        :raises DeviceUnavailable: the claim is ending already, without that.
+        :raises DeviceUnavailable: the claim already ends, without the data.
         """
         with self._lock:
             now = self.now([claim])
@@ -208,14 +212,14 @@ class Holdings:
             self._store.update(now, driver_memory=memory, prepared=True)
 
     def mark_prepared(self, claim: model.Claim, prepared: bool) -> None:
-        """Write down whether the driver may have left something in a handle."""
+        """Store whether the driver may have left state in a handle."""
         self._store.update([claim], prepared=prepared)
 
     def keep_error(self, claim: model.Claim, error: str) -> None:
-        """Write down why a release has not come to its end."""
+        """Store the error of a release that has not finished."""
         self._store.update([claim], error=error)
 
-    # Devices that may have data of a server, and no claim says so
+    # Devices that may contain data of a server without a claim
 
     def settle(self, done: Iterable[values.Unsettled] = (),
                todo: Iterable[values.Unsettled] = (),
@@ -233,7 +237,8 @@ class Holdings:
 
     def remember_cards(self, identities: Iterable[
             tuple[model.Claim, Mapping[str, str]]]) -> None:
-        """Complete claims that were made without that, in one transaction.
+        """Add serial numbers, ids and ports to claims that were created
+        without them, in one transaction.
 
         :param identities: each claim with some of serial, ids and ports.
         """
@@ -247,9 +252,9 @@ class Holdings:
     def follow(self, moved: Mapping[str, model.Claim]) -> list[model.Claim]:
         """Write the present addresses of cards into claims, all or none.
 
-        :param moved: uuid of a claim -> the claim with its new
-            device_address, ports and handle; nothing else of it counts.
-        :returns: the claims that are there still, as they are now.
+        :param moved: uuid of a claim -> the claim with its new device_address,
+            ports and handle; other fields are ignored.
+        :returns: the present version of the claims that still exist.
         """
         with self._lock:
             old = [c for c in self.with_waiting() if c.uuid in moved]
@@ -261,7 +266,7 @@ class Holdings:
         return new
 
     def reshaped(self, claim: model.Claim, provider_uuid: str) -> None:
-        """Write down the provider that has its allocation now."""
+        """Store the provider that now has the allocation of a claim."""
         self._store.update([claim], provider_uuid=provider_uuid)
 
     # Between two servers
@@ -285,19 +290,19 @@ class Holdings:
             if policy else ())
 
     def await_operator(self, claim: model.Claim) -> None:
-        """Give the handle of a claim that ends to no server until the operator
-        releases it.
+        """Withhold the handle of an ending claim until the operator releases
+        it.
 
-        :raises AcceleratorsUnavailable: that cannot be written down.
+        :raises AcceleratorsUnavailable: the store cannot be written.
         """
         with self._lock:
             if self._checked('waiting', [claim], gone_is_fine=True):
                 self._store.await_operator(claim)
 
     def returned(self, waiting: Iterable[model.Claim]) -> None:
-        """End claims of handles that waited, and the operator has cleaned.
+        """End claims of waiting handles that the operator has cleaned.
 
-        :raises AcceleratorsUnavailable: that cannot be written down.
+        :raises AcceleratorsUnavailable: the store cannot be written.
         """
         with self._lock:
             self._store.remove(waiting)
@@ -359,8 +364,9 @@ class Holdings:
 
         The server loses its present claims and gets those of the migration.
 
-        :param claims: the latter.
-        :returns: those that the server has lost; they are not free yet.
+        :param claims: those of the migration.
+        :returns: the claims that the server has lost; their handles are not
+            free yet.
         """
         with self._lock:
             lost = self.of(server_uuid)
@@ -384,8 +390,9 @@ class Holdings:
         return after
 
     def _checked(self, name, claims, gone_is_fine):
-        """Return the present version of claims, if the transition may begin
-        there."""
+        """Return the present version of claims, after checking that the
+        transition may begin in their states.
+        """
         claims = list(claims)
         now = {claim.uuid: claim for claim in self.now(claims)}
         for claim in claims:
@@ -428,7 +435,7 @@ def _function(region: model.Region | None) -> str:
 
 
 def _device(claim: model.Claim) -> str:
-    """Return what is claimed, for log lines."""
+    """Return the name of the claimed device, for log lines."""
     handle = claim.handle.address
     return (handle if handle == claim.device_address
             else f'{handle} of {claim.device_address}')

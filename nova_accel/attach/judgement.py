@@ -40,40 +40,41 @@ from nova_accel import model
 
 
 class Entry(typing.NamedTuple):
-    """What Nova's entry of a server of this host decides."""
+    """The facts about a server of this host by which claims are judged."""
 
-    #: whether Nova does nothing with it (task_state)
+    #: whether Nova does not work on it (task_state)
     rests: bool = True
     #: whether its flavor asks for accelerators
     asks: bool = True
 
 
 class Verdict(enum.Enum):
-    #: nothing stands behind it: it is released
+    #: no server has the claim: it is released
     ABANDONED = 'abandoned'
-    #: its server's flavor asks for no accelerators any more, and its guest
-    #: has none, as after a resize that failed on its destination: released
+    #: the flavor asks for no accelerators any more, and the guest has none,
+    #: for example after a resize that failed on its destination: released
     NOT_ASKED = 'not asked'
-    #: held without an allocation: allocated again, or reserved
+    #: held without an allocation: allocated again, or withheld
     LOST = 'lost'
-    #: the running guest of its server has not got the device
+    #: the running guest of the server lacks the device
     OUT = 'out'
-    #: the move has ended here, and this host did not notice it, as of a live
-    #: migration while nova-compute was down: it is the server's
+    #: the move has ended here, and this host did not notice it, for example a
+    #: live migration while nova-compute was down: the server gets the claim
     ARRIVED = 'arrived'
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What was known of claims, in the order in which it was asked."""
+    """The facts about claims, in the order in which they were read."""
 
-    #: the claims before anything was asked
+    #: the claims before the first query
     before: Collection[model.Claim] = ()
     #: uuid of a claim -> the provider that shows its device now
     shown_by: Mapping[str, str | None] = dataclasses.field(
         default_factory=dict)
-    #: provider uuid -> its consumers, each with what it has of which resource
-    #: class; None: Placement did not answer, and everything counts as allocated
+    #: provider uuid -> its consumers with their amounts of each resource
+    #: class; None: Placement did not answer, and every claim counts as
+    #: allocated
     consumers: Mapping[str, Mapping[str, Mapping[str, int]]] | None = None
     #: migration uuid -> server uuid, of consumers that are migrations
     moves: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -83,13 +84,13 @@ class Snapshot:
     #: the same, of guests that run
     running: Mapping[str, Collection[str]] = dataclasses.field(
         default_factory=dict)
-    #: the claims after all that was asked
+    #: the claims after the last query
     after: Collection[model.Claim] = ()
     #: servers that are being built here
     plugging: Collection[str] = ()
     #: server uuid -> Nova's entry, of servers of this host that are in doubt
     entries: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
-    #: those of open_to_ask() that Nova may still revert
+    #: the moves of open_to_ask() that Nova may still revert
     open_moves: Collection[str] = ()
 
     def claims(self) -> Iterator[model.Claim]:
@@ -112,14 +113,16 @@ class Snapshot:
                 and c.state is not model.ClaimState.DELETING]
 
     def providers_of(self, claim: model.Claim) -> set[str]:
-        """Return the one of the claim, and the one to which its allocation may
-        have moved."""
+        """Return the provider of the claim, and the one to which its
+        allocation may have moved.
+        """
         return {claim.provider_uuid,
                 self.shown_by.get(claim.uuid) or claim.provider_uuid}
 
     def is_allocated(self, claim: model.Claim) -> bool:
-        """Return whether Placement has allocated the claim, to its owner or to
-        a move that begins or ends: Placement changes first."""
+        """Return whether Placement has allocated the claim to its owner, or to
+        a move that begins or ends. Placement changes before the claim.
+        """
         if self.consumers is None:
             return True
         owners = self._owners(claim)
@@ -127,9 +130,10 @@ class Snapshot:
                    for uuid in self.providers_of(claim))
 
     def is_lost(self, claim: model.Claim) -> bool:
-        """Return whether Placement has no allocation for the claim, or if the
+        """Return True if Placement has no allocation for the claim, or if the
         allocation is smaller than the number of claims and this claim is in
-        excess."""
+        excess.
+        """
         if not self.is_allocated(claim):
             return True
         if self.consumers is None or claim.role is model.Role.OLD:
@@ -152,8 +156,9 @@ class Snapshot:
                        if of == server} - {
                            c.consumer_uuid
                            for c in self._by_server.get(server, ())}
-        # from a pool the server may have its new device, after a confirm; a
-        # revert has ended the guest with that before Placement is changed
+        # in a pool, after a confirm, the server may have its new device;
+        # before a revert changes Placement, it has ended the guest with that
+        # device
         elif not any(c.provider_uuid == claim.provider_uuid
                      and c.handle.address in self.guests.get(server, ())
                      for c in self.of(server)):
@@ -162,7 +167,8 @@ class Snapshot:
 
     def is_servers(self, claim: model.Claim) -> bool:
         """Return whether Placement has allocated the devices of a move to its
-        server, which has no others here."""
+        server, which has no other devices here.
+        """
         consumers = {consumer for uuid in self.providers_of(claim)
                      for consumer in (self.consumers or {}).get(uuid, ())}
         return (claim.role is model.Role.OLD
@@ -171,14 +177,15 @@ class Snapshot:
                 and not self.of(claim.instance_uuid))
 
     def lacks(self, claim: model.Claim) -> bool:
-        """Return whether the guest of its server, if it has one, is without
-        it."""
+        """Return whether the server has a guest and the guest lacks the
+        device.
+        """
         there = self.running.get(claim.instance_uuid, self.guests.get(
             claim.instance_uuid))
         return there is not None and claim.handle.address not in there
 
     def has_guest(self, claim: model.Claim) -> bool:
-        """Return whether a guest stands behind a claim."""
+        """Return whether a guest has the device of a claim."""
         if claim.role is model.Role.OLD:
             return claim.handle.address in self.running.get(
                 claim.instance_uuid, ())
@@ -190,7 +197,8 @@ class Snapshot:
         return not self.is_allocated(claim) and not self.has_guest(claim)
 
     def moves_to_ask(self) -> set[str]:
-        """Return consumers that may be moves of servers without an allocation.
+        """Return consumers that may be moves of servers that lost their
+        allocation.
         """
         owners = {uuid for c in (*self.before, *self.after)
                   for uuid in (c.instance_uuid, c.consumer_uuid)}
@@ -200,27 +208,30 @@ class Snapshot:
                 for consumer in (self.consumers or {}).get(uuid, ())} - owners
 
     def servers_to_ask(self) -> set[str]:
-        """Return servers for whose claims Nova's entry decides."""
+        """Return the servers whose claims cannot be judged without Nova's
+        entry.
+        """
         return {claim.instance_uuid for claim in self.claims()
                 if self.is_servers(claim)
                 or claim.role is model.Role.CURRENT
                 and (self.lacks(claim) or self.is_lost(claim))}
 
     def open_to_ask(self) -> set[str]:
-        """Return moves without an allocation, which Nova may have open."""
+        """Return moves without an allocation that Nova may still revert."""
         return {claim.consumer_uuid for claim in self.claims()
                 if claim.role is model.Role.OLD and self.stands_alone(claim)}
 
     def strangers(self) -> dict[str, str]:
-        """Return the address of each device in a running guest that no claim
-        has -> the server of the guest."""
+        """Return the devices in running guests that no claim has: address ->
+        server of the guest.
+        """
         claimed = {c.handle.address for c in (*self.before, *self.after)}
         return {address: server for server, addresses in self.running.items()
                 for address in set(addresses) - claimed}
 
 
 def judge(snapshot: Snapshot) -> dict[tuple[str, Verdict], model.Claim]:
-    """Judge every claim; of one both LOST and OUT may be true.
+    """Judge every claim. A claim can be both LOST and OUT.
 
     :returns: (uuid of the claim, verdict) -> the claim as it is now.
     """

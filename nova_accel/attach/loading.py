@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Find bitstreams in Glance, and bring them to the regions of cards.
 
-One region of a card at a time, never one that a guest has, each call of a
-driver with a time limit. What a region carries is recorded as unknown before
-its programming begins, and as known, with its origin, after it was read back. A
-region into which a project's image may have come has that project's content,
-however the programming ended.
+One region of a card is programmed at a time, never one that a guest has, and
+each call of a driver has a time limit. The content of a region is recorded as
+unknown before its programming begins, and as known, with its origin, after it
+was read back. If a project's image may have been written to a region, the
+content counts as that project's, however the programming ended.
 """
 
 import collections
@@ -37,13 +37,13 @@ _MOST_ENDED = 1000
 
 
 class Ended(typing.NamedTuple):
-    """A programming, for notify.metrics."""
+    """The result of a programming, for notify.metrics."""
 
     #: 'programmed' or 'failed'
     result: str
-    #: seconds in which it waited for other work on its card
+    #: seconds of waiting for other work on its card
     waited: float
-    #: seconds in which the card was being programmed
+    #: seconds of programming the card
     took: float
 
 
@@ -56,11 +56,10 @@ class Step:
 
     def __init__(self, check: Callable[[], None] = lambda: None,
                  keep: Callable[[], None] = lambda: None):
-        """
-        :param check: raises AcceleratorError if the region must not be
+        """:param check: raises AcceleratorError if the region must not be
             programmed now; it reads memory only.
-        :param keep: keeps builds from the region, or from other regions of
-            its card, while it is programmed.
+        :param keep: returns a context in which builds do not get the region,
+            or other regions of its card.
         """
         self._check = check
         self._keep = keep
@@ -70,7 +69,7 @@ class Step:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the driver was called."""
+        """Return whether the driver was called."""
         return self._began_at != float('inf')
 
     def call(self) -> None:
@@ -86,7 +85,7 @@ class Step:
 
         :raises AcceleratorError: the region must not be programmed now.
         """
-        # before claims are read: a build reads this after it has claimed
+        # before claims are read, because a build reads this after its claim
         self._keep()
         self._check()
 
@@ -132,7 +131,7 @@ class Loader:
             maxlen=_MOST_ENDED)
 
     def _cache(self) -> bitstream_cache.BitstreamCache:
-        # when it is first needed: a host without FPGAs needs none
+        # created when first needed, because a host without FPGAs needs none
         with self._opening:
             if self._opened is None:
                 self._opened = bitstream_cache.BitstreamCache(
@@ -140,12 +139,15 @@ class Loader:
             return self._opened
 
     def cached(self) -> int | None:
-        """Return the bytes in the cache; None while no image was asked for."""
+        """Return the number of bytes in the cache; None before the first image
+        is requested.
+        """
         return self._opened.bytes() if self._opened else None
 
     def _needed(self) -> set[str]:
-        """Return the ids of images that servers need if the host boots: of
-        their claims, and of their regions as just programmed."""
+        """Return the ids of the images that servers need after a boot of the
+        host: those of their claims, and of their regions as programmed last.
+        """
         claims = self._holdings.all()
         held = {c.part for c in claims}
         return {image for image in (
@@ -160,9 +162,9 @@ class Loader:
              wanted: request.AcceleratorRequest, region: model.Region):
         """Return the image of a request, and a client that may read it.
 
-        The flavor may name an image of the operator, which the tenant need not
+        The flavor may name an image of the operator that the tenant cannot
         see. An image that the owner of the server names is read with the
-        user's token, if there is one.
+        user's token, if available.
 
         :returns: (client, image).
         """
@@ -181,11 +183,11 @@ class Loader:
 
     def learn_name(self, device: model.Device, region: model.Region,
                    image: glance.Image) -> bool:
-        """Note the name of the function of a region, if this image of the
-        operator has the function.
+        """Store the name of a region's function if this image of the operator
+        has the function.
 
-        The image was renamed since the region was programmed, or the card
-        loaded the function from its flash, which has no name.
+        The name is missing if the image was renamed after the programming, or
+        if the card loaded the function from its flash, which has no names.
 
         :returns: whether the region carries the function of the image.
         """
@@ -215,10 +217,10 @@ class Loader:
              region: model.Region, step: Step | None = None) -> None:
         """Program an image of Glance.
 
-        :param client: of Glance, which may read the image.
-        :param wanted: what asks for the image, to verify it against.
-        :param step: of a caller that checks more.
-        :raises AcceleratorError: of many kinds: the region does not carry it.
+        :param client: a Glance client that may read the image.
+        :param wanted: the request or claim that the image has to match.
+        :param step: given by a caller that makes further checks.
+        :raises AcceleratorError: the region does not carry the image.
         """
         driver = self._inventory.driver_of(device)
         with self._cache().fetch(client, image) as file:
@@ -255,14 +257,15 @@ class Loader:
         return True
 
     def _program(self, driver, device, region, bitstream, loaded, step):
-        """Program with a time limit, and write down the result."""
+        """Program with a time limit, and store the result."""
         address, index = device.address, region.index
         what = (f'Programming {address} {region.name} by the driver '
                 f'{device.driver}')
         step.call()
 
         def program():
-            # the last moment: a guest may have got it while this call waited
+            # check as late as possible: a guest may have got it while this
+            # call waited
             check_not_in_use(
                 self._cloud, driver.kernel, region.handles,
                 f'{device.address} {region.name} cannot be programmed')
@@ -295,10 +298,10 @@ class Loader:
                  loaded.origin or 'unknown')
 
     def _failed(self, device, region, loaded, step, error):
-        """Write down that a programming failed after it had begun."""
+        """Store that a programming failed after it had begun."""
         self.ended.append(step.ended('failed'))
-        # after a time-out the call goes on, and the card is withheld until
-        # it ends
+        # after a timeout the call continues, and the card is withheld until it
+        # ends
         self._inventory.programming_failed(
             device.address, region.index,
             report=not isinstance(error, exception.DeviceTimeout))
@@ -307,9 +310,10 @@ class Loader:
 
 
 def check_data(image: glance.Image, content: str) -> None:
-    """Check that an image has the data that a region was programmed with.
+    """Check that an image still has the data with which a region was
+    programmed.
 
-    :param content: checksum of those data; '' if they are unknown.
+    :param content: checksum of the data in the region; '' if they are unknown.
     :raises BitstreamError: the image has other data.
     """
     if content and image.content != content:
@@ -321,8 +325,9 @@ def check_data(image: glance.Image, content: str) -> None:
 
 
 def seconds_at_most() -> int:
-    """Return how many seconds one operation may hold a server or a region:
-    for a download, a programming, and what precedes and follows it."""
+    """Return the longest time, in seconds, for which an operation may occupy a
+    server or a region: download, programming, and the steps around them.
+    """
     return (glance.download_seconds() + CONF.accel.programming_timeout
             + 2 * CONF.accel.device_timeout)
 
@@ -333,8 +338,8 @@ def check_not_in_use(cloud: novas.Cloud, kernel,
     """Check that no running guest and no process of the host uses a handle,
     regardless of claims.
 
-    :param refused: what cannot be done then, as a clause.
-    :raises DeviceUnavailable: one has.
+    :param refused: the refused action, as a clause.
+    :raises DeviceUnavailable: a guest or a process uses one.
     """
     addresses = {a for handle in handles for a in handle.addresses}
     for server_uuid, there in cloud.running().items():

@@ -28,7 +28,7 @@ class MigratableDevices:
                   ) -> list[model.MigratableDevice]:
         """Return the devices of a server, on the source.
 
-        :raises DeviceUnavailable: the state of one cannot be moved.
+        :raises DeviceUnavailable: the state of a device cannot be moved.
         """
         claims = list(claims)
         for claim in claims:
@@ -42,8 +42,9 @@ class MigratableDevices:
             claim.handle, claim.created_type) for claim in claims)
 
     def by_iommu(self, server_uuid: str) -> set[str]:
-        """Return the devices of a server whose writes the IOMMU logs. QEMU has
-        to open them by iommufd."""
+        """Return the devices of a server whose writes the IOMMU logs. QEMU
+        must open these by iommufd.
+        """
         devices = self._inventory.devices
         return {
             claim.handle.address for claim in self._holdings.of(server_uuid)

@@ -28,8 +28,9 @@ class Moves:
     _carrying: guest_claims.Carrying
 
     def set_aside(self, server_uuid: str, migration_uuid: str) -> None:
-        """Keep the devices of a server that moves away, for a revert. Release
-        those of an earlier move."""
+        """Keep the devices of a server that moves away until the move ends,
+        and release those of an earlier move.
+        """
         self._releases.begin_postponed(server_uuid)
         self._releases.release_all(server_uuid, model.Role.OLD)
         self._holdings.set_aside(server_uuid, migration_uuid)
@@ -39,12 +40,12 @@ class Moves:
         """Release the present devices of a server, and restore those from
         before the move.
 
-        :raises AcceleratorsUnavailable: that cannot be written; nothing has
-            changed.
+        :raises AcceleratorsUnavailable: the store cannot be written; nothing
+            has changed.
         """
         with self._servers.held(server_uuid):
             back = self._holdings.of_migration(server_uuid, migration_uuid)
-            # where it has nothing, that has been done
+            # if the server has nothing here, the revert is done
             lost = self._holdings.revert(server_uuid, back) if back else []
             self._carrying.update(server_uuid)
         self._releases.clean(lost, wait=False)
@@ -57,8 +58,8 @@ class Moves:
         self._carrying.update(server_uuid)
 
     def end_earlier(self, context, server: request.Server) -> None:
-        """Finish a move that failed or was reverted, or a live migration to
-        this host, if the store could not be written then.
+        """Finish an earlier move that could not be stored: one that failed or
+        was reverted, or a live migration to this host.
 
         Placement has allocated the devices of the move to the server.
         """
@@ -70,7 +71,7 @@ class Moves:
         providers = {claim.provider_uuid for claim in located}
         moves = {claim.consumer_uuid for claim in old}
         if providers - set(allocations) or any(
-                # from a pool the server may have its new devices, too
+                # in a pool the server may have its new devices, too
                 providers & set(self._cloud.allocations(context, consumer))
                 for consumer in moves):
             return

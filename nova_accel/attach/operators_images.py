@@ -61,7 +61,7 @@ class OperatorsImages:
         :param cleared: which of glance.CLEARED it may clear.
         :returns: the method, for the journal.
         :raises ImageNotFound: Glance has none.
-        :raises BitstreamError: it cannot be used.
+        :raises BitstreamError: the image cannot be used.
         :raises DeviceUnavailable: it clears the memory of the card, which a
             server uses by another region.
         :raises AcceleratorError: of other kinds: the region is not clean.
@@ -106,12 +106,13 @@ class OperatorsImages:
 
         :param name: see glance.find_ordered().
         :param check_idle: raises AcceleratorError if a claim names the region
-            or it is not as given. It reads memory only, and the worker of the
-            card calls it again.
+            or the region differs from the one given. It reads memory only, and
+            the worker of the card calls it again.
         :returns: the image's id.
         :raises BitstreamError: the operator has no such image.
-        :raises IncompatibleBitstream: it is for another type of region.
-        :raises AcceleratorError: of other kinds: it could not be programmed.
+        :raises IncompatibleBitstream: the image is for another type of region.
+        :raises AcceleratorError: of other kinds: the region was not
+            programmed.
         """
         client = self._cloud.service_images()
         image = glance.find_ordered(client, name, region.region_type_uuid)

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Plan which devices a server keeps, takes and releases. Pure, no I/O.
 
-A request, what Placement allocated, and what the server holds go in; a Plan
-comes out, or an error that says why not:
+The inputs are requests, allocations in Placement, and claims of the server.
+The output is a Plan, or an error with the reason:
 
 =========== ============ ============= =====================================
 Asked       Allocated    Held          Plan
@@ -43,7 +43,7 @@ class Keep:
 
 @dataclasses.dataclass(frozen=True)
 class Take:
-    """Devices to be claimed of one provider, for one request."""
+    """Devices to claim from one provider, for one request."""
 
     wanted: request.AcceleratorRequest
     provider_uuid: str
@@ -53,7 +53,7 @@ class Take:
 class Plan:
     keep: tuple[Keep, ...] = ()
     take: tuple[Take, ...] = ()
-    #: held, and not allocated
+    #: held but not allocated
     surplus: tuple[model.Claim, ...] = ()
 
 
@@ -64,7 +64,7 @@ def is_complete(requests: Requests, held: Iterable[model.Claim],
     A request without a claim may concern a vGPU of Nova, if standard resource
     classes are used, or a device with a lost claim: Placement decides.
 
-    :param except_for: resource classes that may have less.
+    :param except_for: resource classes of which fewer may be held.
     """
     held = list(held)
     has = collections.Counter(claim.resource_class for claim in held)
@@ -81,7 +81,7 @@ def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,
     """Plan for a server that gets devices on this host.
 
     :param requests: of its flavor and image.
-    :param allocations: all of the server's.
+    :param allocations: all allocations of the server.
     :param own: the part of them from nova_accel's providers.
     :param held: its current claims, from an earlier try.
     :raises DeviceUnavailable: the allocation does not answer the requests.
@@ -98,13 +98,14 @@ def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,
 def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
              own: Sequence[request.Allocation],
              held: Sequence[model.Claim]) -> Plan:
-    """Plan for a server that had its devices and starts again, and whose claims
-    are missing or half done; it loses nothing, whatever is allocated.
+    """Plan for a server that starts again with missing or unfinished claims.
+    It loses nothing, whatever is allocated.
 
-    :raises DeviceUnavailable: Placement does not stand behind its devices.
+    :raises DeviceUnavailable: Placement has not allocated its devices.
     """
     if not own and (held or _missing(requests, allocations) or any(
-            # another host has them, as where a move was not undone
+            # another host has the devices, for example because a move was not
+            # undone
             naming.is_custom(wanted.resource_class) for wanted in requests)):
         raise exception.DeviceUnavailable(
             f'Server {server_uuid} cannot start with {_said(requests, held)}, '
@@ -129,8 +130,8 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
 def to_come_back(allocations: Allocations, old: Sequence[model.Claim],
                  current: Sequence[model.Claim],
                  is_reverted: Callable[[], bool]) -> list[model.Claim]:
-    """Return what a server had before a move and gets back. It starts again,
-    and Placement has allocated nothing to the move any more.
+    """Return the claims from before a move that the server gets again. It
+    starts again, and Placement has allocated nothing to the move any more.
 
     ==================== ================= ==============================
     It has now           Allocated to it   What comes back
@@ -180,8 +181,9 @@ def _allocated(allocations, claims) -> list[model.Claim]:
 
 
 def _as_allocated(own, held):
-    """Return requests for an allocation: those that held devices answer, and
-    one for the rest of each class of a provider."""
+    """Return requests that match an allocation: the requests of held devices,
+    and one request for the rest of each class of a provider.
+    """
     has = collections.Counter((claim.provider_uuid, claim.resource_class,
                                claim.group) for claim in held)
     for allocation in own:
@@ -196,7 +198,8 @@ def _as_allocated(own, held):
 
 
 def _for_us(requests, own):
-    """Leave out requests for Nova's vGPUs, in classes that both use."""
+    """Leave out requests for Nova's vGPUs in resource classes that both use.
+    """
     offered = {name for allocation in own for name in allocation.resources}
     return [wanted for wanted in requests if wanted.resource_class in offered
             or naming.is_custom(wanted.resource_class)]
@@ -211,8 +214,9 @@ def _missing(requests, allocations) -> bool:
 
 
 def _kept(requests, own, held):
-    """Return the requests that held devices answer, the rest of the
-    allocation, and the claims that answer none."""
+    """Return the requests with held devices, the rest of the allocation, and
+    the claims that match no request.
+    """
     left = {a.provider_uuid: dict(a.resources) for a in own}
     by_request: dict = collections.defaultdict(list)
     for claim in held:
@@ -265,7 +269,9 @@ def _total(resources: Iterable[Mapping[str, int]]) -> collections.Counter:
 
 
 def _said(requests, held) -> str:
-    """Short: a fault is cut off after 255 characters."""
+    """Return the facts for an error: short, because Nova cuts a fault off
+    after 255 characters.
+    """
     if requests:
         return ', '.join(map(str, requests))[:85]
     return ', '.join(claim.handle.address for claim in held)[:85]

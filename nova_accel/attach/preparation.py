@@ -1,10 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Prepare handles for the guests of servers.
 
-vGPUs are created, handles of drivers with a prepare() are prepared, and
-functions are taken from drivers of the host. libvirt would do the last as well,
-without a time limit, and some drivers wait until no process has the function
-open.
+vGPUs are created, drivers with a prepare() are called, and functions are
+unbound from drivers of the host. libvirt would unbind them without a time
+limit, and some drivers wait until no process has the function open.
 """
 
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ from nova_accel import request
 
 LOG = logging.getLogger(__name__)
 
-#: limit for the question which processes block a call
+#: time limit for finding the processes that block a call
 _NAMING_SECONDS = 5
 
 
@@ -38,13 +37,13 @@ class Preparation:
                  device: model.Device) -> str | None:
         """Return the creatable type of a device for a request.
 
-        :returns: the first type that has the traits asked for and can be
-            created now; None for a device without creatable types.
+        :returns: the first type with the requested traits that can be created
+            now; None for a device without creatable types.
         :raises DeviceUnavailable: no such type can be created.
         """
         if not device.creatable:
             return None
-        # traits of the unnumbered group may be those of another device
+        # traits of the unnumbered group may refer to another device
         asked = wanted.required & {
             t.trait for d in self._inventory.devices.values()
             for t in d.creatable}
@@ -60,9 +59,9 @@ class Preparation:
     def prepare(self, claims: Iterable[model.Claim], fresh: bool) -> None:
         """Prepare handles for the guest of the server that holds them.
 
-        :param fresh: True if the server has just got them: what is on a handle
-            then is not its own.
-        :raises AcceleratorError: one could not be prepared.
+        :param fresh: True if the server has just got them and has no data on
+            them.
+        :raises AcceleratorError: a handle could not be prepared.
         """
         for claim in claims:
             device, _ = (
@@ -87,7 +86,7 @@ class Preparation:
         except exception.DeviceUnavailable:
             if not claim.prepared and not any(
                     now.driver_memory for now in self._holdings.now([claim])):
-                # nothing was created: the handle has nothing of this server
+                # nothing was created, so the handle has no data of this server
                 self._holdings.mark_prepared(claim, False)
             raise
 
@@ -114,10 +113,10 @@ class Preparation:
             raise
 
     def _take(self, kernel, device, claim, fresh):
-        """Take a handle from the drivers of the host.
+        """Unbind a handle from the drivers of the host.
 
-        :param fresh: the question which processes have it open was asked when
-            it was claimed.
+        :param fresh: True if the claim has already checked that no process has
+            the handle open.
         """
         if claim.region_index is not None or processes.is_taken(
                 kernel, claim.handle):
@@ -137,7 +136,7 @@ class Preparation:
 
     @contextlib.contextmanager
     def _named(self, kernel, device, handle):
-        """Add to the error of a call that hangs which processes block it."""
+        """Add the processes that block a hanging call to its error."""
         try:
             yield
         except exception.DeviceTimeout as error:

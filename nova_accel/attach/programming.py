@@ -1,13 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Decide what the regions of servers carry, and program them.
 
-Content of a project is for the server for which it was loaded, and for no other
-one. For example, a flavor asks for a function, and the region that Placement
-has allocated carries it: nothing is programmed. If the region carries another
-function, the image with the function asked for is found (attach.loading) and
-loaded (attach.loading). If the card loses its power, the next start of the
-server finds another function than its claim names, and restore() programs the
-image of the claim again.
+Content of a project is used only by the server for which it was loaded. For
+example, a flavor asks for a function. If the region that Placement has
+allocated carries it, nothing is programmed. Otherwise attach.loading finds and
+programs an image with the function. If the card loses power, the next start of
+the server finds another function than the one in its claim, and restore()
+programs the image of the claim again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,9 +45,9 @@ class Programming:
                   scheduled: bool = False) -> None:
         """Ensure that the region of a request carries the requested function.
 
-        :param claims: the handles of that region that its server holds.
+        :param claims: the claims of the server in that region.
         :param scheduled: whether nova-scheduler has just chosen the region.
-            Otherwise holds do not matter, as long as the card answers.
+            Otherwise holds are ignored as long as the card answers.
         :raises AcceleratorError: the region does not carry it.
         """
         if not wanted.programs:
@@ -71,7 +70,7 @@ class Programming:
                 choice.bitstream_id == region.bitstream_id
                 or choice.function_id == region.function_uuid
                 for choice in wanted.choices)):
-            # before Glance is asked: another host may do without it
+            # before Glance is asked, because another host may not need Glance
             self._check_may_program(claims, device, region)
         choice, client, image = self._loader.find_first(
             context, project_id, wanted, region)
@@ -130,12 +129,12 @@ class Programming:
 
         The image comes from the cache, or from Glance.
 
-        :param claims: those of the devices to restore, none of
-            them in a running guest.
-        :param requests: of the flavor by group. They find the image of a
-            function that the card carried when the server got it.
-        :raises AcceleratorError: a region does not carry it. The claims stay,
-            and the next start tries again.
+        :param claims: those of the devices to restore, none of them in a
+            running guest.
+        :param requests: of the flavor, by group. If the card carried the
+            function when the server got it, they lead to its image.
+        :raises AcceleratorError: a region was not programmed. The claims stay,
+            and the next start retries.
         """
         for mine in server_holdings.by_region(claims).values():
             with self._holdings.kept_on_error(mine):
@@ -155,7 +154,7 @@ class Programming:
                 and mine[0].group in requests):
             self.provision(
                 context, project_id,
-                # the card carried this one when the server got it
+                # the card already carried this function when the server got it
                 requests[mine[0].group].only(function), mine)
             self._holdings.bound(mine, self._inventory.find_held(mine[0])[1])
 
@@ -172,8 +171,9 @@ class Programming:
 
     @contextlib.contextmanager
     def _programming_for(self, claims, device, region):
-        """Check that only these claims are of a region, which is programmed
-        inside, and show the result in Placement."""
+        """Check that only these claims name a region; program the region
+        inside the context, and show the result in Placement.
+        """
         self._check_may_program(claims, device, region)
         self._holdings.provisioning(claims)
         yield
@@ -206,7 +206,7 @@ class Programming:
         wanted = request.AcceleratorRequest(
             group='', resource_class='', amount=1,
             bitstream_id=loaded.bitstream_id,
-            # an image of any project only where its data can be compared
+            # an image of a project is used only if its data can be compared
             chosen_by_owner=bool(content)
             and loaded.origin != model.OPERATOR)
         client, image = self._loader.find(
@@ -216,8 +216,9 @@ class Programming:
 
 
 def _was_loaded_for(claims, wanted, region) -> bool:
-    """Return whether the image was loaded for this server, which asks for it
-    again."""
+    """Return whether the image was loaded for this server, and its request
+    still names the image.
+    """
     return bool(wanted.bitstream_id) and all(
         c.restore_bitstream == wanted.bitstream_id == region.bitstream_id
         and c.restore_function == region.function_uuid for c in claims)

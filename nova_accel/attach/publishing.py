@@ -14,8 +14,8 @@ from nova_accel import model
 from nova_accel import naming
 
 LOG = logging.getLogger(__name__)
-#: within which a server is built that nova-scheduler has sent, also if it waits
-#: for others
+#: seconds within which a server is built after nova-scheduler has chosen the
+#: host, including waits for other builds
 _BUILD_SECONDS = 600
 
 
@@ -40,13 +40,16 @@ class Publisher:
             'Placement is not informed before the next report')
 
     def _make_known(self) -> None:
-        """Create the trait in Placement, which refuses any request that names
-        an unknown one (400, "No such trait"), even to forbid it."""
+        """Create the trait in Placement. Placement refuses any request with an
+        unknown trait (400, "No such trait"), even a forbidden one.
+        """
         self._cloud.make_trait(naming.SUSPECT)
         self.background.end()
 
     def show(self, provider_uuids: Iterable[str]) -> None:
-        """Show providers now; a failure is made good by the next report."""
+        """Report providers now. After a failure the next periodic report does
+        it.
+        """
         for provider_uuid in sorted(set(provider_uuids)):
             self._changed[provider_uuid] = time.monotonic()
             try:
@@ -61,8 +64,9 @@ class Publisher:
                             '%s', provider_uuid, error)
 
     def was_free(self, provider_uuid: str) -> bool:
-        """Return whether a provider that is free now was free when
-        nova-scheduler sent a server that is being built."""
+        """Return whether a provider was free when nova-scheduler chose this
+        host for a server that is being built. The provider is free now.
+        """
         changed = self._changed.get(provider_uuid, self._began)
         return (time.monotonic() - changed > _BUILD_SECONDS
                 and not self._in_use(provider_uuid))
@@ -78,7 +82,7 @@ class Publisher:
         """Return the interface to Placement for a report in which Nova writes
         the tree together with allocations.
 
-        :param allocations: those that it is going to write.
+        :param allocations: the allocations that Nova is about to write.
         """
         def used(uuid):
             return sum(
@@ -103,8 +107,9 @@ class Publisher:
             return True
 
     def _refused(self, traits: Collection[str]) -> set[str]:
-        """Return the standard traits that Placement's os-traits does not have.
-        Placement would refuse one, and Nova's whole report would fail."""
+        """Return the standard traits that Placement's os-traits lacks.
+        Placement would refuse them, and Nova's whole report would fail.
+        """
         new = {trait for trait in traits if not naming.is_custom(trait)
                and trait not in self._known}
         if not new:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Devices ready for the guest of their server: programmed, prepared, bound."""
+"""Prepare devices for their server: program, prepare and bind them."""
 
 from collections.abc import Iterable, Sequence
 import dataclasses
@@ -29,7 +29,7 @@ class Readiness:
         """Prepare devices that a server has just got.
 
         :param claimed: each request with its claims.
-        :raises AcceleratorError: one is not ready.
+        :raises AcceleratorError: a device is not ready.
         """
         claimed = list(claimed)
         for wanted, claims in claimed:
@@ -43,10 +43,10 @@ class Readiness:
 
     def prepare_held(self, context, server: request.Server,
                      keep: plan.Keep) -> None:
-        """Prepare the devices that a server has had before, with their earlier
-        content unless the image names another bitstream.
+        """Prepare the devices that a server already had. Their content stays
+        unless the image names another bitstream.
 
-        :raises AcceleratorError: one is not ready; the server keeps it.
+        :raises AcceleratorError: a device is not ready; the server keeps it.
         """
         claims = keep.claims
         with self._holdings.kept_on_error(claims):
@@ -71,7 +71,7 @@ class Readiness:
                 claims: Sequence[model.Claim]) -> None:
         """Restore devices that are in no running guest.
 
-        :raises AcceleratorError: one is not.
+        :raises AcceleratorError: a device is not restored.
         """
         self.rescan(claims)
         self._programming.restore(
@@ -129,8 +129,9 @@ class Readiness:
             self._inventory.scanner.scan(addresses=whole)
 
     def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:
-        """Scan devices where a vGPU came or went, which changes the other
-        offers."""
+        """Scan devices where a vGPU was created or removed, because that
+        changes their other offers.
+        """
         created = {c.device_address for c in claims if c.created_type}
         if created:
             self._inventory.scanner.scan(addresses=created)

@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Reallocation:
-    """Allocates again, or withholds."""
+    """Allocates devices again, or withholds them."""
 
     def __init__(self, cloud: novas.Cloud,
                  inventory: host_inventory.Inventory,
@@ -42,8 +42,8 @@ class Reallocation:
     def withhold(self, claims: Iterable[model.Claim]) -> None:
         """Withhold the devices of claims that have no allocation.
 
-        :param claims: all such claims; devices of others are not withheld for
-            this reason any more.
+        :param claims: all such claims. Devices of other claims are no longer
+            withheld for this reason.
         """
         claims, inventory = list(claims), self._inventory
         before = inventory.offers.unallocated
@@ -63,8 +63,8 @@ class Reallocation:
 
     def reallocate(self, server_uuid: str, claims: Collection[model.Claim],
                    ) -> list[model.Claim]:
-        """Restore the allocations of a server for what it holds on this host,
-        and what it held here before a move.
+        """Restore the allocations of a server for the devices that it holds on
+        this host, including those from before a move.
 
         :returns: the claims that stay without an allocation.
         """
@@ -96,12 +96,13 @@ class Reallocation:
         return left
 
     def _owner_at_rest(self, claim):
-        """Return Nova's entry of the server of a claim, None if Nova may be
-        about to end the claim or to move it."""
+        """Return Nova's entry of the server of a claim, None if Nova may end
+        or move the claim now.
+        """
         if claim.role is model.Role.OLD:
             server = self._cloud.open_moves([claim.consumer_uuid]).get(
                 claim.consumer_uuid)
-            # before, Nova may have taken the allocation: the move fails
+            # earlier, Nova may have removed the allocation: the move fails
             return server if server and not server.task_state else None
         if self._holdings.of(claim.instance_uuid, model.Role.OLD):
             # until the move ends, either set of devices may be released

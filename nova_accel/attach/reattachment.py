@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Guests that run without a device of their server.
+"""Attach devices to running guests that lack them.
 
-nova-compute was killed between the loss of the device and its return, or the
-guest released the device after the wait had ended. A device that was attached
-in vain is tried again after 2 minutes, 4, ... up to an hour.
+A guest lacks a device if nova-compute was killed between detaching and
+attaching it, or if the guest released it after the wait had ended. Failed
+attempts are repeated after 2 minutes, 4,... up to an hour.
 """
 
 from collections.abc import Collection, Iterable
@@ -18,8 +18,8 @@ from nova_accel import log as logging
 from nova_accel import model
 
 LOG = logging.getLogger(__name__)
-#: seconds after which a device that could not be attached is tried again, at
-#: first and at most
+#: seconds until the first retry of a device that could not be attached, and
+#: the maximum
 PAUSE, LONGEST_PAUSE = 120, 3600
 
 
@@ -35,8 +35,8 @@ class Reattachment:
         self._holdings = holdings
         self._readiness = readiness
         #: server -> (time.monotonic() of the next try, seconds until the one
-        #: after it). At the start all servers are there, because the last
-        #: nova-compute may have ended between a loss and its return
+        #: after it). Initially all servers, because the last nova-compute may
+        #: have ended between detaching and attaching
         self._pauses: dict[str, tuple[float, float]] = {
             c.instance_uuid: (float('-inf'), PAUSE)
             for c in self._holdings.all()}
@@ -44,7 +44,7 @@ class Reattachment:
     def forget_pauses(self, snapshot: judgement.Snapshot,
                       out: Collection[str]) -> None:
         """Forget the pauses of guests that have all their devices or do not
-        run. A guest gets its devices when it starts.
+        run, because a start attaches them.
 
         :param out: uuids of servers whose guests run without a device.
         """
@@ -68,7 +68,7 @@ class Reattachment:
         due, pause = self._pauses.get(server_uuid, (now, PAUSE))
         if server_uuid not in self._pauses:
             claims = [c for c in claims if c.state is model.ClaimState.BOUND]
-        # a card that is away is attached when it is back, without a pause
+        # an absent card is attached when it returns, without a pause
         claims = [c for c in claims
                   if self._inventory.present(c.device_address)]
         out = {claim.uuid for claim in claims}
@@ -80,7 +80,8 @@ class Reattachment:
         self._pauses[server_uuid] = (
             now + pause, min(2 * pause, LONGEST_PAUSE))
         for server in self._cloud.servers([server_uuid]):
-            # a region or device that cannot be attached does not affect others
+            # a region or device that cannot be attached does not affect the
+            # others
             for mine in server_holdings.by_region(claims).values():
                 try:
                     self._readiness.restore(

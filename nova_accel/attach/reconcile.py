@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Compare claims with Placement's allocations and with libvirt's guests.
 
-attach.judgement decides what is true of each claim, and the Reconciler acts on
-that. Each verdict with a consequence is reached twice, the second time while
-the server is locked (service.Host.servers).
+attach.judgement gives verdicts about claims, and the Reconciler acts on them.
+Each verdict with a consequence is reached twice, the second time while the
+server is locked (service.Host.servers).
 
 =========  ===================================================================
 Verdict    Action
@@ -87,8 +87,8 @@ class Reconciler:
         """Compare claims with Placement, Nova and libvirt now.
 
         :returns: how many accelerators were released.
-        :raises PlacementUnavailable: only what needs no answer of Placement
-            was done.
+        :raises PlacementUnavailable: only the parts that do not need Placement
+            were done.
         """
         self._inventory.recover()
         self._publisher.show_devices(self._following.run())
@@ -115,14 +115,14 @@ class Reconciler:
                 failure = failure or error
         self.out = frozenset(out)
         if snapshot.consumers is not None:
-            # claims of a server that Nova works on now are not judged: those
-            # that were unallocated stay withheld
+            # claims of a server that Nova works on are not judged: those
+            # without an allocation stay withheld
             before = self._inventory.offers.unallocated
             self._reallocation.withhold([*unallocated, *(
                 c for c in self._holdings.all() if c.uuid in before
                 and c.state is not model.ClaimState.DELETING
                 and snapshot.is_lost(c))])
-        # last, because guests carry what was changed above
+        # last, because guests carry the claims as changed above
         self._carrying.run()
         if failure:
             raise failure
@@ -204,8 +204,9 @@ class Reconciler:
             return self._releases.release(gone)
 
     def _remember_cards(self, snapshot):
-        """Add the serial number to claims that were made when it could not be
-        read. While the guest has the device, the card in the slot is its own.
+        """Add the serial number to claims for which it could not be read
+        before. While the guest has the device, the card in the slot is its
+        own.
         """
         inventory = self._inventory
         found = []
@@ -221,7 +222,7 @@ class Reconciler:
         self._holdings.remember_cards(found)
 
     def _arrive(self, server_uuid):
-        """Give the claims of a migration to the server that has arrived.
+        """Transfer the claims of a migration to the server that has arrived.
 
         :returns: the claims whose devices its running guest lacks.
         """
@@ -259,6 +260,6 @@ def _entry(server: novas.Instance) -> judgement.Entry:
     try:
         asks = bool(server.accelerators.requests)
     except exception.InvalidRequest:
-        # the request is for accelerators, though it cannot be read
+        # the request is for accelerators, although it cannot be parsed
         asks = True
     return judgement.Entry(server.task_state is None, asks)

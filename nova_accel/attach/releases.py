@@ -2,7 +2,7 @@
 """End claims: mark them as DELETING, clean their handles, and free them.
 
 If the store cannot be written when a server loses a claim, the next operation
-of the server, or the next comparison, writes it.
+of the server or the next comparison repeats the write.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ class Releases:
     _servers: locks.Locks
 
     def __post_init__(self) -> None:
-        #: server -> claims that it has lost, which could not be written
+        #: server -> claims that it has lost, not yet written
         self._postponed: dict[str, set[model.Claim]] = {}
 
     def begin_locked(self, server_uuid: str,
@@ -79,7 +79,7 @@ class Releases:
         if not postponed:
             return
         with self._servers.held(server_uuid):
-            # another thread may add to it meanwhile
+            # another thread may have added a claim meanwhile
             claims = frozenset(postponed)
             lost = self._holdings.releasing(claims)
             postponed -= claims
@@ -100,9 +100,9 @@ class Releases:
         return len(claims)
 
     def release(self, claims: Iterable[model.Claim]) -> int:
-        """Release just these claims; the caller has judged them.
+        """Release only the given claims, which the caller has judged.
 
-        Waits for regions that are programmed again, too.
+        Waits for regions that are being programmed, too.
 
         :returns: how many the server lost.
         """
@@ -111,10 +111,11 @@ class Releases:
         return len(claims)
 
     def release_to_the_end(self, claims: Iterable[model.Claim]) -> None:
-        """Release the given claims, as release() does, and wait for the end.
+        """Release the given claims, as release() does, and wait until they
+        end.
 
-        :raises DeviceUnavailable: a device is not clean by then; it is tried
-            again.
+        :raises DeviceUnavailable: a device is not clean after that; it is
+            retried.
         """
         claims = list(claims)
         self.release(claims)
@@ -128,22 +129,22 @@ class Releases:
               patient: bool = False) -> None:
         """Clean the devices of claims that are DELETING, which ends them.
 
-        :param wait: at most [accel] device_timeout; what takes longer goes on.
-        :param patient: wait for regions that are programmed again, too.
+        :param wait: at most [accel] device_timeout; longer cleanings continue.
+        :param patient: wait for regions that are being programmed, too.
         """
         claims = self._holdings.now(claims)
         self._handles.release(
-            # an error of the last moment has to be written
+            # an error at the end of the wait has to be written
             claims, CONF.accel.device_timeout + 1 if wait else 0,
             CONF.accel.programming_timeout + 1 if patient else 0)
-        # what is not clean yet must not be offered
+        # a handle that is not clean yet must not be offered
         self._publisher.show_devices(self._holdings.now(claims))
 
     def retry(self, may_end: Callable[[model.Claim], bool]
               = lambda claim: True) -> int:
         """Retry failed cleanings.
 
-        :param may_end: says which claims may end now.
+        :param may_end: returns whether a claim may end now.
 
         :returns: how many accelerators are free now.
         """

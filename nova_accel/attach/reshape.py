@@ -61,11 +61,11 @@ class Reshape:
         self._inventory = inventory
         self._holdings = holdings
         self._cloud = cloud
-        #: moves about which Placement was asked; None: ask it again
+        #: moves for which Placement was asked; None: ask again
         self._asked: list[_Move] | None = []
-        #: providers, and what _moves() returns of them
+        #: providers, and what _moves() returned for them
         self._computed: tuple[Providers, list[_Move]] = {}, []
-        #: those that Placement was seen to have with the other provider
+        #: moves whose allocation Placement has at the other provider
         self._left: list[_Move] = []
         #: whether nova-compute is starting, and they may move
         self._starting = True
@@ -73,8 +73,8 @@ class Reshape:
 
     def located(self, claims: Iterable[model.Claim],
                 allocations: Mapping[str, typing.Any]) -> list[model.Claim]:
-        """Return claims as if allocated from the provider that shows their
-        device now, where Placement has allocated from that one.
+        """Return claims with provider_uuid updated if Placement has allocated
+        from the provider that shows their device now.
 
         :param allocations: of their consumer, by provider uuid.
         """
@@ -88,8 +88,8 @@ class Reshape:
     def is_needed(self, node: str, root_uuid: str) -> bool:
         """Return whether Placement has allocations that have to move.
 
-        Costs nothing when no allocation is at another provider, or none has
-        come to be since the last call.
+        Costs nothing if no allocation is at another provider, or none since
+        the last call.
 
         :param node: name of the compute node.
         :param root_uuid: of its own provider.
@@ -115,8 +115,9 @@ class Reshape:
         return bool(self._left)
 
     def end_start(self) -> None:
-        """Store that Nova has tried to move allocations. What is left waits
-        for the next start."""
+        """Store that Nova has tried to move allocations. The rest waits for
+        the next start.
+        """
         self._starting = False
         node = self._inventory.shown.root
         if self._left and node:
@@ -127,9 +128,10 @@ class Reshape:
         """Move allocations in the body of Nova's reshape request.
 
         :param allocations: ``{consumer: {'allocations': {provider uuid:
-            {'resources': {class: amount}}}}}`` of every consumer that has
-            something of this host; changed in place.
-        :returns: the claims as they are when Placement has it.
+            {'resources': {class: amount}}}}}`` of every consumer of this host;
+            changed in place.
+        :returns: the claims as they are after Placement has accepted the
+            request.
         """
         moved = []
         for move in self._moves(shown):
@@ -152,7 +154,7 @@ class Reshape:
         return moved
 
     def _moves(self, shown: Providers) -> list[_Move]:
-        # it is another object when a claim or a device has changed
+        # the object is replaced when a claim or a device changes
         if self._computed[0] is not shown:
             self._computed = shown, self._compute(shown)
         return self._computed[1]
@@ -165,27 +167,29 @@ class Reshape:
             if to == claim.provider_uuid and shown[to].step > 1 and (
                     not self._has_all(claim, shown[to])):
                 # [accel] device_sets has the addresses from before a boot that
-                # numbered the buses otherwise
+                # renumbered the buses
                 stay.add(_together(claim))
             if (to in (None, claim.provider_uuid)
                     or claim.state is model.ClaimState.DELETING
-                    # another driver has the card by now
+                    # another driver has the card now
                     or claim.resource_class not in shown[to].inventory):
                 continue
             if (shown[to].step > 1 and not self._has_all(claim, shown[to])
-                    # what is at its address is not what the server has
+                    # the card at the address is not the server's
                     or self._inventory.table.is_misplaced(
                         claim.device_address)):
                 stay.add(_together(claim))
             found.append(_Move(claim, to))
-        # a part of a set would be left allocated, which Placement refuses
+        # a part of a set would stay allocated, which Placement refuses
         return [move for move in found if _together(move.claim) not in stay]
 
     def _has_all(self, claim: model.Claim, provider: providers.Provider,
                  ) -> bool:
-        """Return whether the server of a claim has every device of a set, at
-        the same place as this claim, or in the set if nova-compute was killed
-        after the claims were changed."""
+        """Return whether the server of a claim has every device of a set.
+
+        Their claims name the same provider as this one, or the set if
+        nova-compute was killed after the claims were changed.
+        """
         whole = {_together(claim), _together(dataclasses.replace(
             claim, provider_uuid=provider.uuid))}
         return sum(_together(other) in whole
@@ -194,9 +198,9 @@ class Reshape:
                    for other in self._holdings.all()) == provider.step
 
     def _ask(self, moves: list[_Move]) -> None:
-        """Find out which allocations have moved, and store it.
+        """Read which allocations have moved, and store it.
 
-        :raises PlacementUnavailable: it is not known; all is as it was.
+        :raises PlacementUnavailable: nothing is known or changed.
         """
         self._left = []
         given = self._cloud.consumers_of({uuid for move in moves for uuid in (

@@ -40,7 +40,7 @@ _ASKS = 'bitstream_id'
 _KNOWN = (_ASKS, 'status', 'function', 'prefer', 'health')
 #: characters that Nova keeps of a key of metadata
 _KEY_ROOM = 255
-#: how the reason begins where two keys mean the same group
+#: beginning of the reason if two keys mean the same group
 _TWICE = 'Two keys are for one group'
 
 
@@ -60,14 +60,14 @@ class RuntimeProgramming:
             self._start_all, 'The metadata of servers could not be searched '
             'for bitstreams')
         self._lock = locks.Lock('runtime')
-        #: servers that are being looked after, each by a thread of its own
+        #: servers being processed, each by a thread of its own
         self._at_work: dict[str, futures.Future] = {}
         #: (device address, region index) -> when it was last programmed here
         self._programmed_at: dict = collections.defaultdict(
             lambda: float('-inf'))
 
     def run(self) -> int:
-        """Look through the servers now, and wait for all of them.
+        """Process all servers now, and wait for them.
 
         :returns: how many regions were programmed.
         """
@@ -75,7 +75,8 @@ class RuntimeProgramming:
                    for future in self._start_all())
 
     def _start_all(self):
-        # also of devices that cannot be programmed: their owners read why
+        # including devices that cannot be programmed: the status tells the
+        # reason
         held = {c.instance_uuid for c in self._holdings.all()
                 if c.role is model.Role.CURRENT}
         servers = [*(self._cloud.servers(held) if held else ())]
@@ -87,7 +88,7 @@ class RuntimeProgramming:
         try:
             return bool(self._asked(server) or self._corrections(server))
         except Exception:
-            # whatever it is, the other servers are read
+            # whatever the error is, the other servers are processed
             LOG.exception('The metadata of server %s cannot be read',
                           server.uuid)
             return False
@@ -105,8 +106,8 @@ class RuntimeProgramming:
 
     def _logged_server(self, server_uuid):
         try:
-            # operations that Nova began before wait for us; those that begin
-            # now show in task_state
+            # operations that Nova began earlier hold the lock, and this call
+            # waits for them; later ones show in task_state
             with self._servers.held(server_uuid):
                 return sum(
                     self._work(server)
@@ -125,8 +126,9 @@ class RuntimeProgramming:
                    for group, image in self._asked(server).items())
 
     def _asked(self, server):
-        """Return the images that the owner asks for and that have no answer
-        yet, by group."""
+        """Return the images that the owner requested and that have no status
+        yet, by group.
+        """
         return {group: image for group, image in _wishes(server).items()
                 if not self._is_answered(server, group, image)}
 
@@ -134,15 +136,15 @@ class RuntimeProgramming:
         said = server.metadata.get(f'accel{group}:status', '')
         word, _, about = said.partition(':')[0].partition(' ')
         if about != _shown(image) or word == 'programming':
-            # the latter of a process that is gone
+            # a status 'programming' of a process that has ended
             return False
         try:
             wanted = _request(server, group, image)
         except exception.InvalidRequest:
-            # its flavor is another one now
+            # the flavor has changed since
             return word != 'programmed'
-        # where it does not carry that, the server moved, and its device came
-        # as in the flavor
+        # if the claim has another image, the server moved, and its device has
+        # the content that the flavor names
         return (self._carries(server, wanted) if word == 'programmed'
                 else f': {_TWICE}' not in said)
 
@@ -159,7 +161,7 @@ class RuntimeProgramming:
                 continue
             status = f'accel{found[1]}:status'
             if len(status) > _KEY_ROOM:
-                # Nova's table has no room for it; the groups of flavors are
+                # Nova limits the length of a key; the groups of flavors are
                 # shorter
                 continue
             if key == status and value.startswith('failed '):
@@ -205,13 +207,15 @@ class RuntimeProgramming:
         context = self._cloud.admin_context()
         try:
             wanted = _request(server, group, image)
-            # first: who may not see an image does not learn where it is
+            # first: an owner who cannot see an image does not learn where it
+            # is
             self._cloud.check_image(
                 context, wanted.bitstream_id, server.project_id)
             if self._carries(server, wanted) and all(
                     c.state is model.ClaimState.BOUND and not c.error
                     for c in self._claims_of(server, wanted.group)):
-                # as where another key for the same group was removed
+                # for example because another key for the same group was
+                # removed
                 set_status('programmed')
                 return 0
             if self._is_too_soon(server, wanted):
@@ -238,7 +242,8 @@ class RuntimeProgramming:
         function. If that cannot be restored, the device stays out of the
         guest.
 
-        :raises AcceleratorError: the server has what it had.
+        :raises AcceleratorError: the server has its device with the earlier
+            function.
         :raises DeviceDetached: the guest is without its device.
         """
         claims = [c for c in self._holdings.of(server.uuid)
@@ -247,14 +252,14 @@ class RuntimeProgramming:
             raise exception.DeviceUnavailable(
                 f'Server {server.uuid} asks for {wanted} at run time, and '
                 f'has no accelerator there: hard reboot it.')
-        # nothing is programmed on a card that is not well, or disabled
+        # cards that are unhealthy or disabled are not programmed
         self._inventory.find(
             claims[0].device_address, claims[0].region_index)
         handles = [claim.handle for claim in claims]
         try:
             self._cloud.detach(server.uuid, handles)
         except Exception:
-            # nothing was touched; what is out already goes back
+            # nothing was touched; devices that are detached are attached again
             self._cloud.attach(server.uuid, handles)
             raise
         failure = self._programmed(context, server, wanted, claims)
@@ -267,10 +272,11 @@ class RuntimeProgramming:
             raise failure
 
     def _programmed(self, context, server, wanted, claims):
-        """Program the region of claims while they are out of their guest.
+        """Program the region of claims while they are detached from their
+        guest.
 
-        :returns: the error, after which the region is as it was; or None.
-        :raises DeviceDetached: it is not as it was.
+        :returns: the error, if the region is unchanged; None after success.
+        :raises DeviceDetached: the region has changed and is not restored.
         """
         function = None
         try:
@@ -317,13 +323,12 @@ def _wishes(server):
 
 
 def _shown(image):
-    """Return the owner's text as a part of a status: short and without
-    spaces."""
+    """Return the owner's text for a status: shortened, and without spaces."""
     return re.sub('[^0-9A-Za-z_.-]', '?', image)[:40]
 
 
 def _request(server, group, image):
-    """Return the request as if the flavor contained it."""
+    """Return the request that a flavor with this image would contain."""
     free = {r.group: r for r in server.accelerators.requests
             if r.runtime_programming}
     if len(free) == 1:

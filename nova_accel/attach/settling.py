@@ -66,7 +66,7 @@ _ADVICE = 'shelve or delete this server'
 
 
 class _Unknown(Exception):
-    """Why a device cannot be settled now; one clause."""
+    """The reason, as a clause, why a device cannot be settled now."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -96,8 +96,8 @@ class Settling:
         """Check that no unsettled device may belong to a server with a missing
         claim.
 
-        :raises DeviceUnavailable: what it had may be a device that is not
-            settled yet (attach.settling).
+        :raises DeviceUnavailable: the missing device may be one that is not
+            settled yet.
         """
         unsettled = self.in_doubt()
         if not unsettled:
@@ -118,8 +118,9 @@ class Settling:
                       f'some minutes')
 
     def in_doubt(self):
-        """Return the rows that can be about a server's device: a row whose
-        unsettled parts show no handle is not."""
+        """Return the rows that may concern a device of a server. Ignore rows
+        whose remaining parts expose no handle.
+        """
         devices = self._inventory.devices.values()
         return [row for row in self._store.unsettled()
                 if not row.settled or any(map(row.means, devices))]
@@ -130,7 +131,7 @@ class Settling:
             devices = self._inventory.devices
             return any(row.address == address or row.means(devices[address])
                        for row in unsettled for address in provider.addresses)
-        # of a device that is away, unless it is a vGPU of Nova's own
+        # an absent device, unless the claim is of a vGPU of Nova's own
         return any(map(naming.is_custom, resources)) or bool(
             self._cloud.find_providers(
                 trait=CONF.accel.owner_trait, uuid=provider_uuid))
@@ -145,7 +146,7 @@ class Settling:
     def run(self) -> bool:
         """Settle the devices that can be settled; others stay withheld.
 
-        :returns: whether something was.
+        :returns: whether a device was settled.
         """
         with self._lock:
             before = self._store.unsettled()
@@ -160,7 +161,7 @@ class Settling:
             return
         # of the node in the last report to Nova, if there was one
         parts = self._inventory.shown.by_part()
-        # asked once, for the first device that needs it
+        # queried once, for the first device that needs it
         guests = functools.cache(self._cloud.guest_devices)
         given = functools.cache(
             lambda: self.store_age.allocated(
@@ -226,14 +227,16 @@ class Settling:
         self._publisher.show({provider for _, provider in found})
 
     def _check_in_place(self, device, found):
-        """Check that all claims belong to this card and to this view of it."""
+        """Check that all claims belong to this card, and to its present
+        division into PF, VFs or sets.
+        """
         if self._inventory.table.is_misplaced(device.address):
             raise _Unknown('servers have claims on another card at its '
                            'address, or on it at another one; shelve or '
                            'delete them')
         offered = self._inventory.offers.now()
         for region, _ in found:
-            # the VFs of a server, which a boot of the host has taken, would be
+            # VFs of a server that a boot of the host has removed would be
             # cleaned with the whole function
             if any(hold.kind is holds.Kind.OVERLAP for hold in offered.holds_of(
                     (device.address, region.index if region else None))):
@@ -242,11 +245,14 @@ class Settling:
                                'delete these servers')
 
     def _check_no_guest_has(self, device, rows, free, guests):
-        """:param free: handles without a claim."""
+        """Check that no guest has a free handle of the device.
+
+        :param free: handles without a claim.
+        """
         claimed = {address for claim in self._holdings.all()
                    for address in claim.handle.addresses}
-        # guests that do not run have the addresses from before the claims
-        # followed the card
+        # guests that do not run still have the addresses from before their
+        # claims followed the card
         claimed |= {
             pci.moved(address, device.address, row.address)
             for row in rows if row.moved
@@ -255,7 +261,7 @@ class Settling:
             and claim.handle.type is model.HandleType.PCI
             for address in claim.handle.addresses}
         addresses = {handle.address for _, _, handle in free}
-        # with VFs, of which nothing is known any more
+        # its VFs are gone and their state is unknown
         moved = tuple({row.address.rpartition(':')[0] + ':' for row in rows
                        if row.moved and row.address != device.address})
         for server, there in sorted(guests.items()):
@@ -267,8 +273,8 @@ class Settling:
                                    f'{address}, and {why}; {_ADVICE}')
 
     def _check_placement(self, device, free, claims, guests, given):
-        # cards may have changed their places: what Placement has allocated may
-        # be any device of the class
+        # cards may have changed places: an allocation may mean any device of
+        # the class
         name = naming.resource_class(device.type)
         owners = given.short.get(name)
         if owners and (free or any(
@@ -280,11 +286,12 @@ class Settling:
                 f'{", ".join(sorted(owners))}, and neither a claim nor a guest '
                 f'says which device; {_ADVICE}')
 
-    # Handles that are not clean
+    # Unclean handles
 
     def clean(self) -> None:
-        """Clean settled handles; those that a server has are cleaned after
-        that server."""
+        """Clean settled handles. Handles of a server are cleaned after the
+        server.
+        """
         shown = self._inventory.shown.by_part()
         claims = [
             claim_of_none(self._inventory, offer.device, offer.part[1],
@@ -309,8 +316,8 @@ class Settling:
 
 
 def _left(device, rows, done):
-    """Return the rows that stay, because a part of the card may show its first
-    handle later. A card without such a part leaves no row.
+    """Return the rows to keep: those of cards with parts that expose no handle
+    yet.
 
     :param done: parts that are settled now.
     """
@@ -324,9 +331,9 @@ def _left(device, rows, done):
 def claim_of_none(inventory: host_inventory.Inventory, device: model.Device,
                   index: int | None, handle: model.AttachHandle,
                   provider_uuid: str, **fields) -> model.Claim:
-    """Return a claim of no server, with which a handle is cleaned as after one.
+    """Return a claim of no server, by which a handle is cleaned.
 
-    :param fields: others of model.Claim, or other values.
+    :param fields: other fields or values of model.Claim.
     """
     return model.Claim(**{
         'uuid': uuidutils.generate_uuid(), 'instance_uuid': '',

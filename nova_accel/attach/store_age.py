@@ -1,12 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Find out, when nova-compute starts, whether the claim store is as new as the
-host.
+"""Detect a lost or outdated claim store when nova-compute starts.
 
-The store is older if it was lost or moved away, or if an older copy was put
-back. Guests carry the claims of their servers (attach.carrying), even if they
-do not run. Claims in guests that the store has not seen (store.lineage) are
-restored exactly, before any claim is used. Then every device is withheld until
-attach.settling knows that no server has it.
+The store is outdated if it was lost or moved away, or if an older copy was
+restored. Guests carry the claims of their servers (attach.carrying), even if
+they do not run. Claims in guests that the store has not seen (store.lineage)
+are restored exactly, before any claim is used. Then every device is withheld
+until attach.settling finds that no server has it.
 
 If guests are lost as well, Placement still shows a server of this host with
 more of a class than it has claims: the devices of that class are withheld.
@@ -14,8 +13,8 @@ Damaged metadata, and those of another compute host, are not used; devices that
 only such a guest has are withheld.
 
 For example, the disk of a host is restored from yesterday's backup. Server A
-was created today and has a GPU. The store does not contain its claim, and the
-guest's metadata do: the claim is restored, and every GPU without a claim is
+was created today and has a GPU. The store lacks its claim, but the guest's
+metadata have it: the claim is restored, and every GPU without a claim is
 cleaned before it is offered.
 """
 
@@ -40,17 +39,18 @@ LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Allocated:
-    """What Placement has allocated to servers of this host."""
+    """Allocations of Placement to servers of this host."""
 
-    #: (server uuid, resource class) -> amount, with what its moves have
+    #: (server uuid, resource class) -> amount, including its moves
     amounts: Mapping[tuple[str, str], int]
-    #: resource class -> servers that have fewer claims than that
+    #: resource class -> servers that have fewer claims than allocated
     short: Mapping[str, Collection[str]]
-    #: the keys of amounts that count as ended
+    #: the keys of amounts that count as ended allocations
     ended: Collection[tuple[str, str]]
 
     def confirms(self, claim: model.Claim) -> bool:
-        """Return whether the server of a claim has some of its class."""
+        """Return whether the server of a claim has an allocation of its class.
+        """
         return (claim.instance_uuid, claim.resource_class) in self.amounts
 
 
@@ -76,7 +76,7 @@ class StoreAge:
     def begin(self) -> bool:
         """Try compare_with_guests().
 
-        :returns: False where libvirt does not answer, which is logged.
+        :returns: False if libvirt does not answer, which is logged.
         """
         try:
             self.compare_with_guests()
@@ -87,11 +87,11 @@ class StoreAge:
             return False
 
     def compare_with_guests(self) -> None:
-        """Restore claims from guests that the store has not seen, once after a
-        start and before any claim is used.
+        """Restore claims that guests carry and the store has not seen. Runs
+        once after a start, before any claim is used.
 
-        Does nothing while the compute node of the store is unknown, as before
-        Nova's first report.
+        Does nothing while the compute node of the store is unknown, for
+        example before Nova's first report.
 
         :raises Exception: libvirt does not answer.
         """
@@ -101,12 +101,13 @@ class StoreAge:
             self._guests_compared = True
 
     def before_report(self, tree, node: str) -> bool:
-        """Find out, before Nova's first report, whether the store is as new as
-        the host. Called under the lock of Nova's resource tracker.
+        """Detect an outdated store before Nova's first report.
 
-        :param tree: nova.compute.provider_tree.ProviderTree, with what
-            Placement has.
-        :returns: whether devices may be reported. The reason why not is
+        Called under the lock of Nova's resource tracker.
+
+        :param tree: nova.compute.provider_tree.ProviderTree, as Placement has
+            it.
+        :returns: whether devices may be reported. Otherwise the reason is
             logged.
         """
         if self._compared:
@@ -128,7 +129,7 @@ class StoreAge:
         return self._compared
 
     def _begin(self, root_uuid, shown):
-        # all devices that are here are meant in any case
+        # all present devices are withheld in any case
         todo = {part for part in shown if not naming.is_pool(part)}
         if not shown and not self._in_guests():
             LOG.info('The claim store is new, and so is this host: its '
@@ -143,7 +144,7 @@ class StoreAge:
         self._holdings.settle(
             done=[values.EVERYTHING],
             todo=[values.Unsettled(address) for address in todo])
-        # each round tries again, and every device is withheld meanwhile
+        # each round retries, and every device is withheld meanwhile
         self.begin()
 
     def _in_guests(self) -> bool:
@@ -154,8 +155,9 @@ class StoreAge:
                    for there in self._cloud.guest_devices().values())
 
     def _restore(self, node):
-        """Write the claims of guests that are newer than the store, and
-        withhold every device then."""
+        """Store the claims of guests that are newer than the store, and then
+        withhold every device.
+        """
         newer, self.refused = self._carrying.read(node)
         handles = collections.Counter(
             c.handle for there in newer.values() for c in there.claims)
@@ -186,8 +188,9 @@ class StoreAge:
                         claim.instance_uuid)
 
     def _devices_of_refused(self):
-        """Return the devices in guests without a claim whose metadata cannot
-        identify the owner."""
+        """Return the devices without a claim that are in guests with unusable
+        metadata.
+        """
         if not self.refused:
             return
         guests = self._cloud.guest_devices()
@@ -216,14 +219,14 @@ class StoreAge:
 
     def allocated(self, providers: Iterable[str], only_known: bool = False,
                   ) -> Allocated:
-        """Ask Placement what servers have of this host, and compare with the
-        claims.
+        """Read the allocations of servers on this host, and compare them with
+        the claims.
 
-        :param providers: uuids, also of providers of earlier options; those
-            that Placement had before the first report are asked as well.
-        :param only_known: count as short only servers that Nova has on this
-            host and does nothing with, and moves: others may be about to come.
-        :raises PlacementUnavailable: it is not known.
+        :param providers: uuids, including providers of earlier options. Those
+            that Placement had before the first report are queried as well.
+        :param only_known: count only moves, and idle servers of this host, as
+            having too few claims: others may be arriving.
+        :raises PlacementUnavailable: Placement does not answer.
         """
         cloud, claims = self._cloud, self._holdings.all()
         amounts: collections.Counter = collections.Counter()
@@ -241,17 +244,16 @@ class StoreAge:
         by_server: collections.Counter = collections.Counter()
         for (consumer, name), amount in amounts.items():
             by_server[moves.get(consumer, consumer), name] += amount
-        # vGPUs are created again where they are lost: nothing that is free has
-        # data of their servers
+        # lost vGPUs are created again: a free one has no data of its server
         created = {naming.resource_class(device.type) for device
                    in self._inventory.devices.values() if device.creatable}
         over = {key for key, amount in by_server.items()
                 if amount > claimed[key] and key[1] not in created}
-        # Nova deletes the allocation later, or leaves it, as after a failed
-        # resize
+        # Nova deletes the allocation later, or leaves it, for example after a
+        # failed resize
         ended = self._store.ended()
         short = over.difference(ended)
-        # a server that never ran has no data, and may be being built
+        # a server that never ran has no data, and may be in its build
         counts = {
             server.uuid: server.launched
             and not (only_known and server.task_state)
@@ -264,8 +266,8 @@ class StoreAge:
         return Allocated(by_server, found, over.intersection(ended))
 
     def _withhold(self, addresses):
-        """Return rows for these devices, of which nothing is known any more
-        that a server could have changed."""
+        """Return rows that withhold devices which a server could have changed.
+        """
         rows = self._store.unsettled()
         found = [device for address in addresses
                  for device in [self._inventory.devices[address]]
@@ -283,8 +285,9 @@ class StoreAge:
 
 
 def _is_in_other_slot(claim: model.Claim, now: model.Claim) -> bool:
-    """Return whether a claim is for the handle of another claim, and its card
-    was in another slot then."""
+    """Return whether a claim has the handle of another claim because its card
+    was in another slot at that time.
+    """
     return (claim.card.identifies(now.card)
             and claim.handle.type is now.handle.type is model.HandleType.PCI
             and pci.moved(claim.handle.address, claim.device_address,
