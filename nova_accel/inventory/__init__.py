@@ -46,16 +46,15 @@ class Inventory:
                  store: claim_store.ClaimStore,
                  taken_elsewhere: Callable[[model.Device], str]
                  = lambda device: '', reads_serials: bool = True):
-        """
-        :param drivers: by name, in the order of [accel] enabled_drivers. The
-            first driver that finds a device has it.
-        :param taken_elsewhere: says which of Nova's own options has a device
-            as well, as a clause: '0000:3b:00.1 is matched by [pci]
-            device_spec'; '' when none has. It is called by the worker of the
-            card, under its time limit, and may read the host. Such a device
-            is withheld, and logged once as an ERROR.
-        :param reads_serials: whether to read serial numbers, and who uses
-            devices, for which privileges are needed.
+        """:param drivers: by name, in the order of [accel] enabled_drivers.
+            The first driver that finds a device has it.
+        :param taken_elsewhere: returns which of Nova's own options names a
+            device as well, as a clause: '0000:3b:00.1 is matched by [pci]
+            device_spec'; '' if none does. It is called by the worker of the
+            card, under its time limit, and may read the host. Such a device is
+            withheld, and logged once as an ERROR.
+        :param reads_serials: whether to read serial numbers and users of
+            devices, which needs privileges.
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
         #: held while a handle is chosen and claimed
@@ -82,30 +81,33 @@ class Inventory:
             self.users)
         self.configuration = configuration.Configuration(
             drivers, self.table, device_rules)
-        #: what the last scans could not ask, see ScanState.failures()
+        #: failures of the last scans, see ScanState.failures()
         self.failures = state.failures
         self.recovery = recovery.Recovery(
             self.table, self.cards, store, self.claiming, drivers, self.health)
         self.offers = current_offers.Offered(self.table, store)
-        #: what Placement shows
+        #: the providers in Placement
         self.shown = what_is_shown.Shown(
             drivers, self.table, store, self.offers, device_rules)
         self._every_handle = frozenset(
             name for name, driver in drivers.items()
             if contract.attends(type(driver)))
-        #: uuid of a claim -> why it does not follow its card, which is at
-        #: another address; a clause (attach.following)
+        #: uuid of a claim -> why it does not follow its card to another
+        #: address; a clause (attach.following)
         self.staying: Mapping[str, str] = {}
 
     def _hangs(self, key: str, why: str) -> None:
         """Withhold a device: a call for a key of Cards does not return."""
         self.table.withheld.withhold(key, holds.Kind.HANGS, why)
         if not self.cards.hanging(key):
-            # it ended meanwhile, and may have said so before that
+            # the call may have ended, and reported that, before the hold was
+            # set
             self.table.withheld.lift(key, holds.Kind.HANGS)
 
     def _ended(self, key: str) -> None:
-        """Scan what a key names after its hanging call has returned."""
+        """Scan the device or driver of a key after its hanging call has
+        returned.
+        """
         self.table.withheld.lift(key, holds.Kind.HANGS)
         self.table.reports.invalidate(key)
         kind, _, name = key.partition(':')
@@ -118,8 +120,9 @@ class Inventory:
 
     @property
     def devices(self) -> dict[str, model.Device]:
-        """A snapshot of the reported devices by address. Do not change the
-        dict."""
+        """Return a snapshot of the reported devices by address. Do not change
+        the dict.
+        """
         return self.table.snapshot()
 
     def present(self, address: str) -> model.Device | None:
@@ -132,7 +135,7 @@ class Inventory:
         """Return a device for a new claim, and its region if index is not
         None.
 
-        :raises DeviceUnavailable: it is not there, or it or its region is
+        :raises DeviceUnavailable: the device is absent, or it or its region is
             withheld.
         """
         found = self._part(address, index)
@@ -152,7 +155,7 @@ class Inventory:
         may use the device, or it may contain data of a server.
 
         :param name: see identity.part().
-        :raises DeviceUnavailable: it is not there, it is not sound, or a
+        :raises DeviceUnavailable: the device is absent or withheld, or a
             server has it.
         """
         device, region = identity.part(name, self.devices)
@@ -189,15 +192,14 @@ class Inventory:
                   ) -> tuple[model.Device, model.Region | None]:
         """Return the device of a claim, and its region if any.
 
-        Quarantine does not matter while the card answers. A card that is not
-        well is asked, under its time limit ([accel] discovery_timeout), also
-        while another call for it hangs: what takes long may be the work for
-        another server, and does not matter to a VF, a vGPU or a region for
-        which nothing has to be done.
+        Quarantine is ignored while the card answers. An unhealthy card is
+        queried with its time limit ([accel] discovery_timeout), even if
+        another call for it hangs: the long call may be for another server, and
+        does not affect a VF, a vGPU or a region that needs no work.
 
-        :raises DeviceUnavailable: it is gone, its slot has another card, it
-            does not answer, what hangs is a call about the handle itself or
-            the programming of its region, or the guest of another server has
+        :raises DeviceUnavailable: the device is absent, its slot has another
+            card, it does not answer, a call about the handle itself or a
+            programming of its region hangs, or the guest of another server has
             its IOMMU group.
         """
         address, index = claim.device_address, claim.region_index
@@ -214,7 +216,8 @@ class Inventory:
         device, region = self._part(address, index)
         why = self.cards.hanging(claim.key)
         if self.contents.is_unknown(address, index):
-            # its programming, before which it could not be used either
+            # a programming of the region, before which it could not be used
+            # either
             why = why or self.cards.hanging(address)
         if why:
             raise cannot('does not respond', f'does not respond: {why}')
@@ -239,8 +242,8 @@ class Inventory:
         return device, region
 
     def _rivals_that_run(self, claim, device) -> list[offers.Offer]:
-        """Return the functions that running guests of other servers have in
-        the IOMMU groups of a claim. A group can have grown since the claim.
+        """Return the functions in the IOMMU groups of a claim that running
+        guests of other servers have. A group can have grown since the claim.
 
         :raises DeviceTimeout: the kernel does not answer.
         """
@@ -264,7 +267,7 @@ class Inventory:
             of_card[offer.part[0]].append(offer.handle)
         for address, handles in of_card.items():
             self.cards.call(
-                # beside what is done for other servers of the card
+                # in parallel to work for other servers on the card
                 f'users:{address}',
                 f'Asking which processes of the host have {address} open',
                 self.users.ask, self.devices[address], handles,
@@ -280,13 +283,13 @@ class Inventory:
     def _answers(self, device: model.Device) -> bool:
         try:
             return self.cards.call(
-                # beside what is done for other servers of the card
+                # in parallel to work for other servers on the card
                 f'asking:{device.address}',
                 f'Asking {device.address} whether it answers',
                 self.driver_of(device).answers, device,
                 seconds=CONF.accel.discovery_timeout)
         except exception.DeviceBusy:
-            # something else goes on with it, which is an answer
+            # the card is busy, hence it answers
             return True
         except exception.DeviceUnavailable:
             raise
@@ -296,7 +299,10 @@ class Inventory:
             return False
 
     def driver_of(self, device: model.Device) -> base.AcceleratorDriver:
-        """:raises DeviceUnavailable: its driver is not enabled any more."""
+        """Return the driver of a device.
+
+        :raises DeviceUnavailable: its driver is not enabled any more.
+        """
         try:
             return self._drivers[device.driver]
         except KeyError:
@@ -318,11 +324,11 @@ class Inventory:
 
     def withhold_in_guests(self, in_guests: Mapping[str, str],
                            ) -> dict[str, str]:
-        """Withhold offered devices that guests use without a claim. Lift the
-        holds of those that no guest uses any more.
+        """Withhold offered devices that guests use without a claim, and lift
+        the holds of the others.
 
-        :param in_guests: address of a host device in a guest, without a
-            claim -> uuid of the guest's server.
+        :param in_guests: address of a host device in a guest, without a claim
+            -> uuid of the guest's server.
         :returns: the part of in_guests that nova_accel offers.
         """
         found = {}
@@ -346,13 +352,13 @@ class Inventory:
                            report: bool) -> None:
         """End a programming that did not succeed.
 
-        :param report: True when the call of the driver has ended: the card is
-            scanned, and the driver says what is left in the region; it is
-            the project's that begin_programming() noted, or of unknown
-            origin, until the next programming. False
-            when it may still run (DeviceTimeout): the content stays unknown
-            until the region is programmed again. The card alone is
-            withheld as long as the call runs.
+        :param report: True if the call of the driver has ended: the card is
+            scanned, and the driver reports the content of the region. Its
+            origin is the project that Contents.begin() noted, or unknown,
+            until the next programming. False if the call may still run
+            (DeviceTimeout): the content stays unknown until the region is
+            programmed again. Only the card is withheld, as long as the call
+            runs.
         :raises IllegalTransition: the region is not being programmed.
         """
         try:
@@ -367,7 +373,8 @@ class Inventory:
 
     def recover(self) -> None:
         """Recover failed parts of unused cards, once for each reason; see
-        recovery. Cards with a claim of a server are not touched."""
+        inventory.recovery. Cards with a claim of a server are not touched.
+        """
         recovered = self.recovery.run()
         if recovered:
             self.scanner.scan(addresses=recovered)

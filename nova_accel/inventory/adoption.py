@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Accept reports of drivers, and find out which card each is about.
+"""Accept reports of drivers, and identify the card of each.
 
 ================================  ============================================
 adopt() gets at an address        known of the device from then on
@@ -95,14 +95,14 @@ class Adoption:
         """Return the other devices that have the new serial number of a device
         which servers can get.
 
-        The two ports of an NVMe disk have one number, and their driver
+        The two ports of an NVMe disk have the same number, and the driver
         withholds both. The caller holds the lock.
         """
         if before and (before.serial, before.health) == (
                 device.serial, device.health):
             return []
-        # a card that was moved is found at its new address first, while its
-        # old one was not scanned yet
+        # a moved card is found at its new address first, before its old
+        # address is scanned
         return [other for other, there in self._reports.devices.items()
                 if device.serial and there.serial == device.serial
                 and other != device.address
@@ -114,9 +114,9 @@ class Adoption:
              left_out: str = '') -> str:
         """Note that a driver no longer finds a device.
 
-        :param left_out: what of nova.conf is the reason, a clause; '' if the
-            device is gone.
-        :returns: another driver that finds it; '' without one.
+        :param left_out: the option of nova.conf that is the reason, a clause;
+            '' if the device is gone.
+        :returns: another driver that finds the device; '' if none does.
         """
         with self._reports.lock:
             device = self._reports.reported(address)
@@ -146,15 +146,15 @@ class Adoption:
     def _with_record(self, device, before, known):
         """Keep the previous record if a server may have modified the device.
 
-        :param known: of the card with its serial number; what was at the
-            address may not have reported one.
+        :param known: the facts about the card with this serial number; the
+            card at the address may not have reported one before.
         """
         if known is None and before and (
                 not identity.is_other_card(before, device)):
             known = before
         if (known and known.record != device.record
                 and self._may_be_changed(device)
-                # the operator takes it as it is
+                # the operator accepted the device in its present state
                 and handover.policy(device)
                 is not handover.Policy.NONE):
             device = dataclasses.replace(device, record=known.record)
@@ -162,8 +162,8 @@ class Adoption:
 
     def record_of(self, key: model.CardKey,
                   ) -> tuple[tuple[str, str], ...] | None:
-        """Return the record of a card, at whatever address it was last; None
-        if the card is unknown.
+        """Return the record of a card, from its last address; None if the card
+        is unknown.
 
         :param key: without address.
         """
@@ -171,14 +171,15 @@ class Adoption:
             known = self._known(key, self._at(key))
         if known:
             return known.record
-        # a guest had it when nova-compute first saw it: its claim has the
+        # a guest had it when nova-compute first found it: the claim has the
         # serial number
         return () if key.serial and any(
             c.serial == key.serial for c in self._store.claims()) else None
 
     def _with_past(self, device, before):
-        """Remember that the server of a claim could reprogram a region, which
-        may therefore carry unknown content."""
+        """Keep regions marked that the server of a claim could reprogram
+        before, because their content may have changed.
+        """
         were_open = {r.index for r in before.regions if r.guest_can_reprogram}
         if not any(r.index in were_open and not r.guest_can_reprogram
                    for r in device.regions) or not any(
@@ -199,8 +200,8 @@ class Adoption:
     def _place(self, device: model.Device) -> values.Card | None:
         """Find out which card is at an address, and store a change.
 
-        :returns: what is known of a card that comes from another address or
-            returns.
+        :returns: the known facts about a card that comes from another address
+            or returns.
         """
         address = device.address
         with self._reports.writing:
@@ -213,7 +214,7 @@ class Adoption:
                 known = None if stays else self._known(device.card, same)
                 may_be_moved = (not before and not known
                                 and self._may_be_moved(device))
-                # what is at the same ports is not there any more
+                # the card of these ports is gone
                 present = [other for other in same
                            if self._reports.is_present(other)
                            and not (known and device.ports
@@ -246,8 +247,9 @@ class Adoption:
             before.serial or (known.serial if known else ''))
 
     def _leave(self, address: str, now: str) -> None:
-        """Note that a card has left its address. The scan of the address finds
-        its successor."""
+        """Note that a card has left its address. A scan of the address finds
+        the next card.
+        """
         there = self._reports.reported(address)
         if there:
             self._reports.put(dataclasses.replace(
@@ -256,8 +258,9 @@ class Adoption:
             self._reports.set_gone(address, f'its card is at {now} now')
 
     def _at(self, card: model.CardKey) -> list[str]:
-        """Return the other addresses at which a card was, also if it does not
-        report its serial number now."""
+        """Return the other addresses at which a card was, even if it does not
+        report its serial number now.
+        """
         keys = dict(self._store.keys())
         for address, device in self._reports.devices.items():
             if device.serial or device.ports:
@@ -266,14 +269,14 @@ class Adoption:
                     serial=device.serial or (stored.serial if stored else ''))
         found = [address for address, key in keys.items()
                  if address != card.address and key.identifies(card)]
-        # of several with its serial number, it is the one at its ports
+        # if several have its serial number, the card at its ports
         at_ports = [address for address in found
                     if card.ports and keys[address].ports == card.ports]
         if not card.serial and (len(at_ports) > 1 or any(
                 self._reports.was_scanned(address)
                 and self._reports.is_present(address)
                 for address in at_ports)):
-            # the kernel shows both: they cannot be distinguished by their ports
+            # the kernel shows both cards: their ports do not distinguish them
             return []
         return at_ports or found
 
@@ -281,7 +284,7 @@ class Adoption:
                ) -> values.Card | None:
         """Return the stored facts about a card.
 
-        :param addresses: of _at(); the caller holds the lock.
+        :param addresses: from _at(); the caller holds the lock.
         """
         for address in addresses:
             there = self._reports.reported(address)
@@ -291,7 +294,8 @@ class Adoption:
                 {index: loaded for (a, index), loaded
                  in self._store.loaded().items() if a == address},
                 self._reports.notes(address).marks)
-        # as the store finds its row: by the serial number, then by the ports
+        # in the same order as the store: by the serial number, then by the
+        # ports
         return min((known for known in self._store.away()
                     if known.key.identifies(card)), default=None,
                    key=lambda known: known.key.serial != card.serial)
@@ -302,7 +306,7 @@ class Adoption:
         if device.serial:
             return False
         for (address, _), loaded in self._store.loaded().items():
-            # cards that are gone are noted before new ones are scanned
+            # absent cards are noted before new ones are scanned
             there = self._reports.reported(address)
             if address != device.address and _is_a_projects(loaded.origin) and (
                     there is None or not self._reports.is_present(address)
@@ -319,11 +323,11 @@ def _carried_along(device: model.Device, known: values.Card | None,
     """Return the known content of the regions of a card that is new at its
     address.
 
-    :param known: what is known of the card.
-    :param may_be_moved: whether it may be one with content of a project.
+    :param known: the known facts about the card.
+    :param may_be_moved: whether the card may carry content of a project.
     """
     if known and device.ports and known.key.ports == device.ports:
-        # no server can change where it is plugged in
+        # a server cannot change the slot of a card
         return dict(known.loaded)
     origins = known.origins if known else {}
     return {region.index: model.Loaded(
@@ -334,11 +338,10 @@ def _carried_along(device: model.Device, known: values.Card | None,
 
 def _earlier_traits(device: model.Device, before: model.Device | None,
                     notes: values.Notes) -> tuple[str, ...]:
-    """Return the traits that devices at an address had before, and that this
-    one does not have.
+    """Return traits that an address had before and its present device lacks.
 
-    Placement still has them: a request for a product or a type of region that
-    is not there any more would get the device.
+    Placement still has them, and would give the device to a request for the
+    earlier product or type of region.
     """
     if before is None:
         return ()
@@ -351,6 +354,5 @@ def _is_a_projects(origin: str | None) -> bool:
 
 
 def _not_the_operators(origin: str | None) -> str | None:
-    """Return an origin other than the operator for content whose source is
-    unknown."""
+    """Return an origin, but None (unknown) in place of the operator."""
     return origin if origin != model.OPERATOR else None

@@ -1,18 +1,19 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""One card, one worker, one time limit.
+"""Call drivers in one worker per card, with a time limit.
 
 Every call of a driver that may block in the kernel goes through Cards. A key
-names what can hang: the address of a device, AttachHandle.key of a handle that
-is not the device itself, or 'driver:<name>' for what concerns no single card.
+names an object at which calls can hang: the address of a device,
+AttachHandle.key of a handle that is not the device itself, or 'driver:<name>'
+for calls about no single card.
 
 A key is in one of three states::
 
-    idle ----call----> running ----limit passed----> hanging
+idle ----call----> running ----limit passed----> hanging
       ^                   |                             |
       +------ended--------+---------------ended---------+
 
-While it hangs no further call of the key begins. Hence a card costs one
-thread, for ever if need be.
+While a key hangs, no further call for it begins. Hence a card costs at most
+one thread.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,30 +30,30 @@ from nova_accel import log as logging
 
 LOG = logging.getLogger(__name__)
 
-#: how many calls of a batch begin at the same time; those that run for longer
-#: than _SLOW_SECONDS are not counted, as they may hang
+#: how many calls of a batch may run at the same time; calls that run for
+#: longer than _SLOW_SECONDS are not counted, because they may hang
 _SIDE_BY_SIDE = 32
 _SLOW_SECONDS = 0.5
 
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """One call that runs, or will run."""
+    """A call that runs, or will run."""
 
     key: str
     what: str
     function: Callable
     seconds: float
-    #: time.monotonic() after which its caller does not wait for it
+    #: time.monotonic() after which its caller stops waiting
     deadline: float
     late: Callable[[], None] | None = None
-    #: whether the limit counts from when it begins
+    #: whether the limit counts from the start of the call
     patient: bool = False
-    #: anything by which the caller of a batch knows it
+    #: the caller's own mark of a call in a batch
     about: Any = None
     began: float | None = None
     ended: bool = False
-    #: why the callers have gone; '' while they have not
+    #: why the callers stopped waiting; '' while they wait
     hangs: str = ''
     result: Any = None
     error: Exception | None = None
@@ -68,9 +69,8 @@ class Cards:
     def __init__(self, hangs: Callable[[str, str], None]
                  = lambda key, why: None,
                  ended: Callable[[str], None] = lambda key: None):
-        """
-        :param hangs: called with a key that begins to hang, and why.
-        :param ended: called with a key whose call ended after it hung.
+        """:param hangs: called with a key that begins to hang, and the reason.
+        :param ended: called with a key whose hanging call has ended.
         """
         self._tell_hangs = hangs
         self._tell_ended = ended
@@ -80,9 +80,10 @@ class Cards:
         self._closed = False
 
     def close(self) -> None:
-        """Let every caller go at once, and none come: the process ends.
+        """Make every caller return at once, and refuse new ones, because the
+        process ends.
 
-        Calls that run go on in the kernel, whatever becomes of the process.
+        Running calls continue in the kernel, whatever becomes of the process.
         """
         with self._changed:
             self._closed = True
@@ -93,16 +94,16 @@ class Cards:
              patient: bool = False):
         """Call function(*args) in a thread, one call at a time for each key.
 
-        :param what: who does what, for errors: 'Programming 0000:3b:00.0'.
+        :param what: the operation, for errors: 'Programming 0000:3b:00.0'.
         :param seconds: for waiting and running together.
-        :param late: called when the call ended without an error after its
-            caller had gone.
-        :param patient: seconds are for running alone. It waits as long as no
-            call before it hangs, each of which has its own limit.
+        :param late: called if the call succeeds after its caller stopped
+            waiting.
+        :param patient: seconds count only while the call runs. Before that it
+            waits for earlier calls, each of which has its own limit.
         :returns: what function returns.
         :raises DeviceTimeout: after seconds, or at once while an earlier call
-            for the key hangs. The call goes on, if it began; its thread stays
-            the only one of the key.
+            for the key hangs. A call that has begun continues, and its thread
+            stays the only one of the key.
         """
         batch = self.batch(seconds)
         batch.add(key, what, function, *args, late=late, patient=patient)
@@ -110,14 +111,17 @@ class Cards:
         return call.outcome()
 
     def batch(self, seconds: float) -> 'Batch':
-        """Return calls for many keys, side by side under one common deadline.
+        """Return a batch of parallel calls for many keys, with one common
+        deadline.
 
-        :param seconds: from now until the caller waits for none of them.
+        :param seconds: from now until the caller stops waiting.
         """
         return Batch(self, seconds)
 
     def hanging(self, key: str) -> str:
-        """Return why calls for the key fail at once, '' when they do not."""
+        """Return the reason why calls for the key fail at once, '' if they do
+        not.
+        """
         with self._changed:
             running = self._running.get(key)
             return running.hangs if running else ''
@@ -165,8 +169,9 @@ class Cards:
                               call.what)
 
     def _give_up(self, call: _Call) -> str:
-        """Return the limit of a running call has passed; returns why its key
-        hangs, to be reported outside of the lock."""
+        """Mark a call as hanging, because its limit has passed; return the
+        reason, which the caller reports outside of the lock.
+        """
         call.hangs = (
             f'{call.what} did not end within {call.seconds:g} s: see what '
             f'keeps the device open, and the kernel log; else reset the card')
@@ -181,7 +186,8 @@ class Cards:
 
 
 class Batch:
-    """Calls for several keys. Iterating yields each call as it ends.
+    """A batch of calls for several keys. Iterating yields each call as it
+    ends.
 
     Calls may be added during the iteration. Calls for the same key run one
     after the other.
@@ -198,15 +204,17 @@ class Batch:
             patient: bool = False) -> None:
         """Add a call, with the parameters of Cards.call().
 
-        :param about: comes back as the field about of what iteration gives.
+        :param about: becomes the field about of the call that iteration
+            yields.
         """
         self._waiting.append(_Call(
             key, what, functools.partial(function, *args), self._seconds,
             self._deadline, late=late, patient=patient, about=about))
 
     def __iter__(self) -> Iterator[_Call]:
-        """Yield each call once it has ended or its limit has passed; outcome()
-        of it returns or raises."""
+        """Yield each call once it has ended or its limit has passed; its
+        outcome() returns or raises.
+        """
         while self._waiting:
             done, hung = self._next()
             for key, why in hung:
@@ -248,8 +256,9 @@ class Batch:
 
     @staticmethod
     def _seen(call: _Call) -> _Call:
-        """Return the result that a caller sees, which a late end does not
-        change."""
+        """Return the result as the caller of the batch gets it. A later end
+        does not change it.
+        """
         if call.hangs:
             return dataclasses.replace(
                 call, error=exception.DeviceTimeout(f'{call.hangs}.'))
@@ -274,7 +283,7 @@ class Batch:
         before = (call if call.began is not None
                   else self._cards._running.get(call.key))
         if before and not before.hangs and now >= before.deadline:
-            # of an earlier call the own caller may not have looked yet
+            # the caller of an earlier call may not have read its result yet
             hung.append((before.key, self._cards._give_up(before)))
         if before is call:
             return
@@ -289,7 +298,7 @@ class Batch:
                    if before else '') + '.', exception.DeviceBusy)
 
     def _until(self, now: float) -> float:
-        """Return the seconds until something has to be examined again."""
+        """Return the seconds until the next call can pass its limit."""
         times = []
         for call in self._waiting:
             before = self._cards._running.get(call.key)

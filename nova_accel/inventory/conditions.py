@@ -40,11 +40,11 @@ LOG = logging.getLogger(__name__)
 _State = signals.State
 Kind = holds.Kind
 _RECOVERY_FAILED = 'recovery_failed'
-#: what the kernel says -> signal; what begins with the second of two lines of
-#: WEDGED names what may help (drm-uapi.rst of Linux 6.15)
+#: text of a kernel message -> signal; the words after the second of the two
+#: texts of WEDGED name a remedy (drm-uapi.rst of Linux 6.15)
 _EVENTS = (('ERROR_EVENT=FAILED_RECOVERY', _RECOVERY_FAILED),
            ('WEDGED=', 'wedged'))
-#: holds that say that a device is not well
+#: holds because a device is unhealthy
 _OF_DEVICE = frozenset((Kind.SCAN_FAILED, Kind.HANGS, Kind.UNHEALTHY,
                         Kind.DEFECTIVE))
 
@@ -53,10 +53,10 @@ class Condition(typing.NamedTuple):
     """The health of a device and its reasons."""
 
     state: signals.State
-    #: clauses, the worst first; '' for nothing
+    #: clauses, the worst first; '' without findings
     reason: str
-    #: the state that the device itself causes, from findings that are acted
-    #: upon: OK, SUSPECT, QUARANTINED or GONE
+    #: the state from findings that are acted upon: OK, SUSPECT, QUARANTINED or
+    #: GONE
     for_owner: signals.State
     #: the worst first
     findings: tuple[watch.Finding, ...] = ()
@@ -89,7 +89,7 @@ class Conditions:
     def note(self, change: host_kernel.Change, kernel) -> bool:
         """Count an event of the kernel in the next round.
 
-        :returns: whether it is about one of the devices.
+        :returns: whether the event concerns one of the devices.
         """
         if not change.said or signals.is_off():
             return False
@@ -109,9 +109,10 @@ class Conditions:
 
     @contextlib.contextmanager
     def drilled(self, address: str) -> Iterator[None]:
-        """Add the signal "drill" to the readings of a device meanwhile.
+        """Add the signal "drill" to the readings of a device inside the
+        context.
 
-        :raises DeviceUnavailable: another drill of it is under way.
+        :raises DeviceUnavailable: another drill of it is in progress.
         """
         with self._lock:
             if address in self._drilled:
@@ -128,8 +129,8 @@ class Conditions:
     def pause(self, servers: Mapping[str, frozenset[str]]) -> bool:
         """Add the signal "guest_paused" to the readings of these devices.
 
-        :param servers: address of a device -> servers that have it, or a part
-            of it, and whose guests QEMU has paused.
+        :param servers: address of a device -> servers with the device or a
+            part of it, whose guests QEMU has paused.
         :returns: whether that differs from the last call.
         """
         with self._lock:
@@ -155,7 +156,7 @@ class Conditions:
     def restart_counters(self, address: str, is_reset: bool = True) -> None:
         """See watch.Watch.restart_counters().
 
-        That of the other functions of the slot restart as well, see
+        Counters of the other functions of the slot restart as well, see
         watch.Card.slot_held.
         """
         with self._lock:
@@ -227,8 +228,8 @@ class Conditions:
                            if f.signal != signals.PAUSED]
                 if suspect:
                     suspects[address] = '; '.join(suspect)
-            # between_servers() or a process before this one may have known more
-            # than what was read now
+            # between_servers() or an earlier process may have found more than
+            # the present reading shows
             unhealthy |= {address for address in cards
                           if not self._watch.is_current(address)
                           and Kind.UNHEALTHY in self._table.kinds(address)}
@@ -259,7 +260,7 @@ class Conditions:
         """Add the signals of nova_accel to the readings of a device."""
         reported = self._table.reports.reported(address)
         if reported and reported.failed:
-            # a device that has failed may have no other readings
+            # a failed device may have no other readings
             readings = (*(readings or ()), signals.Reading('failed'))
         if readings is not None and address in self._drilled:
             readings = (*readings, signals.Reading(signals.DRILL))
@@ -272,12 +273,12 @@ class Conditions:
         return readings
 
     def is_drilled(self, address: str) -> bool:
-        """See drilled()."""
+        """Return whether a drill of a device is in progress."""
         with self._lock:
             return address in self._drilled
 
     def mark(self, address: str, signal: str, is_so: bool = True) -> None:
-        """Store a mark on a device for the next rounds.
+        """Store or remove a mark of a device for the next rounds.
 
         :param signal: one of signals.MARKS.
         """
@@ -285,7 +286,7 @@ class Conditions:
             self._table.reports.set_mark(address, signal, is_so)
 
     def _log_findings(self, address, findings) -> None:
-        # the number of a counter changes, while the finding stays
+        # the number of a counter changes while the finding stays
         now = {(f.signal, f.about): f for f in findings}
         for key, finding in now.items():
             if not self._once.has((address, key)):
@@ -300,7 +301,7 @@ class Conditions:
 
     def _disable(self, address: str, found: Mapping[str, model.Device],
                  findings: list[watch.Finding]) -> None:
-        """Disable a device because of findings that do not go away."""
+        """Disable a device because of findings that do not end."""
         if not findings:
             return
         try:
@@ -322,7 +323,7 @@ class Conditions:
         self._watch.acknowledge(address, findings)
 
     def _held_whole(self) -> set[str]:
-        """Return the devices that servers have whole."""
+        """Return the devices that servers have as a whole."""
         return {claim.device_address for claim in self._store.claims()
                 if claim.device_address in claim.handle.addresses}
 

@@ -26,7 +26,7 @@ class Configuration:
         self._rules = device_rules
 
     def check(self) -> None:
-        """Log rules without effect; at start, after the first scan.
+        """Log rules without effect. Called at start, after the first scan.
 
         :raises ConfigurationError: see without_effect().
         """
@@ -38,7 +38,7 @@ class Configuration:
         effect.
 
         :raises ConfigurationError: two drivers find the same device, one of
-            Nova's options has it as well, or an option cannot be read.
+            Nova's options names it as well, or an option cannot be read.
         """
         self._check_owners()
         return [*self._missing_members(),
@@ -97,7 +97,7 @@ class Configuration:
     # Device sets
 
     def _missing_members(self) -> Iterator[str]:
-        """Yield a sentence for each device of a set that is not there.
+        """Yield a sentence for each absent device of a set.
 
         :raises ConfigurationError: a set can never be given to a server.
         """
@@ -126,7 +126,8 @@ class Configuration:
         """Return why a device cannot be in a set, a clause; '' if it can."""
         driver = self._drivers.get(device.driver)
         if driver is None or device.regions or device.creatable or not (
-                # the one VF of a GPU may be all of it, as with AMD's gim
+                # the only VF of a GPU may be the whole GPU, for example with
+                # AMD's gim
                 driver.POOLED or device.handles):
             return f'is of the driver {device.driver}'
         if len(device.handles) > 1:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What the regions of FPGAs carry.
+"""Keep the content of the regions of FPGAs.
 
 ===================  ============================  ===========================
 content of a region  comes by                      goes by
@@ -50,7 +50,7 @@ class Contents:
         self._reports = reports
         self._store = store
         self._programming: set[Key] = set()
-        #: regions that are being cleaned, as they were before
+        #: regions that are being cleaned, with their earlier content
         self._returning: dict[Key, model.Region] = {}
 
     def with_content(self, address: str, region: model.Region,
@@ -81,7 +81,7 @@ class Contents:
     def content_of(self, address: str, index: int, image_id: str) -> str:
         """Return the recorded hash of the last image of a region.
 
-        :returns: '' if that was another image than the given one, or none.
+        :returns: '' if the last image was another one, or none.
         """
         loaded = self._store.loaded().get((address, index))
         return (loaded.content or '' if loaded
@@ -90,7 +90,8 @@ class Contents:
     def is_unknown(self, address: str, index: int | None) -> bool:
         """Return whether the content of a region is unknown.
 
-        It is while a programming hangs, and after one whose end was not seen.
+        The content is unknown while a programming hangs, and after one whose
+        end was not seen.
         """
         return index is not None and self._store.loaded().get(
             (address, index), model.AS_READ).content is None
@@ -111,14 +112,14 @@ class Contents:
             return any(a == address for a, _ in self._programming)
 
     def begin(self, address: str, index: int, origin: str | None) -> None:
-        """Mark the content of a region as unknown, durably, before the
-        hardware is touched.
+        """Mark the content of a region as unknown in the store before it is
+        programmed.
 
         The origin is a project's, if the old or the new content is. Scans of
         the card are discarded until programmed() or
         Inventory.programming_failed().
 
-        :param origin: of the image; None: Glance does not say whose it is.
+        :param origin: of the image; None: Glance does not name its owner.
         :raises IllegalTransition: the region is being programmed already.
         :raises DeviceUnavailable: the region is not on this host.
         :raises AcceleratorsUnavailable: the store cannot be written; nothing
@@ -142,11 +143,11 @@ class Contents:
 
     def programmed(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
-        """Note durably the content that was programmed and read back.
+        """Store the content of a region that was programmed and read back.
 
         :raises IllegalTransition: the region is not being programmed.
         :raises AcceleratorsUnavailable: the store cannot be written; the
-            region ends as unknown.
+            content of the region is unknown.
         """
         with self._reports.writing:
             self._ends((address, index))
@@ -157,13 +158,16 @@ class Contents:
         self._reports.save()
 
     def ended(self, address: str, index: int, report: bool) -> None:
-        """See Inventory.programming_failed()."""
+        """End a programming that did not succeed; see
+        Inventory.programming_failed().
+        """
         origin = self._ends((address, index))
         if report:
             self.forget(address, index, origin)
 
     def _ends(self, key: Key) -> str | None:
-        """Return the origin of the content while nothing else is known."""
+        """Return the origin of the content as long as nothing else is known.
+        """
         with self._reports.lock:
             if key not in self._programming:
                 raise exception.IllegalTransition(
@@ -178,9 +182,9 @@ class Contents:
         """Show the last content of a region while it is cleaned.
 
         Content of the operator stays or is programmed again. Providers show
-        it, so Placement sends servers there, which wait. Content of another
-        origin is not shown. After a crash the region is shown as its driver
-        reads it.
+        it, so Placement chooses the region for servers, which wait. Content of
+        another origin is not shown. After a crash the region is shown as its
+        driver reads it.
         """
         key = (address, index)
         with self._reports.lock:
@@ -208,7 +212,7 @@ class Contents:
 
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
-        """Note durably the content of a region that was not programmed now.
+        """Store the content of a region that was not programmed now.
 
         For example, its image has another name in Glance.
 
@@ -233,18 +237,17 @@ class Contents:
         The next scan reads the content; call scan(addresses=[address]) once
         the guest has released the card.
 
-        :param origin: noted durably: the project of the guest's server; None
-            if it is not known; model.OPERATOR as if nothing had ever been
-            programmed.
-        :raises IllegalTransition: it is being programmed.
+        :param origin: stored: the project of the guest's server; None if
+            unknown; model.OPERATOR as for a region that was never programmed.
+        :raises IllegalTransition: the region is being programmed.
         """
         self.set_loaded(
             address, index, model.Loaded(None, None, None, '', origin))
 
     def note_open(self, device: model.Device) -> bool:
-        """Note durably that servers could reprogram regions of a device.
+        """Store that servers could reprogram regions of a device.
 
-        The content of these regions is their projects' from now on.
+        From now on the content of these regions counts as their projects'.
 
         :param device: as its driver has just found it.
         :returns: whether the origin of a region has changed.
@@ -272,6 +275,7 @@ class Contents:
         if device is None:
             self._reports.changed()
             return
-        # for drivers that cannot read the function: the last one counts
+        # for drivers that cannot read the function: the last programmed one
+        # counts
         self._reports.put(device.with_region(
             key[1], function_uuid=loaded.function_uuid))

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The state of the devices: what drivers report, and why devices are withheld.
+"""Keep the state of the devices: reports of drivers, and holds.
 
 The table has five parts. They share one lock (Reports.lock), and each has its
 own data and a table of its transitions:
@@ -37,24 +37,24 @@ _OWNER_UNKNOWN = (
     'its log')
 _RETURNED = ('it may contain data of a server that is gone, and is cleaned '
              'first')
-# without the reason of the operator, because owners of servers read it
+# without the operator's reason, because owners of servers read it
 _DISABLED = 'the operator has disabled it'
 _DEFECTIVE = 'nova-compute has disabled it'
 
 
 class _Now(typing.NamedTuple):
-    """What follows from the parts and the store."""
+    """The facts derived from the five parts and the store."""
 
     #: the generations of the table and of the store
     made_of: tuple[int, int] | None = None
     devices: dict[str, model.Device] = {}
     holds_of: dict[str, tuple[holds.Hold, ...]] = {}
-    #: identity.places() and identity.disabled() of these devices
+    #: identity.places() and identity.disabled() for these devices
     places: dict[str, tuple[identity.Where, model.Device]] = {}
     disabled: dict[str, tuple[values.Disabled, ...]] = {}
-    #: handles that servers have, or that are released after them
+    #: handles that servers have, or that are being released
     claimed: frozenset[model.AttachHandle] = frozenset()
-    #: addresses of the devices of those claims
+    #: addresses of the devices of these claims
     claimed_devices: frozenset[str] = frozenset()
 
 
@@ -76,7 +76,7 @@ class DeviceTable:
 
     @property
     def generation(self) -> int:
-        """Another number whenever snapshot() would have changed."""
+        """Return another number whenever snapshot() would have changed."""
         return self.reports.generation
 
     def snapshot(self) -> dict[str, model.Device]:
@@ -181,8 +181,9 @@ class DeviceTable:
 
     def _whose(self, device: model.Device, misplaced: str | None,
                claimed: frozenset[str]) -> Iterator[holds.Hold]:
-        """Yield the hold of a device that may have data of a server, or has
-        data of others: the first of these kinds that applies."""
+        """Yield the hold of a device that may contain data of a server, or
+        contains data of others. Only the first kind that applies is yielded.
+        """
         rows = [row for row in self._store.unsettled() if row.means(device)]
         if misplaced:
             yield holds.Hold(Kind.MISPLACED, device.address, misplaced)

@@ -1,9 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Examine one card, in the worker of that card.
+"""Examine a card, in the worker of the card.
 
-The driver reads the card. What nova_accel itself knows is added: the serial
-number, the operator's rules, the hand-over policy, and whether one of Nova's
-own options has the device as well.
+The driver reads the card. nova_accel adds the serial number, the operator's
+rules, the hand-over policy, and conflicts with Nova's own options.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -42,13 +41,14 @@ class Examined(typing.NamedTuple):
     state: Hashable
     #: None if the driver does not find it, or the operator excludes it
     device: model.Device | None
-    #: which of Nova's own options has the device as well, a clause; '' if none
+    #: which of Nova's own options names the device as well, a clause; '' if
+    #: none
     conflict: str
-    #: whether nova-compute has yet to set the device up: each look examines it
-    #: again
+    #: whether nova-compute still has to set the device up: each look examines
+    #: it again
     awaits_set_up: bool = False
-    #: without a device: what of nova.conf is the reason, a clause; '' if it is
-    #: gone
+    #: if device is None: the option of nova.conf that is the reason, a clause;
+    #: '' if the device is gone
     left_out: str = ''
 
 
@@ -58,9 +58,8 @@ class Examiner:
                  device_rules: rules.DeviceRules, users: device_users.Users,
                  taken_elsewhere: Callable[[model.Device], str],
                  reads_serials: bool):
-        """
-        :param taken_elsewhere: see Inventory.
-        :param reads_serials: False without the privileges for it.
+        """:param taken_elsewhere: see Inventory.
+        :param reads_serials: False if the privileges are missing.
         """
         self._drivers = drivers
         self._reports = table.reports
@@ -90,7 +89,7 @@ class Examiner:
         if device is not None and address not in base.whole_cards() and (
                 contract.confines(type(driver))
                 and self._contents.note_open(device)):
-            # the regions that a guest can reprogram have another origin now
+            # regions that a guest can reprogram have another origin now
             ticket = self._reports.ticket()
             before, device = self._read(name, address, serial, ports)
         if device is not None:
@@ -121,8 +120,8 @@ class Examiner:
     def _set_up(self, name: str, address: str) -> str:
         """Configure a card, unless a server or a process uses it.
 
-        :returns: why it cannot be set up, a clause; '' if it is or is not
-            tried.
+        :returns: why the card cannot be set up, a clause; '' if it was set up
+            or not tried.
         """
         driver = self._drivers[name]
         if (name in self.configured and contract.sets_up(type(driver))
@@ -135,7 +134,8 @@ class Examiner:
 
     def _read(self, name: str, address: str, serial: str | None, ports: str,
               ) -> tuple[model.Device | None, model.Device | None]:
-        """Return the last report of a driver about a card, and a new one."""
+        """Read a card by its driver; return the last report and the new one.
+        """
         before = self._reports.reported(address)
         if before and before.driver != name:
             before = None
@@ -146,9 +146,9 @@ class Examiner:
     def _serial(self, name: str, address: str) -> str | None:
         """Return the serial number of a device.
 
-        It is read once for each card: when a device appears in its slot.
+        The number is read once, when a device appears in its slot.
 
-        :returns: None if it cannot be read now.
+        :returns: None if the number cannot be read now.
         """
         serial = self._state.serial(address)
         if serial is None and self._reads_serials:
@@ -168,8 +168,9 @@ class Examiner:
     def _with_own_record(self, before: model.Device | None,
                          serial: str | None, ports: str,
                          ) -> model.Device | None:
-        """Return the last report of an address with the record of the card
-        that is there now. That card may have come from another address."""
+        """Return the last report of an address with the record of the present
+        card, which may have come from another address.
+        """
         if before is None or (before.serial == serial if serial
                               else before.ports == ports):
             return before
@@ -181,14 +182,17 @@ class Examiner:
 
     def _compared_with_nova(self, device: model.Device,
                             ) -> tuple[model.Device, str]:
-        """Return the device, quarantined if one of Nova's options has another
-        function of its slot, and the conflict if one has the device itself."""
+        """Return the device, quarantined if one of Nova's options names
+        another function of its slot; and the conflict, if one names the device
+        itself.
+        """
         conflict = self._conflict(dataclasses.replace(device, company=()))
         if conflict or not device.company:
             return device, conflict
         of_slot = self._conflict(device)
         if of_slot:
-            # nova-compute does not start with a conflict; with this it does
+            # nova-compute refuses to start with the first conflict, but not
+            # with the second
             device = dataclasses.replace(
                 device, health=model.Health.QUARANTINED,
                 reason=f'{of_slot}, and goes with it as a function of the '
@@ -205,13 +209,13 @@ class Examiner:
 
 
 def _with_policy(device: model.Device) -> model.Device:
-    """Return the device with the trait or the quarantine that follow from the
-    hand-over policy "operator".
+    """Return the device with the trait or the quarantine of the hand-over
+    policy "operator".
 
     :raises ConfigurationError: [accel] handover cannot be read.
     """
     if naming.ONE_TIME_USE in device.traits:
-        # a device that is not well has the traits of its last report
+        # an unhealthy device keeps the traits of its last report
         device = dataclasses.replace(device, traits=tuple(
             t for t in device.traits if t != naming.ONE_TIME_USE))
     if not any(handover.policy(device, address) is handover.Policy.OPERATOR

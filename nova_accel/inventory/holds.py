@@ -80,7 +80,7 @@ from nova_accel.store import values
 
 
 class Scope(enum.Enum):
-    """What a hold applies to."""
+    """The objects to which a hold applies."""
 
     CARD = 'card'
     PART = 'part'
@@ -88,7 +88,7 @@ class Scope(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """Why a handle is withheld; see the table of the module."""
+    """The reason why a handle is withheld; see the table of the module."""
 
     def __new__(cls, name: str, *_args):
         kind = object.__new__(cls)
@@ -97,7 +97,7 @@ class Kind(enum.Enum):
 
     def __init__(self, _name: str, scope: Scope, is_durable: bool,
                  lifted_by: str):
-        #: the narrowest scope that holds of this kind have
+        #: the narrowest scope of holds of this kind
         self.scope = scope
         #: whether it survives a restart of nova-compute
         self.is_durable = is_durable
@@ -141,7 +141,7 @@ class Kind(enum.Enum):
 
     @property
     def withholds(self) -> bool:
-        """Whether Placement counts the handle out."""
+        """Return whether Placement does not count the handle."""
         return self not in (Kind.CLEANING, Kind.SUSPECT)
 
 
@@ -159,14 +159,15 @@ class Hold:
     region: int | None = None
     #: None for all handles of the card or of the region
     handle: model.AttachHandle | None = None
-    #: UTC, as 2026-11-22T02:17:43+00:00; '' if it is not known. It is for
-    #: people: two holds that differ in nothing else are alike
+    #: UTC, as 2026-11-22T02:17:43+00:00; '' if unknown. It is for people: two
+    #: holds that differ only in this are equal
     since: str = dataclasses.field(default='', compare=False)
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """All but the reason and the start, which may change while it
-        lasts."""
+        """Return all fields but the reason and the start, which may change
+        while the hold lasts.
+        """
         return self.kind, self.device, self.region, self.handle
 
     @property
@@ -180,7 +181,7 @@ class Hold:
         """Return whether a part, or a handle of it, has this hold.
 
         :param part: as Claim.part.
-        :param handle: None: whether all handles of the part have it.
+        :param handle: None asks whether all handles of the part have the hold.
         """
         device, region = part
         return (self.device == device and self.region in (None, region)
@@ -209,5 +210,5 @@ def reasons(found: Iterable[Hold]) -> str:
 
 
 def described(found: Iterable[Hold]) -> str:
-    """Return holds for a table: kinds, start times and reasons."""
+    """Return the kinds, start times and reasons of holds, for a table."""
     return '; '.join(dict.fromkeys(map(str, found)))

@@ -2,9 +2,8 @@
 """Match claims, and what an operator names, to cards.
 
 A claim remembers the serial number of its device and the path of ports to it
-(host.pci.ports), because a PCI address is a number of this boot: the next one
-may number the buses otherwise, as after a card was added, and people exchange
-cards.
+(host.pci.ports), because PCI addresses may change: a boot may number the buses
+differently, for example after a card was added, and people exchange cards.
 
 ========================== ================= ===============================
 at the claim's address     the card of the   where it is
@@ -27,9 +26,9 @@ compared by the ids of vendor and device, and by those of the subsystem if both
 are known. Attach.following moves claims that are MOVED to the present address
 of their card.
 
-A row of a disabled device (values.Disabled) goes by the same table; where that
-is EXCHANGED, every device with the serial number is disabled. A device whose
-serial number a server can change is disabled by its address as well
+The same table applies to a row of a disabled device (values.Disabled); if the
+result is EXCHANGED, every device with the serial number is disabled. A device
+whose serial number a server can change is disabled by its address as well
 (model.Device.is_of). Pure: no I/O, no state.
 """
 
@@ -45,9 +44,9 @@ from nova_accel.store import values
 
 class Where(enum.Enum):
     HERE = 'here'
-    #: at another address
+    #: its card is at another address
     MOVED = 'moved'
-    #: not found, and another card is at its address
+    #: its card is not found, and another card is at its address
     EXCHANGED = 'exchanged'
 
 
@@ -55,7 +54,7 @@ def serial_for_claim(address: str, devices: Mapping[str, model.Device],
                      gone: Collection[str]) -> str:
     """Return the serial number of a device if no other device has it.
 
-    :returns: '' when it is not known, or is not the only one on this host.
+    :returns: '' if the number is unknown, or not unique on this host.
     """
     serial = devices[address].serial
     return '' if _others(address, serial, devices, gone) else serial
@@ -68,9 +67,9 @@ def whereabouts(claim: model.Claim | values.Disabled,
     """Find the card of a claim.
 
     :param claim: or a row of a disabled device.
-    :param gone: addresses of devices that are not there now.
-    :returns: where it is, and the device there: for EXCHANGED the other card,
-        for HERE None when nothing is known of the address.
+    :param gone: addresses of absent devices.
+    :returns: the place, and the device there: for EXCHANGED the other card,
+        for HERE None if nothing is known about the address.
     """
     here = devices.get(claim.device_address)
     present = None if claim.device_address in gone else here
@@ -107,10 +106,10 @@ def _others(address, serial, devices, gone):
 def disabled(devices: Mapping[str, model.Device],
              rows: Iterable[values.Disabled], gone: Collection[str] = (),
              ) -> dict[str, tuple[values.Disabled, ...]]:
-    """Find the devices that no other server may get, because of the operator.
+    """Find the devices that the operator has disabled.
 
     :param rows: of the store.
-    :returns: address now -> the rows that are about it.
+    :returns: present address -> the rows about the device.
     """
     found: dict[str, tuple[values.Disabled, ...]] = {}
     for row in rows:
@@ -119,7 +118,7 @@ def disabled(devices: Mapping[str, model.Device],
             _others(row.device_address, row.serial, devices, gone))
         here = devices.get(row.device_address)
         if here and here.is_of(row.card):
-            # a server may have made it look like another card
+            # a server may have disguised it as another card
             there.append(here)
         for address in {device.address for device in there}:
             found[address] = (*found.get(address, ()), row)
@@ -129,9 +128,9 @@ def disabled(devices: Mapping[str, model.Device],
 def trouble(claim: model.Claim, where: Where, device: model.Device | None,
             stays: str = '') -> str:
     """Return why a server cannot use the device at the address of its claim,
-    as the last part of a sentence; '' if it can.
+    as the last part of a sentence; '' if the server can use it.
 
-    :param where: and device: see whereabouts().
+    :param where: see whereabouts(), also for device.
     :param stays: why the claim does not follow its card, see attach.following.
     """
     if where is Where.MOVED:
@@ -179,11 +178,11 @@ def places(claims: Iterable[model.Claim],
 def misplaced(claims: Iterable[model.Claim],
               moved: Mapping[str, tuple[Where, model.Device]],
               ) -> dict[str, str]:
-    """Find the devices that no server may get, because a claim is about
-    another card at their address, or about them at another address.
+    """Find the devices that are withheld because a claim is for another card
+    at their address, or for them at another address.
 
     :param moved: places() of the claims.
-    :returns: address -> why, a clause.
+    :returns: address -> the reason, a clause.
     """
     found = {}
     for claim in claims:
@@ -204,16 +203,17 @@ def misplaced(claims: Iterable[model.Claim],
     return found
 
 
-# What operators call devices
+# Names of devices that operators use
 
 
 def named(name: str, devices: Mapping[str, model.Device]) -> str:
     """Return the address of the device that an operator means.
 
     :param name: address, serial number, or name of the resource provider.
-    :raises DeviceUnavailable: none, several, or only a part of one.
+    :raises DeviceUnavailable: the name denotes no device, several, or a part
+        of one.
     """
-    # of a provider what comes after the name of its node
+    # the name of a provider begins with the name of its node
     part = pci.from_lspci(name.rpartition('_accel_')[2])
     if part in devices:
         return part
@@ -255,8 +255,8 @@ def part(name: str, devices: Mapping[str, model.Device],
          ) -> tuple[model.Device, model.Region | None]:
     """Return the device, and the region if any, that a name denotes.
 
-    :param name: address of a device, or with the region: as 0000:5e:00.0 and
-        0000:5e:00.0_region1.
+    :param name: address of a device, or with a region: for example
+        0000:5e:00.0 or 0000:5e:00.0_region1.
     :raises DeviceUnavailable: the host does not have it.
     """
     for device in devices.values():

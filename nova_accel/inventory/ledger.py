@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Keep the operator's ``reserved`` of each inventory in Placement.
 
-``reserved`` belongs to the operator. What no server may get is not in
-``total``; only if nothing of an inventory is fit, nova_accel reserves all of
-it. In that case, and if the operator reserves more than there is, the ledger
-keeps the operator's number beside the value that nova_accel wrote:
+``reserved`` belongs to the operator. Handles that no server may get are not in
+``total``. If an inventory has no fit handle, nova_accel reserves all of it. In
+this case, and if the operator reserves more than the total, the ledger keeps
+the operator's number and the value that nova_accel wrote:
 
 ==========================  ================================================
 Placement has               what the operator reserves
@@ -50,28 +50,28 @@ def balance(row: values.Reserved | None, found: Found | None, total: int,
     """Return ``reserved`` of an inventory, and its row in the ledger. Pure.
 
     :param found: None if Placement has no such inventory.
-    :param full: whether nothing of the inventory is fit.
-    :param room: the most that may be reserved, because the rest will be
-        allocated by the same request.
+    :param full: whether the inventory has no fit handle.
+    :param room: the maximum that may be reserved, because the same request
+        allocates the rest.
     :returns: None in place of a row if none is needed.
     """
     number = operators(row, found)
     value = min(total if full else number, total,
                 total if room is None else room)
-    # an inventory that Placement did not have is there only with our value
+    # if Placement did not have the inventory, nova_accel wrote the value
     before = found.reserved if found and found.reserved != value else None
     needed = (full or value != number or before is not None
               or (bool(number) if found is None else
-                  # without its row, the value would count as nova_accel's
+                  # without a row, the value would count as nova_accel's
                   row is not None and found.marked))
     return value, values.Reserved(number, value, before) if needed else None
 
 
 def confirmed(row: values.Reserved, found: Found) -> values.Reserved | None:
-    """Return a row after Placement has accepted its value, None if it is not
-    needed any more.
+    """Return a row after Placement has accepted its value, None if the row is
+    no longer needed.
 
-    :param found: what Placement has then.
+    :param found: the inventory that Placement has then.
     """
     needed = (found.marked or row.value != row.operators
               or row.value == found.total)
@@ -79,8 +79,9 @@ def confirmed(row: values.Reserved, found: Found) -> values.Reserved | None:
 
 
 def released(row: values.Reserved | None, found: Found | None) -> int:
-    """Return how many handles the operator has released by lowering reserved,
-    of an inventory whose handles all wait for that."""
+    """Return how many handles the operator has released by lowering
+    ``reserved`` of an inventory with waiting handles only.
+    """
     if (row is None or row.before is not None or row.value < row.operators
             or found is None or found.marked):
         return 0
@@ -88,7 +89,7 @@ def released(row: values.Reserved | None, found: Found | None) -> int:
 
 
 def operators(row: values.Reserved | None, found: Found | None) -> int:
-    """Return how many the operator reserves of an inventory."""
+    """Return the amount that the operator reserves of an inventory."""
     if found is None:
         return row.operators if row else 0
     if row is None:
@@ -101,7 +102,7 @@ def operators(row: values.Reserved | None, found: Found | None) -> int:
 
 
 class Ledger:
-    """The rows, in the store and in memory; nothing else writes them.
+    """The rows, in the store and in memory. No other class writes them.
 
     Not thread-safe: see tree.Tree.
     """
@@ -131,7 +132,7 @@ class Ledger:
               returned: Iterable[model.Claim] = ()) -> None:
         """Write changed rows of the ledger, all or none.
 
-        :param rows: None: the inventory needs none.
+        :param rows: None: the inventory needs no row.
         :param returned: handles that the operator has released.
         :raises AcceleratorsUnavailable: nothing is written.
         """

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What is withheld now and since when, in the claim store for commands.
+"""List the present holds in the claim store, for commands.
 
-Some holds are known to the running nova-compute only, for example what a guest
-has without a claim. Each report to Placement writes all of them into the store.
-nova-accel discover and claims read them there; nova-compute reads them once, at
-its start, for the times at which they began.
+Some holds are known only to the running nova-compute, for example devices in
+guests without a claim. Each report to Placement writes all of them into the
+store. nova-accel discover and claims read them there; nova-compute reads them
+once, at its start, for the times at which they began.
 """
 
 from collections.abc import Iterable
@@ -30,10 +30,10 @@ class Listing:
         self._once = logging.Once()
 
     def write(self, found: Iterable[holds.Hold]) -> None:
-        """Write which holds apply now.
+        """Write the holds that apply now.
 
-        A hold without a start time began when this is called first with it. An
-        error is logged once, and the next call tries again.
+        A hold without a start time begins at the first call with it. An error
+        is logged once, and the next call retries.
         """
         before = {_key(row): row.since for row in self._written}
         now = text.now()

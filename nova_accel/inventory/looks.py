@@ -40,8 +40,7 @@ from nova_accel import model
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
-#: subsystems of the kernel whose devices drivers look for; '' when events were
-#: missed
+#: kernel subsystems of the devices that drivers find; '' if events were missed
 _WATCHED = frozenset(('', 'pci', 'mdev', 'fpga_region', 'ptp'))
 #: looks and glances in each [accel] discovery_interval: with its default, one
 #: each 15 s
@@ -184,8 +183,8 @@ class Looks:
     def _to_read(self, addresses: set[str]) -> Iterator[model.Device]:
         """Yield the devices whose state must be read.
 
-        :param addresses: of cards that are scanned in any case; receives those
-            whose last scan failed.
+        :param addresses: of cards to scan; cards whose last scan failed are
+            added.
         """
         for address, device in self._table.snapshot().items():
             if holds.Kind.SCAN_FAILED in self._table.kinds(address):
@@ -211,14 +210,14 @@ class Looks:
                       readings: dict) -> None:
         """Add a card to those that are scanned if its state has changed.
 
-        :param readings: receives what it reports of its health.
+        :param readings: receives its health readings.
         """
         try:
             state, readings[address] = call.outcome()
             if not self._state.is_state(address, state):
                 addresses.add(address)
         except (exception.DeviceBusy, exception.DeviceTimeout):
-            # inventory.cards withholds one that hangs
+            # inventory.cards withholds a card that hangs
             return
         except Exception:
             addresses.add(address)
@@ -274,7 +273,7 @@ class Looks:
         :param after: what to start after each look.
         """
         self._after = after
-        # the scan has just seen all
+        # the first scan has just read everything
         self.background.postpone()
         limited.start(self._listen, kernel)
         limited.start(self._poll)
@@ -294,7 +293,8 @@ class Looks:
                         self.background.start()
                 elif (self._health.note(change, kernel) if change.said
                       else change.subsystem in _WATCHED):
-                    # several follow each other, such as those of VFs
+                    # several events follow each other, for example those of
+                    # VFs
                     is_changed = True
                     if change.subsystem == 'pci':
                         self._state.forget_card(change.function)

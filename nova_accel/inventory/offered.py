@@ -22,23 +22,24 @@ class Offered:
                  store: claim_store.ClaimStore):
         self._table = table
         self._store = store
-        #: UUIDs of claims without an allocation in Placement, which would give
-        #: their devices to others: now() withholds them
+        #: UUIDs of claims without an allocation in Placement, which could
+        #: allocate their devices to others: now() withholds them
         self.unallocated: frozenset[str] = frozenset()
         # guards what follows
         self._lock = locks.Lock('inventory')
-        #: what the last result was made of, and this result
+        #: the inputs of the last result, and the result
         self._made: tuple[tuple | None, offers.Offers] = (
             None, offers.Offers({}, (), ()))
         self._once = logging.Once()
 
     def now(self, ends: Collection[str] = (),
             moved: Iterable[model.Claim] = ()) -> offers.Offers:
-        """Return the handles that servers can get, and why they cannot get the
+        """Return which handles servers can get, and the reasons for the
         others.
 
-        :param ends: UUIDs of claims that end soon: without them.
-        :param moved: claims as they will be, in place of those of the store.
+        :param ends: UUIDs of claims that end soon, which are ignored.
+        :param moved: future versions of claims, used in place of those in the
+            store.
         """
         moving = {claim.uuid: claim for claim in moved}
         if ends or moving:
@@ -46,7 +47,7 @@ class Offered:
                 moving.get(claim.uuid, claim)
                 for claim in self._store.all_claims()
                 if claim.uuid not in ends])
-        # read first: a later change computes it again
+        # read first, so a later change causes another computation
         made_of = (self._store.generation, self._table.generation,
                    self.unallocated)
         with self._lock:

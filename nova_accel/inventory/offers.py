@@ -12,7 +12,7 @@ WITHHELD   no server has it, and a hold keeps it from all
 =========  ===================================================================
 
 Nothing else decides that. Placement's inventories, the choice at a build, the
-commands of the operator and what they print read the result.
+commands of the operator read the result.
 
 of_claims(), of_unclean(), of_groups() and of_sets() compute the holds that
 follow from claims, from policies and from other devices; the device table has
@@ -49,37 +49,42 @@ class State(enum.Enum):
 
 
 class Offer(typing.NamedTuple):
-    """One handle, and whether a server can get it."""
+    """A handle, and whether a server can get it."""
 
     #: as Claim.part
     part: Part
-    #: None if it is not on this host any more
+    #: None if the driver does not report it any more
     device: model.Device | None
     handle: model.AttachHandle
     state: State
-    #: of its card, its part and itself, also those that withhold nothing
+    #: of its card, its part and itself, including those that do not withhold
     all_holds: tuple[holds.Hold, ...] = ()
-    #: of the server that has it, or that had it last
+    #: of the server that has it, or had it last
     claim: model.Claim | None = None
     #: whether the driver reports it now
     is_shown: bool = True
 
     @property
     def counts(self) -> bool:
-        """Whether Placement counts the handle: it is free, allocated, or
-        becomes free when its region is clean."""
+        """Return whether Placement counts the handle: it is free, allocated,
+        or becomes free when its region is clean.
+        """
         return self.state is not State.WITHHELD and not any(
             hold.handle and hold.kind.withholds for hold in self.all_holds)
 
     @property
     def is_fit(self) -> bool:
-        """Whether it counts, and no hold applies to its card or part."""
+        """Return whether the handle counts, and no hold applies to its card or
+        part.
+        """
         return self.counts and not any(
             hold.kind.withholds for hold in self.all_holds)
 
     @property
     def is_used(self) -> bool:
-        """Whether a server has the handle, or cleaning after one failed."""
+        """Return whether a server has the handle, or its cleaning after a
+        server failed.
+        """
         return self.state is State.HELD or self.has(Kind.NOT_CLEANED)
 
     def has(self, kind: holds.Kind) -> bool:
@@ -106,7 +111,7 @@ class Offers:
         self._age = {claim.uuid: n for n, claim in enumerate(claimed.values())}
         self._of_part: dict[Part, list[Offer]] = {}
         for device in devices.values():
-            # inventory.providers names a device that cannot be
+            # inventory.providers reports a device with an unsupported type
             with contextlib.suppress(TypeError, AttributeError):
                 for key, part in parts(device):
                     common = self.holds_of(key)
@@ -136,8 +141,9 @@ class Offers:
                      claim, is_shown)
 
     def of(self, part: Part) -> list[Offer]:
-        """Return the handles of a part, and of claims for it whose handle the
-        driver does not report now."""
+        """Return the handles of a part, including claimed ones that the driver
+        does not report now.
+        """
         return self._of_part.get(part, [])
 
     def all(self) -> Iterator[Offer]:
@@ -166,13 +172,14 @@ class Offers:
             None, part[1])]) if found else ()
 
     def withheld_by(self, part: Part) -> tuple[holds.Hold, ...]:
-        """Return the holds of a part that withhold all of it."""
+        """Return the holds that withhold a whole part."""
         return tuple([hold for hold in self.holds_of(part)
                       if hold.kind.withholds])
 
     def why(self, part: Part) -> tuple[holds.Hold, ...]:
-        """Return all holds of a part and of its handles, also those that
-        withhold nothing."""
+        """Return all holds of a part and of its handles, including those that
+        do not withhold.
+        """
         return tuple(dict.fromkeys((*self.holds_of(part), *(
             hold for offer in self.of(part) for hold in offer.all_holds))))
 
@@ -202,8 +209,8 @@ def offers(devices: Mapping[str, model.Device],
     """Return each handle of a host as FREE, HELD, RELEASING or WITHHELD.
 
     :param claims: of servers, and of handles that wait for the operator.
-    :param found: all holds but those of of_groups() and of_sets().
-    :param sets: addresses of devices that are only given together.
+    :param found: all holds except those of of_groups() and of_sets().
+    :param sets: addresses of devices that are allocated together.
     """
     result = Offers(devices, claims, found)
     result.withhold([*of_groups(result, devices, sets)])
@@ -287,8 +294,9 @@ def _of_release(claim: model.Claim) -> holds.Hold:
 
 def of_unclean(devices: Iterable[model.Device],
                rows: Collection[values.Unclean]) -> Iterator[holds.Hold]:
-    """Yield the holds of handles that their present policy would have
-    cleaned."""
+    """Yield the holds of handles that the present policy requires to be
+    cleaned.
+    """
     for device in devices if rows else ():
         of_card = [row for row in rows if device.is_of(row.card)]
         for part, shown in parts(device) if of_card else ():
@@ -323,7 +331,8 @@ def handle_at(row: values.Unclean, address: str) -> str:
 def of_groups(found: Offers, devices: Mapping[str, model.Device],
               sets: Iterable[Collection[str]]) -> Iterator[holds.Hold]:
     """Yield the holds of free handles whose IOMMU group several servers could
-    have at a time: the kernel gives a group to one guest."""
+    have at the same time. The kernel gives a group to one guest only.
+    """
     for offer, others in rivals(found, devices, sets):
         if offer.state is State.FREE:
             yield holds.Hold(
@@ -341,7 +350,7 @@ def rivals(found: Offers, devices: Mapping[str, model.Device],
     """Yield handles, each with the handles of its IOMMU group that belong to
     another server and are not withheld.
 
-    :param sets: addresses of devices that are only given together.
+    :param sets: addresses of devices that are allocated together.
     """
     groups = {group for device in devices.values() for group in device.groups}
     owners = {function: offer for offer in (found.all() if groups else ())
@@ -361,7 +370,7 @@ def rivals(found: Offers, devices: Mapping[str, model.Device],
 def _is_one_servers(one: Offer, other: Offer, members: Collection[str]) -> bool:
     """Return whether two handles belong, or will belong, to the same server.
 
-    :param members: of the set of the first one's device.
+    :param members: devices in the set of the first handle's device.
     """
     if one.claim and other.claim:
         return one.claim.instance_uuid == other.claim.instance_uuid
@@ -378,7 +387,7 @@ def named(others: Iterable[Offer]) -> str:
 
 def of_sets(found: Offers, devices: Mapping[str, model.Device],
             sets: Iterable[Collection[str]]) -> Iterator[holds.Hold]:
-    """Yield the holds of devices whose set is not free as a whole."""
+    """Yield the holds of devices whose set is not completely free."""
     for members in sets:
         here = {address: [offer for part, _ in parts(devices[address])
                           for offer in found.of(part) if offer.is_shown]

@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Devices and claims -> resource providers. Pure: no I/O, no state."""
+"""Compute resource providers from devices and claims. Pure: no I/O, no state.
+"""
 
 import collections
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -15,25 +16,25 @@ from nova_accel import model
 from nova_accel import naming
 from nova_accel.store import values
 
-#: characters of the name of a provider (Placement's database)
+#: maximum length of a provider's name (Placement's database)
 _LONGEST = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Merged:
-    """What a provider has to have in Placement, and in the ledger."""
+    """The contents of a provider in Placement and in the ledger."""
 
     #: by resource class, as Placement has it
     inventory: dict[str, dict]
     #: by resource class; None: the ledger needs no row
     rows: dict[str, values.Reserved | None]
-    #: of the handles that the operator has released
+    #: handles that the operator has released
     returned: tuple[model.Claim, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """A provider in Placement, or in Nova's copy of it. Not to be changed."""
+    """A provider in Placement, or in Nova's copy of it. Read-only."""
 
     uuid: str
     name: str
@@ -41,7 +42,7 @@ class Shown:
     traits: frozenset[str] | set[str]
 
     def found(self, name: str) -> ledger.Found | None:
-        """Return the inventory of a resource class, None without one."""
+        """Return the inventory of a resource class, None if it has none."""
         item = self.inventory.get(name)
         return None if item is None else ledger.Found(
             item.get('reserved', 0), item['total'],
@@ -63,17 +64,17 @@ class Provider:
     region_index: int | None
     #: resource class -> total
     inventory: Mapping[str, int]
-    #: what we say of it now
+    #: traits of the present state
     traits: frozenset[str]
-    #: no server may get anything of it: reserved = total
+    #: whether no server may get anything of it: reserved = total
     fenced: bool = False
-    #: traits of nova_accel, of a state that it is not in now
+    #: traits of nova_accel for states that it is not in now
     retired_traits: frozenset[str] = frozenset()
     #: of its handles, the oldest first, if all of them wait for the operator
     waiting: tuple[model.Claim, ...] = ()
-    #: whether devices that are alike share it
+    #: whether several equal devices share it
     pool: bool = False
-    #: of a pool: as many are allocated at a time, or a multiple. Of a set all
+    #: of a pool: the step of an allocation; of a set, all its devices
     step: int = 1
 
     def merged_traits(self, present: Iterable[str]) -> frozenset[str]:
@@ -86,14 +87,16 @@ class Provider:
     def merged(self, there: Shown, rows: Mapping[str, values.Reserved],
                in_use: Callable[[str], bool], used: int = 0,
                configured: Collection[str] = ()) -> Merged:
-        """Return the inventory, with reserved and allocation_ratio of others.
+        """Return the inventory, with the operator's reserved and
+        allocation_ratio.
 
-        Classes of others stay unchanged.
+        Resource classes of other programs stay unchanged.
 
         :param rows: of the ledger, by resource class.
         :param in_use: whether anything is allocated from a provider uuid.
-        :param used: how much of it the same request to Placement allocates.
-        :param configured: classes that Nova adds to it (provider.yaml).
+        :param used: the amount that the same request to Placement allocates.
+        :param configured: classes that Nova adds to the provider
+            (provider.yaml).
         """
         inventory: dict[str, dict] = {}
         found: dict[str, values.Reserved | None] = {}
@@ -102,7 +105,8 @@ class Provider:
             row, item = rows.get(name), there.inventory.get(name, {})
             full = self.fenced
             if naming.is_memory_class(name):
-                # a handle that waits does not reserve memory beside itself
+                # a waiting handle reserves only itself, not the memory beside
+                # it
                 full = full and not self._only_waits
             else:
                 returned = self.waiting[:ledger.released(
@@ -137,7 +141,8 @@ class Provider:
 
 
 def _room(name, total, used):
-    """Return how much Placement lets us reserve, None for no limit."""
+    """Return the maximum that Placement allows to reserve, None for no limit.
+    """
     return (max(0, total - used) if used and naming.is_accelerator_class(name)
             else None)
 
@@ -165,7 +170,7 @@ def _fence(there, names, rows, used, inventory, found) -> None:
         inventory[name] = {**there.inventory[name], 'reserved': value}
 
 
-#: device address -> what its providers follow from, and these
+#: device address -> the inputs of its providers, and the providers
 Known = dict[str, tuple[tuple, tuple[Provider, ...]]]
 
 
@@ -183,16 +188,15 @@ def providers(devices: Iterable[model.Device], offered: offers.Offers,
     :param offered: the handles of these devices.
     :param root_uuid: of the node's own provider.
     :param report: called with the address of a device that cannot be shown,
-        and why.
+        and the reason.
     :param pool_of: the name of the pool that a device shares with others; None
         for one with providers of its own.
-    :param sets: of pools that are given as a whole, how many devices they
-        have.
+    :param sets: number of devices of each pool that is allocated as a whole.
     :param returning: regions that are being cleaned, by device address and
-        region index, as they are going to be.
+        region index, with their future content.
     :param earlier: device address -> traits that it had earlier.
-    :param known: of the last call, and changed: a device for which all is as it
-        was then has the same providers.
+    :param known: the cache of the last call, which is updated: a device with
+        unchanged inputs keeps its providers.
     """
     use = _Use(offered, returning or {}, earlier or {},
                {} if known is None else known)
@@ -201,7 +205,7 @@ def providers(devices: Iterable[model.Device], offered: offers.Offers,
     for device in devices:
         try:
             pool = pool_of(device)
-            # what cannot be shown of it must not cost the others of its pool
+            # a device with wrong values must not affect the others of its pool
             if pool:
                 _check(_member(pool, device, node, use))
             else:
@@ -224,8 +228,8 @@ def providers(devices: Iterable[model.Device], offered: offers.Offers,
 def _check(provider: Provider) -> None:
     """Check the names and numbers that a driver reports.
 
-    Placement would refuse a wrong one, and Nova's report of the whole host
-    with it.
+    Placement would refuse wrong ones, and with them Nova's report of the whole
+    host.
     """
     if len(provider.name) > _LONGEST:
         raise ValueError(f'the name {provider.name!r} has more than {_LONGEST} '
@@ -263,7 +267,7 @@ def by_part(shown: Mapping[str, Provider],
 
 
 class _Use:
-    """What all providers are made of."""
+    """The inputs that all providers share."""
 
     def __init__(self, offered: offers.Offers,
                  returning: Mapping[tuple[str, int], model.Region],
@@ -273,7 +277,7 @@ class _Use:
         self.options = naming.options()
         self.earlier = earlier
         self.returning = returning
-        # reading an option takes as long as all else about a device
+        # reading an option takes as long as the rest of a device
         self.resource_class = functools.cache(naming.resource_class)
         #: provider uuid -> handles that servers have from it
         self.given: dict[str, list[offers.Offer]] = (
@@ -288,12 +292,12 @@ class _Use:
 
 
 class _Amount(typing.NamedTuple):
-    """How much of a provider counts."""
+    """The amount of a provider that counts."""
 
     total: int
-    #: all of it is reserved
+    #: whether all of it is reserved
     fenced: bool
-    #: of its handles, if all wait for the operator
+    #: its handles, if all wait for the operator
     waiting: tuple[model.Claim, ...]
     #: whether it has the trait FENCED
     marked: bool
@@ -302,16 +306,16 @@ class _Amount(typing.NamedTuple):
 def _amount(use: _Use, counting: Collection[offers.Offer],
             found: Collection[offers.Offer], is_withheld: bool,
             may_have: bool = False, whole: int = 0) -> _Amount:
-    """Return how much of a provider counts.
+    """Return the amount of a provider that counts.
 
-    If nothing is fit, all of it counts and is reserved: an inventory that is
-    dropped while it is allocated could not come back.
+    If no handle is fit, all handles count and are reserved: an inventory that
+    is dropped while it is allocated could not come back.
 
-    :param counting: handles that count, if one of them is fit.
+    :param counting: handles that count if one of them is fit.
     :param found: all of its handles.
-    :param is_withheld: whether all of its devices, or its region, are.
-    :param may_have: whether it may have handles though it has none now.
-    :param whole: of a set, how many handles it has.
+    :param is_withheld: whether all its devices, or its region, are withheld.
+    :param may_have: whether it may have handles although it has none now.
+    :param whole: number of handles of a set.
     """
     fenced = is_withheld or bool(found or may_have) and not any(
         offer.is_fit for offer in counting) or len(counting) < whole
@@ -323,7 +327,7 @@ def _amount(use: _Use, counting: Collection[offers.Offer],
 
 
 def _member(name, device, node, use) -> Provider:
-    """Return a device as its pool shows it, to be checked alone."""
+    """Return a device as a pool of its own, in order to check it alone."""
     return Provider(
         uuid='', name=name, parent=node, addresses=(device.address,),
         region_index=None, inventory={use.resource_class(device.type): max(
@@ -334,14 +338,14 @@ def _member(name, device, node, use) -> Provider:
 
 
 def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
-    """Return the provider of devices that are alike.
+    """Return the provider of equal devices.
 
     ``total`` counts the free handles, and those that servers have from this
-    provider, even if the device is in another pool by now. Handles that a
-    server has from another provider do not count (attach.reshape).
+    provider, even if the device is in another pool now. Handles that a server
+    has from another provider do not count (attach.reshape).
 
-    :param of_set: number of its devices; None for what is not a set. It is
-        allocated as a whole.
+    :param of_set: number of devices of a set, which is allocated as a whole;
+        None for other pools.
     """
     uuid = naming.provider_uuid(root_uuid, node, name)
     found = [offer for device in members
@@ -382,7 +386,10 @@ def _mark(amount: _Amount) -> set[str]:
 
 
 def _of_device(device, node, root_uuid, use) -> tuple[Provider, ...]:
-    """:raises Exception: it cannot be shown."""
+    """Return the providers of one device.
+
+    :raises Exception: the device cannot be shown.
+    """
     made_of = device, node, root_uuid, use.options, use.earlier.get(
         device.address), [
             (use.offered.of(part), use.offered.holds_of(part),
@@ -408,7 +415,7 @@ def _providers_of(device, node, root_uuid, use):
               for kind, mib in device.memory}
     if not device.regions:
         inventory.update(memory)
-    # of vGPUs a driver reports only what could be made now
+    # a driver reports only the vGPUs that could be created now
     found = [offer for offer in use.offered.of(part)
              if offer.is_shown or offer.counts and offer.claim.created_type]
     amount = _amount(use, [offer for offer in found if offer.counts], found,
@@ -419,7 +426,7 @@ def _providers_of(device, node, root_uuid, use):
     if use.is_suspect(device.address):
         place.add(naming.SUSPECT)
     traits = naming.device_traits(device) | place
-    # of one that is not well, it may be unknown what it is
+    # the product of an unhealthy device may be unknown
     earlier = frozenset(use.earlier.get(device.address, ())
                         if device_ok else ())
     yield Provider(
@@ -436,7 +443,7 @@ def _providers_of(device, node, root_uuid, use):
             hold.kind is holds.Kind.CLEANING
             for hold in use.offered.holds_of(key))
         traits = place | naming.region_traits(
-            # as what it is going to be
+            # with its future content
             device, use.returning.get(key, region) if is_cleaned else region)
         if region.programmable and not is_used:
             traits.add(naming.PROGRAMMABLE)

@@ -37,9 +37,9 @@ from nova_accel.store import claim_store
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
-#: names of steps, the one that reaches least first
+#: names of steps, in the order of what they affect, the least first
 LADDER = ('function reset', 'controller reset', 'driver rebind', 'card reset')
-#: kinds of holds of a device that is recovered
+#: kinds of holds that a device to recover may have
 _MAY_HAVE = {holds.Kind.UNUSABLE, holds.Kind.UNHEALTHY, holds.Kind.FOREIGN,
              holds.Kind.DEFECTIVE}
 
@@ -56,11 +56,11 @@ class Recovery:
         self._claiming = claiming
         self._drivers = drivers
         self._health = health
-        #: address -> the reasons for which a recovery has been tried
+        #: address -> the reasons for which a recovery was tried
         self._tried: dict[str, list[str]] = {}
-        #: address -> the same of a device, and not of its regions
+        #: the same for devices, without their regions
         self._climbed: dict[str, list[str]] = {}
-        #: address -> the step that helped the last time; '' where none did
+        #: address -> the step that helped last; '' if none did
         self.steps: dict[str, str] = {}
 
     def run(self) -> list[str]:
@@ -106,12 +106,12 @@ class Recovery:
             self._table.withheld.lift(call.about, holds.Kind.RECOVERING)
         return chosen
 
-    # In the worker of the card, whether it is waited for or not
+    # In the worker of the card, even after the caller stopped waiting
 
     def _recover(self, driver, device) -> None:
         address = device.address
         if _is_used(driver.kernel, device):
-            # the next comparison tries again
+            # the next comparison retries
             self._tried.pop(address, None)
             return
         try:
@@ -124,7 +124,7 @@ class Recovery:
         try:
             step = climb(driver, device)
         except exception.DeviceUnavailable:
-            # the next comparison tries again
+            # the next comparison retries
             self._climbed.pop(address, None)
             return
         finally:
@@ -139,11 +139,12 @@ class Recovery:
                     address, '; '.join(reasons), step)
         if not self._health.is_drilled(address):
             self._health.mark(address, signals.RECOVERED)
-            # that mark keeps it from another try, until a server has had it
+            # this mark prevents another try until a server has had the device
             self._climbed.pop(address, None)
 
     def _failed(self) -> dict[str, list[str]]:
-        """Return failed devices without another hold -> the reason."""
+        """Return failed devices without another hold, and the reason of each.
+        """
         found: dict[str, list[str]] = {}
         if not signals.acts():
             return found
@@ -161,7 +162,7 @@ class Recovery:
                     and signals.RECOVERED not in
                     self._table.reports.notes(address).marks
                     and device.driver in self._drivers
-                    # the operator may be working on one that is disabled
+                    # the operator may be working on a disabled device
                     and self._table.kinds(address) <= _MAY_HAVE | (
                         {holds.Kind.DISABLED}
                         if self._health.is_drilled(address) else set())
@@ -170,8 +171,9 @@ class Recovery:
         return found
 
     def forget_well(self) -> None:
-        """Forget earlier recoveries of devices without problems. A new failure
-        is recovered again."""
+        """Forget earlier recoveries of healthy devices. A new failure is
+        recovered again.
+        """
         for address, device in self._table.snapshot().items():
             if not self._table.kinds(address) and not _failed_regions(device):
                 self._tried.pop(address, None)
@@ -196,8 +198,10 @@ def _failed_regions(device: model.Device) -> list[str]:
 
 
 def _is_used(kernel, device: model.Device) -> bool:
-    """Return whether a process has a part of a device open: through VFIO, as
-    guests that Nova does not know, or the node of a driver of the host."""
+    """Return whether a process has a part of a device open: through VFIO, for
+    example a guest that Nova does not know, or through a node of a host
+    driver.
+    """
     for function in device.functions():
         with contextlib.suppress(OSError):
             if pci.is_open(kernel, function):
@@ -211,12 +215,12 @@ def _is_used(kernel, device: model.Device) -> bool:
 
 
 def climb(driver: base.AcceleratorDriver, device: model.Device) -> str:
-    """Take one step after another until a device is well.
+    """Take one step after another until a device is healthy.
 
-    In the worker of its card.
+    Runs in the worker of its card.
 
-    :returns: the step that helped; '' where none did.
-    :raises DeviceUnavailable: a process has opened it meanwhile.
+    :returns: the step that helped; '' if none did.
+    :raises DeviceUnavailable: a process has opened the device meanwhile.
     """
     steps = driver.steps(device)
     for name in LADDER:

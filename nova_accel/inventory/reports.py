@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What drivers reported last of the devices, in memory and in the store.
+"""Keep the last reports of drivers, in memory and in the store.
 
 =================  =======================================  ==================
 a report           comes by                                 goes by
@@ -13,9 +13,9 @@ gone                                                        remove()
 A scan takes a ticket() before it begins. Its result is discarded if the card
 was scanned or changed meanwhile: invalidate().
 
-The lock and the generation are those of all parts of the device table
-(inventory.devices): each part changes only while it holds the lock, and then
-calls changed().
+All parts of the device table (inventory.devices) share this lock and this
+generation: each part changes only while it holds the lock, and then calls
+changed().
 """
 
 from collections.abc import Collection, Mapping
@@ -47,13 +47,13 @@ class Reports:
         self._saved = dict(self._devices), dict(self._notes)
         self._once = logging.Once()
         self._clock = itertools.count(1)
-        #: address -> ticket of the newest scan or change that counts
+        #: address -> ticket of its newest valid scan or change
         self._since: dict[str, int] = {}
         self._generation = 0
 
     @property
     def generation(self) -> int:
-        """The number of changes so far, of all parts."""
+        """Return the number of changes up to now, of all parts."""
         with self.lock:
             return self._generation
 
@@ -64,7 +64,7 @@ class Reports:
 
     @property
     def devices(self) -> Mapping[str, model.Device]:
-        """The reports by address, for callers that hold the lock."""
+        """Return the reports by address, for callers that hold the lock."""
         return self._devices
 
     def reported(self, address: str) -> model.Device | None:
@@ -84,13 +84,15 @@ class Reports:
                     if notes.gone}
 
     def of_driver(self, name: str) -> list[str]:
-        """Return the addresses of a driver's devices that are present."""
+        """Return the addresses of a driver's present devices."""
         with self.lock:
             return [a for a, d in self._devices.items()
                     if d.driver == name and self.is_present(a)]
 
     def notes(self, address: str) -> values.Notes:
-        """Return what the host knows about a device besides its report."""
+        """Return the facts about a device that the host stores besides its
+        report.
+        """
         with self.lock:
             return self._notes.get(address, values.Notes())
 
@@ -108,9 +110,9 @@ class Reports:
 
     def not_found(self, name: str, found: Collection[str]) -> list[str]:
         """Return the addresses of devices that a driver no longer finds, and
-        of those that nova.conf excluded before.
+        devices that nova.conf excluded before.
 
-        :param found: addresses that it finds.
+        :param found: addresses that the driver finds.
         """
         with self.lock:
             return [a for a, d in self._devices.items()
@@ -118,7 +120,7 @@ class Reports:
                     and (self.is_present(a) or self.notes(a).left_out)]
 
     def set_gone(self, address: str, why: str, left_out: bool = False) -> None:
-        """Note durably that a device is not at its address any more.
+        """Store that a device is not at its address any more.
 
         :param why: a clause.
         :param left_out: whether nova.conf leaves it out.
@@ -129,7 +131,7 @@ class Reports:
                 left_out=left_out))
 
     def set_mark(self, address: str, signal: str, is_so: bool) -> None:
-        """Note durably whether a device has one of health.signals.MARKS."""
+        """Store whether a device has one of health.signals.MARKS."""
         with self.lock:
             device, notes = self._devices.get(address), self.notes(address)
             if device is None or (signal in notes.marks) == is_so:
@@ -140,7 +142,7 @@ class Reports:
     def remove(self, address: str) -> None:
         """Forget an absent device that has neither claims nor providers.
 
-        :raises IllegalTransition: it is not gone.
+        :raises IllegalTransition: the device is present.
         """
         with self.lock:
             device = self._devices.get(address)
@@ -159,7 +161,9 @@ class Reports:
             return next(self._clock)
 
     def invalidate(self, address: str) -> None:
-        """Discard results of scans of this card that began before now."""
+        """Discard results of scans of this card that have begun before this
+        call.
+        """
         with self.lock:
             self._since[address] = next(self._clock)
 
@@ -182,7 +186,7 @@ class Reports:
     def save(self) -> None:
         """Write the reports to the store if they have changed.
 
-        An error is logged, and the next call tries again.
+        An error is logged, and the next call retries.
         """
         with self.writing:
             with self.lock:

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What scans remember of drivers and cards until the next look.
+"""Keep the results of scans of drivers and cards for the next look.
 
 A look compares the fingerprint of each driver and the state of each card with
-those of the last scan, and scans what differs. It also scans what failed or
-was busy. For example, a card that is being programmed during a scan is due: the
-next look scans it, even if its state is the same as before.
+those of the last scan, and scans what differs. It also scans drivers and cards
+that failed or were busy. For example, a card that is being programmed during a
+scan is due: the next look scans it, even if its state is the same as before.
 """
 
 from collections.abc import Hashable
@@ -17,9 +17,9 @@ from nova_accel import model
 
 def state(driver: base.AcceleratorDriver, address: str,
           device: model.Device | None) -> Hashable:
-    """Return a value that changes whenever an examination of a card would
-    give something else: the driver's state of it, and the drivers that the
-    other members of its IOMMU groups have.
+    """Return a value that changes whenever the result of an examination of a
+    card would change: the driver's state of the card, and the drivers of the
+    other members of its IOMMU groups.
 
     :param device: its last report.
     """
@@ -43,10 +43,10 @@ class ScanState:
         self._states: dict[str, Hashable] = {}
         #: address -> serial number of the device in that slot
         self._serials: dict[str, str] = {}
-        #: drivers whose last find() failed -> why
+        #: drivers whose last find() failed -> the reason
         self._failed: dict[str, str] = {}
-        #: address of a card to scan again -> the driver to ask, and why the
-        #: last scan failed
+        #: address of a card to scan again -> the driver to ask, and the reason
+        #: of the last failure
         self._due: dict[str, tuple[str, str]] = {}
 
     # Drivers
@@ -91,7 +91,7 @@ class ScanState:
         """Let the next look scan a card.
 
         :param reason: why its scan failed; '' if the card was only busy.
-        :returns: whether this is another reason than before.
+        :returns: whether the reason is new.
         """
         with self._lock:
             _, before = self._due.get(address, ('', ''))
@@ -132,10 +132,12 @@ class ScanState:
         with self._lock:
             self._serials[address] = serial
 
-    # What is due
+    # Scans that are due
 
     def driver_of(self, address: str) -> str:
-        """Return the driver to ask about a card that is due; '' for others."""
+        """Return the driver to ask about a card that is due, '' for other
+        cards.
+        """
         with self._lock:
             return self._due.get(address, ('', ''))[0]
 

@@ -2,8 +2,8 @@
 """Ask drivers for the devices of the host, and examine each card.
 
 A scan asks every driver for the addresses of its devices, and examines each
-card in a thread of its own (inventory.examination), all under one time limit.
-A card that fails or hangs is withheld, and does not delay the others.
+card in a thread of its own (inventory.examination), with one time limit for
+all. A card that fails or hangs is withheld, and does not delay the others.
 """
 
 import collections
@@ -28,7 +28,7 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 Kind = holds.Kind
-#: in the reason of several devices
+#: stands for the address in reasons that several devices share
 _ITS_ADDRESS = '<its address>'
 
 
@@ -47,7 +47,7 @@ class Scanner:
         self._state = state
         self._rules = device_rules
         self._examiner = examiner
-        #: time.monotonic() until which the start may take
+        #: time.monotonic() at which the start has to end
         self._start_ends: float | None = None
         self._once = logging.Once()
 
@@ -87,14 +87,13 @@ class Scanner:
 
     def scan(self, names: Iterable[str] | None = None,
              addresses: Iterable[str] | None = None) -> None:
-        """Ask the drivers, card by card, all under one time limit.
+        """Ask the drivers, card by card, with one time limit for all.
 
         A card whose driver raises or does not answer in time is withheld, and
         its last report stays. Errors are logged, never raised.
 
-        :param names: of the drivers to ask which devices they have; by
-            default all.
-        :param addresses: scan these cards only, and search no others.
+        :param names: of the drivers whose devices to find; by default all.
+        :param addresses: scan only these cards, and find no others.
         """
         everything = names is None and addresses is None
         if everything:
@@ -201,7 +200,7 @@ class Scanner:
                            left_out=examination.EXCLUDED)
 
     def find_failed(self, name: str, error: Exception) -> None:
-        """Withhold the devices of a driver that cannot be asked."""
+        """Withhold the devices of a driver whose find() failed."""
         why = exception.clause(error)
         is_new = self._state.find_failed(name, exception.sentence(error))
         for address in self._reports.of_driver(name):
@@ -217,8 +216,8 @@ class Scanner:
         """Report a device as gone.
 
         :param left_out: see Adoption.gone().
-        :param batch: of the scan. In it the card is examined by another
-            driver, if one found it before this one lost it.
+        :param batch: of the scan. Another driver that found the card before
+            this one lost it examines the card in this batch.
         """
         other = self._adoption.gone(address, name, ticket, left_out)
         self._state.gone(address)
@@ -236,7 +235,8 @@ class Scanner:
 
     def _examined(self, batch, name: str, address: str, call,
                   withheld: dict[str, list[str]]) -> None:
-        """
+        """Handle the result of an examination.
+
         :param withheld: receives the devices and regions that are withheld
             now, see _log_withheld().
         """
@@ -245,7 +245,7 @@ class Scanner:
         except exception.DeviceBusy:
             self._state.examine_again(address, name)
         except exception.DeviceTimeout as error:
-            # Cards withholds it (HANGS)
+            # inventory.cards withholds it (HANGS)
             self._state.examine_again(address, name, str(error))
         except Exception as error:
             self._card_failed(name, address, error)
@@ -274,12 +274,12 @@ class Scanner:
             if owner and owner.driver == name:
                 self._state.examine_again(address, name)
             elif owner and not self._reports.is_present(address):
-                # the other driver has lost it while this one examined it
+                # the other driver lost it while this one examined it
                 self._add_card(batch, name, address)
             return
         self._state.examined(address, examined.state)
         if examined.awaits_set_up or _is_withheld(device):
-            # state() need not show that the cause has ended
+            # state() may not show that the cause has ended
             self._state.forget_state(address)
         self._withheld.lift(address, Kind.SCAN_FAILED)
         self._withhold_conflict(device, examined.conflict)
@@ -324,8 +324,8 @@ class Scanner:
 
 
 def _log_withheld(withheld: Mapping[str, list[str]]) -> None:
-    """Log the devices that are withheld, with one line for all reasons that
-    differ only in the address.
+    """Log the devices that are withheld, one line for reasons that differ only
+    in the address.
 
     :param withheld: reason, with _ITS_ADDRESS -> devices and regions.
     """
@@ -339,7 +339,9 @@ def _log_withheld(withheld: Mapping[str, list[str]]) -> None:
 
 
 def _reasons(device: model.Device) -> dict[str, str]:
-    """Return why a driver withholds a device, or regions of it, by name."""
+    """Return the reasons why a driver withholds a device or its regions, by
+    name.
+    """
     if device.health is not model.Health.OK:
         return {device.address: device.reason}
     return {f'{device.address} {region.name}': region.reason
@@ -347,8 +349,9 @@ def _reasons(device: model.Device) -> dict[str, str]:
 
 
 def _is_withheld(device: model.Device) -> bool:
-    """Return whether a driver withholds a device or a region of it, for a
-    reason that may end while nova-compute runs."""
+    """Return whether a driver withholds a device or one of its regions for a
+    reason that may end while nova-compute runs.
+    """
     if device.health is not model.Health.OK:
         return not device.is_not_offered
     return any(r.health is not model.Health.OK for r in device.regions)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Devices, and functions of devices, that several drivers find.
+"""Detect devices and functions that several drivers find.
 
 ===================  =======================================  ================
 a device is          comes by                                 goes by
@@ -32,11 +32,13 @@ class Shared:
         self._reports = reports
         self._withheld = withheld
         self._order = {name: number for number, name in enumerate(order)}
-        #: address -> the two drivers that find it
+        #: address -> the two drivers that find the device
         self._found: dict[str, tuple[str, str]] = {}
 
     def found_twice(self) -> dict[str, tuple[str, str]]:
-        """Return address -> the drivers that both find it, the owner first."""
+        """Return address -> the drivers that both find the device, the owner
+        first.
+        """
         with self._reports.lock:
             return dict(self._found)
 
@@ -82,7 +84,11 @@ class Shared:
                 self._check(device, owners)
 
     def _check(self, device: model.Device, owners: dict[str, str]) -> None:
-        """:param owners: function -> driver; gets those of the device."""
+        """Withhold a device if another driver has one of its functions.
+
+        :param owners: function -> driver; receives the functions of the
+            device.
+        """
         functions = device.functions()
         others = sorted({owners.get(f, device.driver)
                          for f in functions} - {device.driver})

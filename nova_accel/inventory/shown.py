@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What Placement shows of a host: its providers, and where they come from."""
+"""Keep the providers of a host that Placement shows."""
 
 from collections.abc import Iterable, Mapping
 import dataclasses
@@ -25,7 +25,7 @@ from nova_accel.store import claim_store
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
-#: for providers_of() where the uuid of the node's own provider is not known
+#: for providers_of() if the uuid of the node's own provider is unknown
 ANY_ROOT = '00000000-0000-0000-0000-000000000000'
 
 Provider = providers.Provider
@@ -50,15 +50,17 @@ class Shown:
         self._pooled = frozenset(
             name for name, driver in drivers.items() if driver.POOLED)
         self._known: providers.Known = {}
-        #: results of vfio.versions() that libvirt and QEMU of this host reach
+        #: results of vfio.versions() that libvirt and QEMU of this host
+        #: support
         self.migrating = {vfio.VERSIONS, vfio.IOMMUFD_VERSIONS}
         # guards what follows
         self._lock = locks.Lock('inventory')
         #: name and uuid of the node in the last report to Nova
         self._root: tuple[str, str] | None = None
-        #: what providers were made of -> those providers
+        #: the inputs of the last providers -> the providers
         self._made: tuple[tuple | None, dict[str, Provider]] = None, {}
-        #: of the same: device address and region index -> provider uuid
+        #: from the same inputs: device address and region index -> provider
+        #: uuid
         self._parts: dict[tuple[str, int | None], str] = {}
         self._once = logging.Once()
         #: uuid -> the provider that update_tree() or publish() gave to
@@ -67,14 +69,16 @@ class Shown:
 
     @property
     def root(self) -> tuple[str, str] | None:
-        """The name and uuid of the compute node in Nova's last report."""
+        """Return the name and uuid of the compute node in Nova's last report.
+        """
         with self._lock:
             return self._root
 
     def providers(self) -> dict[str, Provider]:
         """Return nova_accel's providers by uuid, parents before children, for
         the compute node of Nova's last report; {} before the first
-        update_tree()."""
+        update_tree().
+        """
         root = self.root
         return self.providers_of(*root) if root else {}
 
@@ -82,17 +86,18 @@ class Shown:
         """Return the uuid of the provider that shows the device of a claim
         now.
 
-        claim.provider_uuid is the one from which it is allocated, which may
-        be another one until the allocation moves (attach.reshape).
+        claim.provider_uuid is the provider from which it is allocated,
+        possibly another one until the allocation moves (attach.reshape).
 
-        :returns: None for a device that is not shown, and before
-            update_tree() was called.
+        :returns: None for a device that is not shown, and before the first
+            update_tree().
         """
         return self.by_part().get(claim.part)
 
     def by_part(self) -> Mapping[tuple[str, int | None], str]:
         """Return Claim.part -> the uuid of the provider that shows it now; {}
-        before update_tree() was called."""
+        before the first update_tree().
+        """
         self.providers()
         with self._lock:
             return self._parts
@@ -102,7 +107,8 @@ class Shown:
                      ) -> dict[str, Provider]:
         """Return providers() for any node, as nova-accel discover prints them.
 
-        :param moved: claims as they will be, in place of those of the store.
+        :param moved: future versions of claims, used in place of those in the
+            store.
         """
         moved = tuple(moved)
         offered = self._offered.now(moved=moved)
@@ -113,8 +119,8 @@ class Shown:
                 return self._made[1]
             before = self._made[1]
         made = self._make(offered, node, root_uuid)
-        # what did not change is the same object, which costs nothing when
-        # the tree is compared
+        # unchanged providers are the same objects, which makes comparing the
+        # tree cheap
         made = {uuid: new if (old := before.get(uuid)) is new or old != new
                 else old for uuid, new in made.items()}
         with self._lock:
@@ -150,7 +156,8 @@ class Shown:
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
         """Return the name of the pool of a device that is in no set, None for
-        one with providers of its own."""
+        a device with providers of its own.
+        """
         if (device.driver not in self._pooled or device.regions
                 or device.creatable or device.memory
                 or CONF.accel.pools == 'none'):
@@ -172,11 +179,11 @@ class Shown:
         An error of the store is logged once and leaves the tree unchanged.
 
         :param tree: nova.compute.provider_tree.ProviderTree of the host.
-        :param moved: claims whose allocations go to other providers in the
-            same request to Placement, as they will be.
+        :param moved: future versions of claims whose allocations move to other
+            providers in the same request to Placement.
         :param edition: of the tree; see inventory.tree.Tree.update().
-        :raises Exception: only with moved: allocations would move without
-            the tree.
+        :raises Exception: only with moved, because allocations would move
+            without the tree.
         """
         moved = list(moved)
         try:
@@ -209,9 +216,10 @@ class Shown:
 
     def publish(self, provider_uuid: str,
                 placement: provider_tree.Placement) -> None:
-        """Make Placement show a provider at once, beside Nova's report.
+        """Write a provider to Placement now, without waiting for Nova's
+        report.
 
-        :raises KeyError: we have no such provider.
+        :raises KeyError: nova_accel has no such provider.
         :raises AcceleratorsUnavailable: the store cannot be used.
         """
         provider = self.providers()[provider_uuid]
@@ -229,11 +237,11 @@ class Shown:
     def allocated(self, allocations: Mapping[str, Mapping] | None,
                   unused: Iterable[tuple[str, int | None]] = (),
                   ) -> list[request.Allocation]:
-        """Return the part of an instance's allocations that nova_accel gave.
+        """Return the part of a server's allocations that is from nova_accel.
 
         :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
-        :param unused: pairs (address, region index) that count as unused,
-            because the instance itself has claims on them.
+        :param unused: pairs (address, region index) that count as unused
+            because the server itself has claims on them.
         """
         found = []
         unused = set(unused)

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Write nova_accel's providers into the tree that Nova reports to Placement.
 
-Providers of nova_accel are recognized by their names only; no state is kept of
-them. The ledger has what nova_accel reserves.
+Providers of nova_accel are recognized by their names only, without stored
+state. The ledger has the amounts that nova_accel reserves.
 
 ==============================  ============================================
 a provider under our names      what is done
@@ -20,13 +20,13 @@ Nova's tree of this host        that name is not made meanwhile
 ==============================  ============================================
 
 Nova's copy of a provider may be older than what others wrote into Placement,
-by five minutes ([compute] resource_provider_association_refresh). It decides
-only whether there may be something to do: what is written is made of what
-Placement has then, and Placement takes it only if nothing else was written
-meanwhile. Nova itself writes providers that are new, and all of them at its
-start where allocations move; what it has read then is a moment old.
+by five minutes ([compute] resource_provider_association_refresh). The copy
+only triggers an update. The update itself is computed from a fresh read, and
+Placement accepts it only if nothing else was written meanwhile. Nova itself
+writes new providers, and at its start all of them if allocations move, from a
+copy that it has just read.
 
-A device that is gone leaves its pool at once.
+An absent device leaves its pool at once.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -44,38 +44,38 @@ from nova_accel.store import values
 
 LOG = logging.getLogger(__name__)
 
-#: (inventory, traits) -> (inventory, None where it stays; traits)
+#: (inventory, traits) -> (inventory, or None if it stays; traits)
 Change = Callable[[Mapping[str, Mapping], set[str]],
                   tuple[dict[str, dict] | None, set[str]]]
-#: changes a provider in Placement now; calls the last one when Placement has
-#: refused the inventory
+#: changes a provider in Placement now; calls the last argument if Placement
+#: refuses the inventory
 Write = Callable[[str, Change, Callable[[], None]], None]
 _Shown = providers.Shown
-#: what a provider has -> what it has to have, and its traits
+#: a provider as it is -> its required inventory and traits
 Merge = Callable[[_Shown], tuple[providers.Merged, frozenset[str]]]
 _Rows = dict[ledger.Key, values.Reserved | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """What is asked of Placement, and how it is changed."""
+    """The queries to Placement, and the way to change it."""
 
-    #: whether anything is allocated from a provider uuid; asked only before
-    #: something would be taken away
+    #: whether anything is allocated from a provider uuid; called only before
+    #: something is removed
     in_use: Callable[[str], bool]
-    #: uuids of the providers of a name, of all hosts; asked only before a
-    #: provider is made. It may raise PlacementUnavailable
+    #: uuids of the providers with a name, of all hosts; called only before a
+    #: provider is created. May raise PlacementUnavailable
     named: Callable[[str], set[str]] = lambda name: set()
-    #: the classes that Nova's configuration adds to providers, by their UUIDs
-    #: or names
+    #: the classes that Nova's configuration adds to providers, by provider
+    #: UUID or name
     configured: Mapping[str, set[str]] = dataclasses.field(
         default_factory=dict)
-    #: how much of a provider the request allocates in which Nova writes the
-    #: tree: Placement would refuse to reserve it, and the next pass does
+    #: the amount of a provider that the request allocates in which Nova writes
+    #: the tree: Placement would refuse to reserve it, and the next pass does
     used: Callable[[str], int] = lambda uuid: 0
-    #: traits -> the ones among them that Placement would refuse
+    #: traits -> those that Placement would refuse
     refused: Callable[[Collection[str]], Collection[str]] = lambda traits: ()
-    #: changes a provider that is there now; None: Nova writes the whole tree,
+    #: changes an existing provider now; None: Nova writes the whole tree,
     #: which it has just read
     write: Write | None = None
 
@@ -87,14 +87,14 @@ class Placement:
 
 @dataclasses.dataclass
 class _Pass:
-    """What one pass is going to do, before it does it."""
+    """The planned changes of one pass."""
 
     #: of update()
     tree: typing.Any
     placement: Placement
-    #: (name, parent, uuid) of those to be made, parents first
+    #: (name, parent, uuid) of providers to create, parents first
     made: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
-    #: whether Placement is asked for names; not again once it did not answer
+    #: whether to ask Placement for names; False after it did not answer
     asks: bool = True
     #: (uuid, inventory)
     inventories: list[tuple[str, dict]] = dataclasses.field(
@@ -105,9 +105,9 @@ class _Pass:
     removed: list[str] = dataclasses.field(default_factory=list)
     #: of the ledger
     rows: _Rows = dataclasses.field(default_factory=dict)
-    #: of the handles that the operator has released
+    #: handles that the operator has released
     returned: tuple[model.Claim, ...] = ()
-    #: those that Placement has already, and that change
+    #: providers that exist in Placement and change
     changed: list[providers.Provider] = dataclasses.field(
         default_factory=list)
 
@@ -118,7 +118,9 @@ class _Pass:
 
     def add(self, shown: _Shown, merged: providers.Merged,
             traits: frozenset[str]) -> None:
-        """Let Nova write what a provider must have, and leave the rest."""
+        """Let Nova write the required contents of a provider, and leave the
+        rest.
+        """
         uuid = shown.uuid
         self.rows |= _keyed(uuid, merged.rows)
         self.returned += merged.returned
@@ -135,13 +137,13 @@ class Tree:
     def __init__(self, store: claim_store.ClaimStore):
         self._store = store
         self._ledger = ledger.Ledger(store)
-        #: provider uuid -> traits on it that others set, as of the last pass
+        #: provider uuid -> its traits of other programs at the last pass
         self.foreign_traits: dict[str, frozenset[str]] = {}
-        #: provider uuid -> (Provider, its inventory, its traits) for which
-        #: there was nothing to do
+        #: provider uuid -> (Provider, its inventory, its traits) that needed
+        #: no change
         self._unchanged: dict[str, tuple] = {}
-        #: what is below the node, and what was wanted, when there was nothing
-        #: to do at all
+        #: the tree below the node, and the wanted providers, when nothing
+        #: needed a change
         self._settled: tuple[object, object] = None, None
         self._once = logging.Once()
 
@@ -155,11 +157,11 @@ class Tree:
         :param node: name of the root provider.
         :param wanted: our providers by uuid, parents before children.
         :param gone: addresses of devices that may leave the tree.
-        :param edition: the same object as in the last call if what is below
-            the node, and wanted, is the same; None if that is not known.
-        :returns: those of gone of which nothing is left in the tree.
+        :param edition: the same object as in the last call if the tree below
+            the node and wanted are unchanged; None if unknown.
+        :returns: the addresses of gone that have left the tree completely.
         :raises AcceleratorsUnavailable: the store cannot be used; the tree is
-            as Placement is.
+            unchanged.
         """
         now = edition, wanted
         if edition and not gone and placement.write and all(
@@ -179,7 +181,7 @@ class Tree:
             self._fence(plan, shown)
         self._plan_ours(plan, everything, foreign, wanted, leaving)
         self._forget_unknown(plan, everything, wanted)
-        # what is reserved by us is known before it is reserved
+        # the ledger is written before Placement
         self._note(plan.rows, plan.returned)
         self._apply(plan)
         for provider in plan.changed:
@@ -192,8 +194,8 @@ class Tree:
 
     @staticmethod
     def _without_novas(tree, node, placement) -> tuple[dict, bool]:
-        """Remove from the tree what Nova adds after this update. Nova raises
-        ValueError if it finds that in the tree
+        """Remove from the tree the classes and traits that Nova adds after
+        this update. Nova raises ValueError if it finds them in the tree
         (ResourceTracker._merge_provider_configs, Nova 31 to 34).
 
         :returns: the providers below the node, and whether any was changed.
@@ -241,12 +243,14 @@ class Tree:
                 rows.pop(name, None)
         return rows
 
-    # What is wanted
+    # Wanted providers
 
     def _foreign(self, everything: Mapping[str, _Shown],
                  wanted: Mapping[str, providers.Provider],
                  ) -> dict[str, _Shown]:
-        """Return providers of other programs under names that we want."""
+        """Return providers of other programs that have the names of wanted
+        ones.
+        """
         if wanted.keys() <= everything.keys():
             return {}
         names = {p.name for p in wanted.values()
@@ -286,8 +290,8 @@ class Tree:
             self._unchanged.pop(uuid, None)
             if (merged.inventory == shown.inventory and traits == shown.traits
                     and not _differ(known, merged.rows)):
-                # an inventory of a class that it has not any more may go at
-                # any time
+                # an inventory of a class that it no longer has may be removed
+                # at any time
                 if merged.inventory.keys() == provider.inventory.keys():
                     self._unchanged[uuid] = (
                         provider, merged.inventory, frozenset(traits))
@@ -298,7 +302,10 @@ class Tree:
             plan.add(shown, merged, traits)
 
     def _merge(self, provider, plan, rows=None) -> Merge:
-        """:param rows: of the ledger; None: as they are when it is called."""
+        """Plan the contents of a provider.
+
+        :param rows: of the ledger; None: the rows at the time of the call.
+        """
         def merge(shown: _Shown) -> tuple[providers.Merged, frozenset[str]]:
             merged = provider.merged(
                 shown, self._ledger.of(provider.uuid) if rows is None
@@ -320,14 +327,14 @@ class Tree:
 
     def _is_taken(self, plan, provider) -> bool:
         """Return whether a provider outside of Nova's tree has the name.
-        Placement would refuse a second one, and Nova's whole report would
-        fail."""
+        Placement would refuse another one, and with it Nova's whole report.
+        """
         if not plan.asks:
             return False
         try:
             others = plan.placement.named(provider.name) - {provider.uuid}
         except exception.PlacementUnavailable as error:
-            # Nova's report needs Placement as well, and logs if it fails
+            # Nova's report needs Placement as well, and logs the failure
             LOG.debug('Provider %s is made without a look for others of its '
                       'name: %s', provider.name, error)
             plan.asks = False
@@ -343,16 +350,16 @@ class Tree:
                 uuid)
         return bool(others)
 
-    # What is not wanted any more
+    # Providers that are no longer wanted
 
     def _plan_stale(self, plan, node, there, foreign, wanted, gone,
                     ) -> tuple[list[_Shown], set[str]]:
         """Reserve providers without a device, and remove them in a later pass.
 
-        Removing a provider with allocations fails, and so does Nova's whole
+        Removing a provider with allocations fails, and with it Nova's whole
         report.
 
-        :returns: those to be fenced; addresses of which something is left.
+        :returns: providers to fence; addresses that still have providers.
         """
         stale = {s.uuid: s for s in foreign.values()}
         for uuid, shown in there.items():
@@ -397,8 +404,9 @@ class Tree:
             plan.add(shown, merged, traits)
 
     def _report_replaced(self, shown, node, everything, wanted) -> None:
-        """Log once which values of the operator were set on a provider that
-        another one replaces now."""
+        """Log once the operator's values on a provider that another one
+        replaces now.
+        """
         part = naming.part_of_provider(node, shown.name)
         if part is None or shown.name != naming.device_provider_name(
                 node, part):
@@ -443,11 +451,11 @@ class Tree:
             if key[0] not in everything and key[0] not in wanted
             and not (row and row.operators)}
 
-    # Beside Nova's report
+    # Without Nova's report
 
     def publish(self, provider: providers.Provider,
                 placement: Placement) -> None:
-        """Make Placement show a provider now.
+        """Write a provider to Placement now.
 
         :raises AcceleratorsUnavailable: the store cannot be used.
         """
@@ -474,13 +482,14 @@ class Tree:
     def _write(self, uuid, write, merge):
         """Change a provider in Placement.
 
-        :returns: its inventory and its traits then; None: it is not there.
+        :returns: its inventory and traits afterwards; None: the provider does
+            not exist.
         """
         before = dict(self._ledger.of(uuid))
         result: tuple[dict, frozenset[str]] | None = None
 
         def refused():
-            # what was noted for it has not come about
+            # the change noted in the ledger was not made
             self._note({(uuid, name): before.get(name) for name
                         in {*before, *self._ledger.of(uuid)}}, ())
 
@@ -497,13 +506,14 @@ class Tree:
         self._unchanged.pop(uuid, None)
         self._settled = None, None
         try:
-            # Placement has it: other values are the operator's from now on
+            # Placement has the value: other values are the operator's from now
+            # on
             now = _Shown(uuid, '', *result)
             self._note({(uuid, name): ledger.confirmed(row, found)
                         for name, row in self._ledger.of(uuid).items()
                         if (found := now.found(name))}, ())
         except exception.AcceleratorError as error:
-            # the next pass finds it written
+            # the next pass finds the value and confirms it
             LOG.warning('%s', error)
         return result
 
@@ -537,7 +547,7 @@ def accelerators(tree, node: str) -> dict[str, str]:
 
 def _walk(tree, node: str | None = None, others_than: str | None = None,
           ) -> dict[str, _Shown]:
-    """Return providers by UUID: below node, or else of all other roots.
+    """Return providers by UUID: those below node, or those of all other roots.
 
     Walks once and without copies through the tree of Nova 31 to 34: its own
     lookups are quadratic for many providers.

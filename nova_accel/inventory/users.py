@@ -1,18 +1,19 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Processes of the host that have devices open.
+"""Find the processes of the host that have devices open.
 
 Data planes, containers and a second libvirt use devices through VFIO, too, and
 Nova's libvirt does not know of them. Each scan and each look asks the kernel
-about the handles that no server has, and so does each build about the handles
-that it chooses: the hold "in-use" begins and ends with the answer. One
-attribute of sysfs is read for each handle that is idle. Only if the kernel has
-enabled its function does the privileged process open its group.
+about the handles that no server has, and each build about the handles that it
+chooses. The hold "in-use" begins and ends with the answer. For an idle handle
+one attribute of sysfs is read. The privileged process opens its group only if
+the kernel has enabled its function.
 
-Others have the nodes of a driver of the host open, such as /dev/nvidia0, and
-that driver may not let its function go before they close them. A build asks
-who has those of the functions that it chooses. If one has, for more than a
-moment, the handle is in use until a look finds that none has. Looks ask this
-of handles in use alone, because it takes a walk through /proc.
+Other processes have nodes of a host driver open, such as /dev/nvidia0, and the
+driver may not release its function before they close them. A build asks for
+the processes with nodes of the functions that it chooses. If a process has one
+open for more than a moment, the handle is in use until a look finds none.
+Looks ask this only for handles in use, because it requires a walk through
+/proc.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -43,16 +44,15 @@ class Users:
     def __init__(self, table: devices.DeviceTable,
                  drivers: Mapping[str, base.AcceleratorDriver],
                  is_privileged: bool):
-        """
-        :param is_privileged: whether the kernel may be asked at all.
-        """
+        """:param is_privileged: whether the kernel may be asked."""
         self._table = table
         self._drivers = drivers
         self._is_privileged = is_privileged
 
     def are_none(self, address: str, kernel) -> bool:
         """Return whether a card may be configured: no server has a part of it,
-        no process uses it, and no hold forbids it."""
+        no process uses it, and no hold forbids it.
+        """
         return not (
             self._table.is_claimed(address)
             or self._table.kinds(address) & _AS_IT_IS
@@ -66,15 +66,14 @@ class Users:
         Waits while such a process opens the device, which resets it, and
         shortly for processes that have its nodes open.
 
-        :param about: some handles of the device, which a build has chosen;
-            None for all.
+        :param about: the handles that a build has chosen; None for all.
         """
         if not self._is_privileged:
             return
         before = {hold.handle: hold
                   for hold in self._table.withheld.in_use(device.address)}
         found = [
-            # who has it is asked once
+            # the name of the process is read once
             before.get(handle) or holds.Hold(
                 holds.Kind.IN_USE, device.address, why(), part[1], handle,
                 text.now())
@@ -85,7 +84,7 @@ class Users:
                 about is not None or handle in before)))]
         begun, ended = self._table.withheld.set_in_use(
             device.address, [
-                # the guest of a server may have got it meanwhile
+                # a guest of a server may have got it meanwhile
                 hold for hold in found
                 if hold.handle not in self._table.claimed], about)
         for hold in begun:
@@ -97,11 +96,10 @@ class Users:
 
     def _user(self, device, handle, asks_nodes,
               ) -> Callable[[], str] | None:
-        """Return a function that names the process that has a handle open;
-        None if no process has.
+        """Return a function that names the process with an open handle; None
+        if no process has it open.
 
-        :param asks_nodes: whether to ask for nodes of the host's drivers,
-            too.
+        :param asks_nodes: whether to check nodes of host drivers, too.
         """
         kernel = self._drivers[device.driver].kernel
         function = vfio.opened(kernel, handle, self._members(device, handle))

@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Holds that nova-compute sets and lifts while it runs: in memory only.
+"""Keep the holds that nova-compute sets and lifts while it runs, in memory
+only.
 
 =================  ===================  =======================================
 a hold             comes by             goes by
@@ -9,7 +10,7 @@ SUSPECT            set_suspects()       set_suspects()
 IN_USE             set_in_use()         set_in_use(); drop()
 =================  ===================  =======================================
 
-A device has at most one hold of each kind, and each handle one of IN_USE.
+A device has at most one hold of each kind, and a handle at most one of IN_USE.
 """
 
 from collections.abc import Collection
@@ -48,7 +49,7 @@ class Withheld:
             return True
 
     def lift(self, address: str, kind: holds.Kind) -> None:
-        """Offer a device again, as far as this kind is concerned."""
+        """Lift the hold of one kind from a device."""
         with self._reports.lock:
             if self._holds.get(address, {}).pop(kind, None):
                 self._reports.changed()
@@ -72,7 +73,7 @@ class Withheld:
         host.
 
         :param about: the handles to change; None for all of the device.
-        :returns: the holds that begin, and those that end.
+        :returns: the holds that begin, and the holds that end.
         """
         with self._reports.lock:
             before = self._in_use.get(address, [])
@@ -88,7 +89,7 @@ class Withheld:
     def set_suspects(self, suspects: dict[str, str]) -> None:
         """Make these devices, and no others, the last choice for servers.
 
-        :param suspects: address -> why, one clause.
+        :param suspects: address -> the reason, a clause.
         """
         with self._reports.lock:
             now = {address: holds.Hold(holds.Kind.SUSPECT, address, reason,
