@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The tables of cards and their regions: their identity, what they carry, what
-a server may have left there, and the orders of the operator.
+"""The tables of cards and their regions: their identity, their content, data
+that servers may have left, and disabled devices.
 """
 
 from collections.abc import Iterable, Mapping
@@ -60,7 +60,7 @@ class Cards(file.File):
                     notes: Mapping[str, values.Notes] = {}) -> None:
         """Write which devices are at their addresses, and the notes about them.
 
-        Cards at other addresses are away from now on.
+        All other cards count as absent from now on.
         """
         serials = rows.own_serials(devices, notes)
         with self._transaction() as db, self._facts(db):
@@ -75,7 +75,7 @@ class Cards(file.File):
                     continue
                 there[row['address']] = row
                 if device.serial and row['address'] not in serials:
-                    # that number is of several
+                    # several cards have this number
                     db.execute("UPDATE cards SET serial = '' "
                                'WHERE number = ?', (row['number'],))
             for address, device in devices.items():
@@ -157,7 +157,7 @@ class Cards(file.File):
             f'{", ".join(_LOADED)}) VALUES (?, ?, ?, ?, ?, ?, ?)', (
                 number, index, *(getattr(loaded, name) for name in _LOADED)))
 
-    # What they may have of a server
+    # Data of servers on them
 
     def unsettled(self) -> frozenset[values.Unsettled]:
         """Return the cards that may contain data of a server without a claim;
@@ -170,9 +170,10 @@ class Cards(file.File):
 
     def change_unclean(self, done: Iterable[values.Unclean],
                        todo: Iterable[values.Unclean]) -> None:
-        """
-        :param done: handles that are clean, or about which todo says more.
-        :param todo: handles that are not.
+        """Change which handles are unclean.
+
+        :param done: handles that are clean, or that todo has again.
+        :param todo: handles that are unclean.
         """
         done, todo = set(done), set(todo)
         if done == todo:
@@ -201,10 +202,12 @@ class Cards(file.File):
                 f'INSERT INTO withheld ({", ".join(values.Withheld._fields)}) '
                 f'VALUES (?, ?, ?, ?, ?, ?, ?)', found)
 
-    # What the operator says of them
+    # Disabled devices
 
     def disabled(self) -> tuple[values.Disabled, ...]:
-        """Return the devices that no other server may get; from memory."""
+        """Return the devices that the operator or a health finding has
+        disabled; from memory.
+        """
         return self._known.disabled
 
     def disable(self, row: values.Disabled,
@@ -253,7 +256,7 @@ class Cards(file.File):
 
 def _arriving(db, address, serial, device, notes):
     if notes.gone and not (serial or device.ports):
-        # its card is at another address, and this one has nothing
+        # its card is at another address, and no card is at this one
         return rows.add(db, address, '', device.ids)
     return rows.arriving(db, address, serial, device.ids, device.ports)
 

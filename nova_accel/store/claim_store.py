@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The persistent store of a compute host: claims, and what devices were.
+"""The persistent store of a compute host: claims, cards and holds.
 
 nova-compute writes it. The operator's commands write tables of their own, which
 nova-compute polls with refresh().
@@ -52,9 +52,9 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
     def add(self, claims: Iterable[model.Claim]) -> None:
         """Write all of these claims or none.
 
-        :raises ClaimConflict: when a handle is held already.
-        :raises DeviceUnavailable: the operator has disabled a device, maybe
-            just now: once a command has said so, no claim follows.
+        :raises ClaimConflict: a handle is held already.
+        :raises DeviceUnavailable: a device is disabled, perhaps since a
+            moment: after the command has reported it, no claim is added.
         """
         claims = tuple(claims)
         with self._transaction() as db:
@@ -72,11 +72,13 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
     def settle(self, done: Iterable[values.Unsettled] = (),
                todo: Iterable[values.Unsettled] = (),
                claims: Iterable[model.Claim] = ()) -> None:
-        """
+        """Settle devices: replace their rows and write claims in one
+        transaction.
+
         :param done: not unsettled any more.
         :param todo: unsettled from now on.
-        :param claims: what was found; written all or none, with the rest. Of
-            their handles none waits for the operator any more.
+        :param claims: to write, all or none. Their handles no longer wait for
+            the operator.
         :raises ClaimConflict: one of the handles is held already.
         """
         done, todo, claims = set(done), set(todo), tuple(claims)
@@ -96,10 +98,11 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
                 seen: Iterable[tuple[str, int]]) -> None:
         """Write the claims that guests carry into a new or older store.
 
-        :param claims: that take the place of others.
-        :param gone: these others, and those that have ended since.
+        :param claims: to write.
+        :param gone: claims to remove: replaced or ended ones.
         :param todo: unsettled from now on.
-        :param seen: runs and counts of the guests: the store is as new then.
+        :param seen: runs and counts of the guests, as which the store counts
+            as new.
         """
         with self._transaction() as db, self._facts(db):
             for row in todo:
@@ -155,7 +158,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
         Without such rows this reads only memory that SQLite shares between
         processes (PRAGMA data_version), which takes some microseconds.
 
-        :returns: whether something is new.
+        :returns: whether a row has changed.
         :raises AcceleratorsUnavailable: the file was removed or replaced.
         """
         with self._transaction(write=False) as db:
@@ -178,7 +181,7 @@ def copy_of(path: str) -> ClaimStore:
     The copy has the version of this release, whatever version the file has.
 
     :raises NoClaimStore: the file does not exist.
-    :raises AcceleratorsUnavailable: it cannot be read, or is of a later
+    :raises AcceleratorsUnavailable: the file cannot be read, or is of a later
         release.
     """
     _check_exists(path)
@@ -197,8 +200,8 @@ def existing(path: str) -> ClaimStore:
     The store is neither created nor upgraded: nova-compute does that.
 
     :raises NoClaimStore: the file does not exist.
-    :raises AcceleratorsUnavailable: it cannot be written, or is of another
-        release.
+    :raises AcceleratorsUnavailable: the file cannot be written, or is of
+        another release.
     """
     _check_exists(path)
     try:
@@ -207,7 +210,7 @@ def existing(path: str) -> ClaimStore:
             version = store_file.check_version(file, path)
     except (sqlite3.Error, OSError) as error:
         raise _refused(path, 'written', error) from error
-    # SQLite says so only at the first write
+    # SQLite reports it only at the first write
     if not os.access(path, os.W_OK, effective_ids=True):
         raise _refused(path, 'written', os.strerror(errno.EACCES))
     if version < schema.VERSION:
@@ -227,7 +230,7 @@ def _check_exists(path):
             f'its first start; else name the file of this host by --store.'
             ) from None
     except OSError:
-        # who opens it says why
+        # the caller that opens it reports the reason
         return
     # SQLite waits for the other end of a pipe
     if not stat.S_ISREG(found.st_mode):

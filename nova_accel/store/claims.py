@@ -18,7 +18,7 @@ from nova_accel import text
 
 LOG = logging.getLogger(__name__)
 
-#: field of model.Claim -> its column, where SQL has a word of that name
+#: field of model.Claim -> its column, if the field's name is a keyword of SQL
 _RENAMED = {'group': 'request_group'}
 _FIELDS = tuple(f.name for f in dataclasses.fields(model.Claim)
                 if f.name != 'handle')
@@ -53,7 +53,7 @@ class Claims(uses.Uses):
                     'handle_address = :handle_address', row).fetchone()
                 if holder is None:
                     raise
-                # the owner of the one does not learn who the other is
+                # the owner of one server must not learn who has the other
                 LOG.warning('Server %s cannot get %s, which server %s '
                             'holds', claim.instance_uuid,
                             claim.handle.address, holder[0])
@@ -87,7 +87,7 @@ class Claims(uses.Uses):
         return self._known.claims
 
     def await_operator(self, claim: model.Claim) -> None:
-        """End a claim; its handle waits from now on, if it does not already.
+        """End a claim; its handle waits from now on, if it did not before.
 
         :raises ClaimConflict: a server holds the handle.
         """
@@ -107,8 +107,8 @@ class Claims(uses.Uses):
         """Change fields of claims, by their uuid.
 
         :param changes: fields of model.Claim, but neither uuid nor handle.
-        :returns: the claims as they are then, in the order given, without
-            those that were removed meanwhile.
+        :returns: the changed claims, in the order given, without those that
+            were removed meanwhile.
         :raises TypeError: for another field.
         """
         return self.change([(claims, changes)])
@@ -125,7 +125,7 @@ class Claims(uses.Uses):
                                 f'that can be changed')
         uuids = [uuid for some, _ in todo for uuid in some]
         if not uuids:
-            # a server that holds nothing does not depend on this file
+            # a server without claims does not depend on this file
             return []
         with self._transaction() as db:
             now = {claim.uuid: claim for claim in self._known.claims}
@@ -145,7 +145,7 @@ class Claims(uses.Uses):
         return [now[uuid] for uuid in uuids if uuid in now]
 
     def remove(self, claims: Iterable[model.Claim]) -> None:
-        """Give their handles free."""
+        """Remove claims, which frees their handles."""
         claims = tuple(claims)
         if claims:
             with self._transaction() as db:
@@ -175,7 +175,8 @@ class Claims(uses.Uses):
 
     def forget_ended(self, left: Collection[tuple[str, str]]) -> None:
         """Drop the entries of ended(), except for those that Placement still
-        has."""
+        has.
+        """
         gone = self.ended() - set(left)
         if gone:
             with self._transaction() as db:
@@ -190,7 +191,7 @@ def read(db: sqlite3.Connection) -> tuple[model.Claim, ...]:
 
 
 def _in_order(claims: Iterable[model.Claim]) -> tuple[model.Claim, ...]:
-    # those that wait, of no group, stay as they came
+    # waiting claims have no group and keep their order
     return tuple(sorted(claims, key=lambda c: (
         c.group, '' if c.waits else c.handle.address)))
 

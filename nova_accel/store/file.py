@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""One SQLite file: its version, its transactions, and its errors in a sentence.
+"""A SQLite file: its version, its transactions, and its errors as sentences.
 
-SQLite, because it gives the two things that are needed: a unique constraint
-(one handle, one server) and transactions that survive kill -9. One connection
-stays open for all threads: opening a new one makes SQLite read its schema, and
-closing the last one makes it wait for the disk once more than a commit does.
+SQLite provides the two required features: a unique constraint (one handle, one
+server) and transactions that survive kill -9. One connection stays open for
+all threads: opening a new one makes SQLite read its schema, and closing the
+last one makes it wait for the disk once more than a commit does.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ ADVICE = {
 ADVICE[sqlite3.SQLITE_NOTADB] = ADVICE[sqlite3.SQLITE_CORRUPT]
 _OTHER_ADVICE = ('see that nova-compute may write it and that its disk has no '
                  'errors')
-#: seconds that SQLite waits for another process, and until it is asked again
+#: seconds that SQLite waits for another process, and until the next try
 _BUSY_SECONDS, _BUSY_PAUSE = 0.02, 0.02
 
 
@@ -47,12 +47,12 @@ _BUSY_SECONDS, _BUSY_PAUSE = 0.02, 0.02
 class Memory:
     """The frequently read rows, in memory, equal to the file."""
 
-    #: in the order of claims.Claims.claims(), also those that wait
+    #: in the order of claims.Claims.claims(), including waiting ones
     claims: tuple[model.Claim, ...] = ()
     #: by device address and region index
     loaded: Mapping[tuple[str, int], model.Loaded] = dataclasses.field(
         default_factory=dict)
-    #: what the cards at addresses are known by, by address
+    #: address -> the facts by which its card is identified
     keys: Mapping[str, model.CardKey] = dataclasses.field(
         default_factory=dict)
     #: cards that are at no address now
@@ -74,12 +74,12 @@ class File:
 
     def __init__(self, path: str, source: sqlite3.Connection | None = None,
                  timeout: float = 10, name: str = ''):
-        """Open the store, make it or bring it to this release's version.
+        """Open the store; create it or migrate it to this release's version.
 
-        :param path: of the file; its directory is made if need be.
+        :param path: of the file; its directory is created if it is missing.
         :param source: of a store that is copied into this one first.
         :param timeout: seconds to wait for another process that writes.
-        :param name: of the file in errors, where path is not that of source.
+        :param name: of the file for errors, if it differs from path.
         """
         self.path = path
         self._name = name or path
@@ -93,15 +93,14 @@ class File:
         #: PRAGMA data_version when refresh() last read the file
         self._data_version: int | None = None
         self._known = Memory()
-        #: what it will be when the transaction under way ends, if it changes
-        #: it
+        #: its value after the present transaction, if that changes the file
         self._changed: Memory | None = None
         with self._one_sentence():
             # none for MEMORY
             if os.path.dirname(path):
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 _make_private(path)
-            # other green threads run meanwhile: _wait_for()
+            # lets other green threads run: _wait_for()
             self._db = sqlite3.connect(
                 path, timeout=_BUSY_SECONDS, isolation_level=None,
                 check_same_thread=False)
@@ -145,7 +144,7 @@ class File:
             with self._reading(f'of version {version}'):
                 schema.migrate(db, version)
             if is_new and self.path != MEMORY:
-                # the host may have had another file
+                # the host may have had another file before
                 holds.unsettle(db, values.EVERYTHING)
 
     @contextlib.contextmanager
@@ -162,7 +161,7 @@ class File:
                     self._known = self._changed
                     self._generation += 1
             except BaseException:
-                # after some errors SQLite has done so itself
+                # after some errors SQLite has rolled back already
                 if self._db.in_transaction:
                     self._db.execute('ROLLBACK')
                 raise
@@ -213,7 +212,7 @@ class File:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            # extended codes have the plain one in their lowest byte
+            # the lowest byte of an extended code is the plain code
             code = getattr(error, 'sqlite_errorcode', -1) & 0xff
             raise exception.AcceleratorsUnavailable(
                 f'The claim store {self._name} cannot be used ({error}): '
@@ -223,7 +222,9 @@ class File:
 
     @contextlib.contextmanager
     def _reading(self, where):
-        """What was written is JSON of fields that this release knows."""
+        """Convert errors of reading: rows are JSON with fields that this
+        release knows.
+        """
         try:
             yield
         except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -234,8 +235,9 @@ class File:
 
     @property
     def generation(self) -> int:
-        """A number that changes with each change of the rows in memory; it
-        starts with each object."""
+        """Return a number that changes with each change of the rows in memory.
+        It starts with each object.
+        """
         return self._generation
 
 
@@ -265,12 +267,14 @@ def check_version(db: sqlite3.Connection, name: str) -> int:
 def _make_private(path):
     """Restrict a store to its own user, because it names projects and servers.
     SQLite gives the files beside it the same mode (unixOpen() of SQLite)."""
-    # only a new one: to close a descriptor ends this process' locks of a file
-    # (fcntl(2)), also those of SQLite, and others would remove its WAL
+    # only a new file: closing a descriptor ends this process' locks of a file
+    # (fcntl(2)), including those of SQLite, and other processes would remove
+    # its WAL
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL
                          | os.O_CLOEXEC, 0o600))
-    # another user's, as the command of an operator meets it, stays
+    # a store of another user, for example if an operator's command opens it,
+    # stays
     with contextlib.suppress(PermissionError):
         for file in (path, f'{path}-wal', f'{path}-shm'):
             with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The tables of orders, hand-overs and attempts: what commands ask of
-nova-compute, what was done after servers, and which bitstreams of projects
-failed.
+"""The tables of orders, hand-overs and attempts: requests of commands to
+nova-compute, cleanings after servers, and programmings of projects'
+bitstreams.
 """
 
 from collections.abc import Collection
@@ -44,7 +44,7 @@ class Journal(file.File):
         return self._known.orders
 
     def give_order(self, verb: str, argument: str) -> int:
-        """Ask nova-compute for something; returns the number of the order."""
+        """Write an order for nova-compute; return its number."""
         with self._transaction() as db:
             number = db.execute(
                 'INSERT INTO orders (verb, argument, since, state, answer) '
@@ -79,7 +79,8 @@ class Journal(file.File):
                        ) -> values.Order | None:
         """Remove an order from the store if it is in one of these states.
 
-        :returns: the order as it is; None where it has been removed already.
+        :returns: the order in its present state; None if it was removed
+            already.
         """
         with self._transaction() as db:
             found = {order.number: order
@@ -93,9 +94,10 @@ class Journal(file.File):
 
     def attempts(self, project: str, seconds: float) -> frozenset[int]:
         """Return the numbers of attempts of a project that began, or failed,
-        within so many seconds.
+        within the last seconds.
 
-        One from before the host booted counts as if it had failed at boot.
+        An attempt from before the last boot of the host counts as failed at
+        boot.
         """
         with self._transaction(write=False) as db:
             return frozenset(
@@ -108,7 +110,7 @@ class Journal(file.File):
 
         After a crash the attempt counts as failed at its beginning.
 
-        :param seconds: how long attempts are kept.
+        :param seconds: time for which attempts are kept.
         :returns: the number of the attempt.
         """
         with self._transaction() as db:
@@ -121,7 +123,7 @@ class Journal(file.File):
                 'RETURNING number', (project, text.moment())).fetchone()[0]
 
     def end_attempt(self, number: int, project: str, failed: bool) -> None:
-        """Write how an attempt ended: a failure counts from now on."""
+        """Store the end of an attempt. A failure counts from now on."""
         with self._transaction() as db:
             db.execute('DELETE FROM attempts WHERE number = ?', (number,))
             if failed:
@@ -241,7 +243,7 @@ class Journal(file.File):
         return found[0].shown if found else ''
 
     def handovers(self) -> list[values.Handover]:
-        """Return all that are kept, the oldest first."""
+        """Return all hand-overs in the journal, the oldest first."""
         with self._transaction(write=False) as db:
             return _handovers(db, 'ORDER BY number')
 

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The rows of cards, inside a transaction: which row is of which card.
+"""Find and change the rows of cards, inside a transaction.
 
 A card is known by its serial number. If that is unknown, or several cards of
 the host have it, the card is known by its product and its path of ports
@@ -30,10 +30,10 @@ def card(db: sqlite3.Connection, address: str, serial: str,
          ids: str | None = None, ports: str = '') -> int:
     """Return the row of a card; create an absent card if it is unknown.
 
-    :param address: where it is or was last.
+    :param address: its present or last address.
     :param serial: '' if it is unknown, or several cards have it.
-    :param ids: Device.ids; '' if only the address of the card is known;
-        None for any card at the address.
+    :param ids: Device.ids; '' if only the address of the card is known; None
+        for any card at the address.
     :param ports: Device.ports; '' if they are unknown.
     """
     if serial:
@@ -63,8 +63,8 @@ def arriving(db: sqlite3.Connection, address: str, serial: str,
              ids: str, ports: str) -> int:
     """Return the card that is at an address from now on.
 
-    If no row has its serial number, or its product and place, it is the row
-    that has the address only.
+    If no row has its serial number, or its product and place, the row with
+    only the address is used.
     """
     if db.execute('SELECT 1 FROM cards WHERE serial = ?', (serial,)).fetchone(
             ) if serial else _without_serial(db, address, ids, ports):
@@ -73,7 +73,7 @@ def arriving(db: sqlite3.Connection, address: str, serial: str,
         "SELECT number FROM cards WHERE serial = '' AND ids = ? AND ports = ? "
         "AND ports <> ''", (ids, ports)).fetchone()
     if found:
-        # its serial number was not known, or several cards had it
+        # its serial number was unknown, or several cards had it
         return found[0]
     number = card(db, address, '', '')
     db.execute('UPDATE cards SET serial = ? WHERE number = ?',
@@ -124,7 +124,7 @@ def put(db: sqlite3.Connection, number: int, address: str) -> None:
 def copy(db: sqlite3.Connection, number: int) -> int:
     """Add a copy of a card, without its serial number and ports.
 
-    :returns: the new one, which is away.
+    :returns: the new row, of an absent card.
     """
     return db.execute(
         "INSERT INTO cards (serial, ports, placed, address, ids, record) "
@@ -135,8 +135,8 @@ def copy(db: sqlite3.Connection, number: int) -> int:
 def take(db: sqlite3.Connection, number: int, serial: str) -> int | None:
     """Store the serial number that a card reports now.
 
-    :returns: a row that is removed: it had the number, of a card that is
-        away, and is about this card.
+    :returns: a row that was removed: it had the number, was of an absent card,
+        and is about this card.
     """
     db.execute("UPDATE cards SET serial = '' WHERE serial = ? AND placed "
                'AND number <> ?', (serial, number))
@@ -150,8 +150,9 @@ def take(db: sqlite3.Connection, number: int, serial: str) -> int | None:
 
 
 def drop_unknown(db: sqlite3.Connection) -> None:
-    """Remove cards that are away, could not be recognized if they returned,
-    and have neither holds nor content of a project."""
+    """Remove absent cards that have neither holds nor content of a project,
+    and could not be identified if they returned.
+    """
     db.execute(
         "DELETE FROM cards WHERE NOT placed AND serial = '' AND ports = '' "
         'AND NOT EXISTS '

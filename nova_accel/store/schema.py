@@ -13,9 +13,9 @@ import sqlite3
 #: of the tables below
 VERSION = 24
 
-#: version of a store of an earlier release -> what makes it one of the next
-#: version, inside a transaction. A lower version is of a commit before the
-#: first release
+#: version of a store of an earlier release -> a function that migrates it to
+#: the next version, inside a transaction. A lower version is of a commit
+#: before the first release
 MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {}
 
 _CLAIMS = """
@@ -51,10 +51,10 @@ CREATE TABLE claims (
     UNIQUE (handle_type, handle_address)
 )"""
 
-#: what is durable about a card and its regions, wherever it is now. It is
-#: known by its serial number where no other card of the host has the same one,
-#: else by its product and its path of ports, or its last address where that is
-#: not known
+#: the durable facts about a card and its regions, wherever the card is now. A
+#: card is identified by its serial number if no other card of the host has the
+#: same one, otherwise by its product and its path of ports, or by its last
+#: address if the path is unknown
 _CARDS = ("""
 CREATE TABLE cards (
     number INTEGER PRIMARY KEY,
@@ -152,7 +152,7 @@ CREATE TABLE runs (
     changes INTEGER NOT NULL
 )""")
 
-#: whose claims of a class have ended: Claims.ended()
+#: servers and classes whose claims have ended: Claims.ended()
 _ENDED = """
 CREATE TABLE ended (
     server TEXT NOT NULL,
@@ -172,7 +172,7 @@ CREATE TABLE withheld (
     since TEXT NOT NULL
 )"""
 
-#: programmings of bitstreams of projects that are under way or have failed
+#: programmings of projects' bitstreams that run or have failed
 _ATTEMPTS = """
 CREATE TABLE attempts (
     number INTEGER PRIMARY KEY AUTOINCREMENT,

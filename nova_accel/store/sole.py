@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""One nova-compute for one claim store."""
+"""Allow one nova-compute for each claim store."""
 
 import contextlib
 import fcntl
@@ -17,8 +17,8 @@ _LOCKS: dict[str, int] = {}
 def use(path: str) -> None:
     """Keep other nova-computes from using a claim store.
 
-    Two of them would give the same devices to two servers, each according to
-    its own memory.
+    Two processes would give the same devices to two servers, each from its own
+    memory.
 
     :param path: of the store.
     :raises AcceleratorsUnavailable: another process uses it.
@@ -30,7 +30,7 @@ def use(path: str) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         file = os.open(f'{path}.lock', os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:
-        # the store cannot be written either, and its error says so
+        # then the store cannot be written either, and its error reports it
         return
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -47,7 +47,7 @@ def use(path: str) -> None:
         os.close(file)
         return
     _LOCKS[path] = file
-    # for the error of another process, which a full file system does without
+    # for the error of another process; on a full file system it is omitted
     with contextlib.suppress(OSError):
         os.truncate(file, 0)
         os.write(file, b'%d\n' % os.getpid())

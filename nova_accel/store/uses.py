@@ -8,8 +8,8 @@ commands read these rows.
 
 count_uses() adds the seconds since the last count, and writes the row of a new
 claim: a build writes none. The transaction that ends a use adds the rest. Time
-is CLOCK_MONOTONIC, whatever the clock of the host is set to; across a boot of
-the host it is the difference of the clock, if that is positive.
+is CLOCK_MONOTONIC, independent of the wall clock. Across a boot of the host it
+is the difference of the wall clock, if positive.
 
 For example, a server gets a GPU at 10:00:00.2. At 10:00:40 the row has 39.8
 seconds. A resize sets the claim aside at 10:01:10.2, and the row ends with 70
@@ -32,7 +32,7 @@ from nova_accel.store import lineage
 from nova_accel.store import values
 from nova_accel import text
 
-#: days for which a use is kept after its end, and how many at most
+#: days for which a use is kept after its end, and the maximum number of uses
 DAYS_OF_USES = 400
 MOST_USES = 200_000
 _FIELDS = tuple(f.name for f in dataclasses.fields(values.Use))
@@ -41,7 +41,7 @@ _SELECT = f'SELECT {", ".join(_FIELDS)} FROM uses'
 
 class _Now(NamedTuple):
     moment: str
-    #: what the clock of the host is set to
+    #: the wall clock
     wall: str
 
     @classmethod
@@ -65,9 +65,9 @@ class Uses(lineage.History):
                    ) -> list[values.Use]:
         """Count the seconds of all uses until now.
 
-        :param without: uuids of claims whose seconds are left out from now
-            on, by default the same as before.
-        :returns: those whose end has not been reported, the oldest first.
+        :param without: uuids of claims that are not counted from now on, by
+            default those of the last call.
+        :returns: the uses whose end has not been reported, the oldest first.
         """
         with self._transaction() as db:
             now = _Now.read()
@@ -76,7 +76,7 @@ class Uses(lineage.History):
             for claim in self._known.claims:
                 if claim.is_use:
                     self._count_use(db, claim, now)
-            # of a few at a time, the oldest ones: each round drops more
+            # a few at a time, the oldest first: each round drops more
             db.execute(
                 "DELETE FROM uses WHERE counted = '' AND number IN (SELECT "
                 'number FROM uses ORDER BY number LIMIT 1000) AND (until < ? '
@@ -87,7 +87,7 @@ class Uses(lineage.History):
         return found
 
     def note_reported(self, uses: Iterable[tuple[values.Use, str]]) -> None:
-        """Write which event was sent of each use, with its seconds."""
+        """Store the last event that was sent for each use, and its seconds."""
         rows = [(event, use.seconds, use.number) for use, event in uses]
         if rows:
             with self._transaction() as db:
@@ -95,20 +95,22 @@ class Uses(lineage.History):
                                'WHERE number = ?', rows)
 
     def uses(self) -> list[values.Use]:
-        """Return all that are kept, the oldest first."""
+        """Return all stored uses, the oldest first."""
         with self._transaction(write=False) as db:
             return read(db)
 
     def used(self) -> dict[tuple[str, str, str], float]:
-        """Return project, type and product -> seconds of all uses that ever
-        were counted here."""
+        """Return (project, type, product) -> seconds of all uses that were
+        ever counted here.
+        """
         with self._transaction(write=False) as db:
             return {tuple(row)[:3]: row['seconds'] for row in db.execute(
                 'SELECT project, type, product, seconds FROM used')}
 
     def raise_used(self, found: dict[tuple[str, str, str], float]) -> None:
-        """Set sums that are lower to these, which were published before the
-        store was lost, or an older copy of it was put back."""
+        """Raise sums to the given ones, which were published before the store
+        was lost or replaced by an older copy.
+        """
         known = self.used()
         low = {key: seconds for key, seconds in found.items()
                if seconds > known.get(key, 0)}
@@ -119,8 +121,9 @@ class Uses(lineage.History):
 
     def _follow_uses(self, db, before: Iterable[model.Claim],
                      after: Iterable[model.Claim]) -> None:
-        """Write the uses that a change of claims ends or begins again. The
-        first use of a new claim begins at the next count."""
+        """Store the uses that a change of claims ends or begins again. The
+        first use of a new claim begins at the next count.
+        """
         old = {claim.uuid: claim for claim in before}
         new = {claim.uuid: claim for claim in after}
         now = _Now.read()
@@ -139,7 +142,8 @@ class Uses(lineage.History):
         """Write the uses of claims that guests carry into a new or older
         store. Their beginning was reported by the store that was lost.
 
-        :param gone: ended while another store was in use: not known when.
+        :param gone: claims that ended at an unknown time, while another store
+            was in use.
         """
         again = {claim.uuid: claim for claim in claims if claim.is_use}
         db.executemany("UPDATE uses SET counted = '' WHERE claim = ?",
@@ -160,7 +164,8 @@ class Uses(lineage.History):
                 row['counted'], row['until'])
         else:
             number = _begin(db, claim, claim.since, now)
-            # it came after the last count, wherever the clock was set to
+            # the use began after the last count, whatever the wall clock was
+            # set to
             seconds = _between(claim.since, now.wall)
             if self._counted:
                 seconds = min(seconds, now.after(*self._counted))
@@ -207,7 +212,7 @@ def _key(claim):
 
 
 def _part(claim: model.Claim) -> str:
-    """Return the type of a vGPU, or the function of a region as its UUID."""
+    """Return the type of a vGPU, or the UUID of a region's function."""
     function = claim.restore_function or ''
     return claim.created_type or (
         str(uuid.UUID(function)) if uuidutils.is_uuid_like(function)
@@ -215,7 +220,9 @@ def _part(claim: model.Claim) -> str:
 
 
 def _between(since: str, until: str) -> float:
-    """Return the seconds between two times of the clock, 0 if it went back."""
+    """Return the seconds between two wall-clock times, 0 if the clock was set
+    back.
+    """
     try:
         return max(0.0, (datetime.datetime.fromisoformat(until)
                          - datetime.datetime.fromisoformat(since)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Values of the store alone; it also keeps those of nova_accel.model."""
+"""Values that only the store has, in addition to those of nova_accel.model."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -11,18 +11,20 @@ from nova_accel import model
 
 @dataclasses.dataclass(frozen=True)
 class Notes:
-    """What the host knows of a device beside the report of its driver."""
+    """The facts about a device that the host stores besides the report of its
+    driver.
+    """
 
     #: traits of earlier cards at the address, or of earlier shells of this
-    #: card, which its providers must not have any more
+    #: card, which its providers must not have
     earlier_traits: tuple[str, ...] = ()
-    #: signals of what nova-compute did with it, see health.signals.MARKS
+    #: signals of actions of nova-compute, see health.signals.MARKS
     marks: tuple[str, ...] = ()
-    #: why it is gone, a clause; '' if its driver finds it
+    #: why the device is gone, a clause; '' if its driver finds it
     gone: str = ''
-    #: since when, UTC, as 2026-11-22T02:17:43+00:00
+    #: when it was lost, UTC, as 2026-11-22T02:17:43+00:00
     gone_since: str = dataclasses.field(default='', compare=False)
-    #: whether nova.conf is why its driver does not find it
+    #: whether nova.conf is the reason why its driver does not find it
     left_out: bool = False
 
     def with_mark(self, mark: str, is_so: bool) -> 'Notes':
@@ -61,11 +63,11 @@ class Handover:
     #: address of the handle that the server had
     handle: str
     server: str
-    #: where the content of the region came from
+    #: the origin of the region's content
     origin: str = ''
-    #: what was done, as AcceleratorDriver.release() returned it, or 'none'
+    #: the method, as AcceleratorDriver.release() returned it, or 'none'
     method: str = 'none'
-    #: what the device carried before and after
+    #: content of the region before and after
     before: str = ''
     after: str = ''
     #: one of ENDS, 'ordered', or why it failed
@@ -89,7 +91,7 @@ class Handover:
 
     @property
     def failed(self) -> bool:
-        """Whether the release of a server's device is tried again."""
+        """Return whether the release of a server's device is retried."""
         return bool(self.server) and self.result not in ENDS
 
     @property
@@ -105,7 +107,7 @@ class Handover:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A time in which a server had a device (store.uses)."""
+    """A period in which a server had a device (store.uses)."""
 
     number: int
     claim: str
@@ -130,15 +132,15 @@ class Use:
     counted: str
     #: by a clock that is never set
     seconds: float
-    #: the last event that was sent of it, '' before the first one, and its
-    #: seconds then
+    #: the last event that was sent about it, '' before the first one, and its
+    #: seconds at that time
     sent: str = ''
     reported: float = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """A card that is not on this host now, or is at another address."""
+    """A card that is not on this host, or is at another address."""
 
     #: its serial is '' if it is unknown, or other cards of the host had it
     key: model.CardKey
@@ -151,11 +153,12 @@ class Card:
 
     @property
     def origins(self) -> dict[int, str | None]:
-        """Region index -> Region.origin, of regions that were programmed."""
+        """Return the index -> Region.origin of regions that were programmed.
+        """
         return {index: loaded.origin for index, loaded in self.loaded.items()}
 
 
-#: characters of the reason of a disabled device
+#: maximum length of the reason of a disabled device
 LONGEST_REASON = 200
 
 
@@ -175,10 +178,10 @@ class Disabled:
     reason: str
     #: when, UTC, as 2026-11-22T02:17:43+00:00
     since: str
-    #: Device.ids, as the store knows the card that was there then
+    #: Device.ids of the card that was there at that time
     ids: str = ''
-    #: True: of nova-compute, the hold "defective"; False: of the operator, the
-    #: hold "disabled"
+    #: True: set by nova-compute, the hold "defective"; False: set by the
+    #: operator, the hold "disabled"
     of_health: bool = False
     #: Device.ports of the same
     ports: str = ''
@@ -215,7 +218,9 @@ class OwnerReport:
 
 
 class OrderState(enum.Enum):
-    """NEW -> BEGUN -> DONE or REFUSED; each can be withdrawn."""
+    """The state of an order: NEW -> BEGUN -> DONE or REFUSED. An order in each
+    of them can be withdrawn.
+    """
 
     NEW = 'new'
     BEGUN = 'begun'
@@ -225,13 +230,13 @@ class OrderState(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What a command of the operator asks of nova-compute."""
+    """A request of an operator's command to nova-compute."""
 
     number: int
     #: 'release', 'clean', 'program' or 'drill'
     verb: str
-    #: of the verb: what Release.release(), Maintenance.clean(),
-    #: Maintenance.program() or Drill.drill() takes
+    #: argument of Release.release(), Maintenance.clean(),
+    #: Maintenance.program() or Drill.drill()
     argument: str
     #: when it was written, for store.claims
     since: str
@@ -242,7 +247,9 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class Lineage:
-    """Whose a claim store is, and how new (store.lineage)."""
+    """The compute node of a claim store, and the changes that it contains
+    (store.lineage).
+    """
 
     #: provider uuid of the compute node; '' before Nova's first report
     node: str = ''
@@ -267,21 +274,22 @@ class Unsettled:
     #: with an address: only a card of this product (Device.ids), if it reports
     #: no serial number
     ids: str = ''
-    #: parts() that were settled; the others had no handle then, for example a
-    #: VF that is still bound to VFIO
+    #: parts() that are settled; the others had no handle, for example a VF
+    #: that is still bound to VFIO
     settled: frozenset[str] = frozenset()
-    #: the card has left its address: the row is about it wherever it is
+    #: the card has left its address: the row applies to it at any address
     moved: bool = False
     #: when it was written, UTC, as 2026-11-22T02:17:43+00:00
     since: str = dataclasses.field(default='', compare=False)
-    #: Device.ports, '' where they are not known, or the row is by_address and
-    #: the card has not moved
+    #: Device.ports, '' if unknown, or if the row is by_address and the card
+    #: has not moved
     ports: str = ''
 
     @property
     def by_address(self) -> bool:
-        """True if the owner of the data is unknown and the row identifies the
-        device by address only."""
+        """Return True if the owner of the data is unknown and the row
+        identifies the device by address only.
+        """
         return self.moved or not self.serial and (
             not self.ids or bool(self.settled))
 
@@ -328,7 +336,7 @@ class Unclean:
 
 
 class Withheld(NamedTuple):
-    """A hold as nova-compute saw it at its last report (inventory.listing)."""
+    """A hold as of nova-compute's last report (inventory.listing)."""
 
     device: str
     #: index of the region; None for the whole card
@@ -348,12 +356,13 @@ EVERYTHING = Unsettled()
 
 
 class Reserved(NamedTuple):
-    """What is reserved of an inventory in Placement: a row of
-    inventory.ledger."""
+    """The reserved amount of an inventory in Placement: a row of
+    inventory.ledger.
+    """
 
     #: by the operator
     operators: int
-    #: what nova_accel wrote last
+    #: the value that nova_accel wrote last
     value: int
-    #: what Placement had before a write that is not confirmed
+    #: the value in Placement before a write that is not confirmed
     before: int | None = None
