@@ -1,12 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The table of signals: what each means for its device. Pure.
+"""Define the health signals and their consequences for devices. Pure.
 
 A guest can write the error masks and the error status of its device, and can
 provoke requests that the device refuses (vfio_pci_config.c of Linux 6.12: the
 AER capability is not virtualized). A guest that has the whole device can also
 take its link down, for example by a reset of the device that the host does not
-know of. What a guest can cause (Cause) is at most SUSPECT while the server has
-the device, and ends with the reset after it: what is read then decides.
+notice. A finding that a guest can cause (Cause) is at most SUSPECT while the
+server has the device, and ends with the reset after it. The next reading
+decides.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from nova_accel import exception
 
 CONF = conf.CONF
 OPTION = '[accel] health'
-#: the signal that nova-accel drill makes up, and the verb of its order
+#: the signal of nova-accel drill, and the verb of its order
 DRILL = 'drill'
 #: the signal that notify.paused adds
 PAUSED = 'guest_paused'
@@ -29,26 +30,26 @@ REPORTED = 'owner_report'
 #: with a device in vain, until the same succeeds; and that it was recovered,
 #: until a server has had it
 MARKS = PROGRAMMING, START, RECOVERED = 'programming', 'start', 'recovered'
-#: another mark, which is not a signal: the device is withheld (unhealthy)
+#: another mark, not a signal: the device is withheld (unhealthy)
 FENCED = 'fenced'
 
 
 class State(enum.Enum):
-    """From the best to the worst."""
+    """The health of a device, from the best state to the worst."""
 
     OK = 'ok'
-    #: nothing can be read that would say more
+    #: no reading is available
     UNKNOWN = 'unknown'
-    #: something is wrong; servers get it where they get nothing better
+    #: it may fail; servers get it last
     SUSPECT = 'suspect'
-    #: given to no server
+    #: no server gets it
     QUARANTINED = 'quarantined'
     #: its driver does not find it
     GONE = 'gone'
 
     @property
     def rank(self) -> int:
-        """0 for the best."""
+        """Return the position of the state, 0 for the best."""
         return _RANKS[self]
 
 
@@ -56,9 +57,9 @@ _RANKS = {state: rank for rank, state in enumerate(State)}
 
 
 class Mode(enum.Enum):
-    """What is done about a signal."""
+    """The consequences of a signal."""
 
-    #: it is not judged
+    #: it is ignored
     OFF = 'off'
     #: it is logged and shown to the operator
     OBSERVE = 'observe'
@@ -67,12 +68,12 @@ class Mode(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """Which guests can cause a signal."""
+    """The guests that can cause a signal."""
 
     NONE = 'none'
-    #: of a server that has the whole device: what concerns the bus
+    #: the guest of a server with the whole device: signals of the bus
     WHOLE = 'whole'
-    #: also of a server that has a VF, a region or a vGPU of it
+    #: also the guest of a server with a VF, a region or a vGPU
     ANY = 'any'
 
 
@@ -81,39 +82,38 @@ class Reading(typing.NamedTuple):
 
     #: one of SIGNALS
     signal: str
-    #: of a counter its value, of any other signal what the text shows
+    #: the value of a counter; for other signals the value in the text
     value: int = 1
-    #: what the value is about, a part of the text: 'DLP', 'of port
-    #: 0000:3a:00.0'
+    #: the object of the value, for the text: 'DLP', 'of port 0000:3a:00.0'
     about: str = ''
 
 
 class Signal(typing.NamedTuple):
-    """A row of the table."""
+    """The definition of a health signal: a row of the table."""
 
     #: a clause with {value} and {about}
     said: str
-    #: what it means while no server has the device
+    #: the state while no server has the device
     free: State
-    #: what it means while a server has it or a part of it
+    #: the state while a server has the device or a part of it
     held: State
     cause: Cause
     #: whether the value is a counter: each growth counts, and the finding
     #: lasts until the next hand-over
     counts: bool = False
-    #: the least growth from one look to the next that counts
+    #: the smallest growth between two looks that counts
     least: int = 1
     #: whether a quarantine lasts until the operator enables the device
     sticky: bool = False
-    #: whether it is only observed unless [accel] health names it
+    #: whether it is only observed by default ([accel] health)
     is_new: bool = False
-    #: whether inventory.recovery may end it where it is a quarantine
+    #: whether inventory.recovery may recover a device from it
     recovers: bool = False
 
     def state(self, is_held: bool, is_whole: bool) -> State:
         """Return the state that the finding gives a device.
 
-        :param is_held: whether a server has it or a part of it.
+        :param is_held: whether a server has the device or a part of it.
         :param is_whole: whether a server has all of a function of its slot.
         """
         state = self.held if is_held else self.free
@@ -145,7 +145,7 @@ SIGNALS: Mapping[str, Signal] = {
         'its PCIe link has {value} lanes {about}', _BAD, _BAD, _WHOLE,
         recovers=True),
     'link_speed': Signal(
-        # drivers in guests lower it while a device has nothing to do
+        # drivers in guests lower the link of an idle device
         'its PCIe link has {value} MT/s {about}', _SUSPECT, _OK, _WHOLE,
         is_new=True),
     'power': Signal('its power_state is error', _BAD, _BAD, _WHOLE,
@@ -157,7 +157,7 @@ SIGNALS: Mapping[str, Signal] = {
     'wedged': Signal(
         'its driver has given it up (WEDGED)',
         _BAD, _SUSPECT, _ANY, counts=True, sticky=True),
-    # What a card reports while its physical function stays with the host:
+    # Reported by a card while its physical function stays with the host:
     # drivers.*.health
     'card_failed': Signal('{about}', _BAD, _SUSPECT, _ANY, recovers=True),
     'card_errors': Signal(
@@ -173,7 +173,7 @@ SIGNALS: Mapping[str, Signal] = {
     # inventory.recovery
     RECOVERED: Signal('it had failed and was recovered, and no server has had '
                       'it since', _SUSPECT, _SUSPECT, _NONE),
-    # attach.programming: an image of a project may just be a bad one
+    # attach.programming: a single image of a project may be defective
     PROGRAMMING: Signal(
         'an image of the operator could not be programmed into it',
         _SUSPECT, _SUSPECT, _NONE),
@@ -227,12 +227,12 @@ def modes() -> Mapping[str, Mode]:
 
 
 def is_off() -> bool:
-    """Whether nothing has to be read."""
+    """Return whether all signals are off, so nothing is read."""
     return all(mode is Mode.OFF for mode in modes().values())
 
 
 def acts() -> bool:
-    """Whether findings are shown to others than the operator."""
+    """Return whether findings are reported to Placement and owners, too."""
     return Mode.ACT in modes().values()
 
 
@@ -242,11 +242,10 @@ def state_of(is_gone: bool, is_withheld: bool, suspect: bool, is_read: bool,
 
     :param is_gone: whether its driver does not find it.
     :param is_withheld: whether the whole device has a hold.
-    :param suspect: whether a finding says so.
+    :param suspect: whether a finding makes it suspect.
     :param is_read: whether its signals could be read at the last look.
-    :param is_given_whole: whether a server has the device itself, and not a
-        VF, a region or a vGPU of it: then the bus can be seen, and nothing of
-        what the device would report.
+    :param is_given_whole: whether a server has the device itself, not a VF, a
+        region or a vGPU of it: then only the bus can be read.
     """
     if is_gone:
         return State.GONE

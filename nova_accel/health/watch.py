@@ -15,7 +15,7 @@ of an event            note()                            the same
 of Card.marks          being there                       not being there
 =====================  ================================  ===================
 
-Of the first round after the start nothing is known to compare with.
+The first round after the start has no earlier values to compare with.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,12 +35,12 @@ class Finding:
     about: str
     value: int
     state: signals.State
-    #: whether more is done about it than showing it to the operator
+    #: whether it has further consequences than being shown to the operator
     acts: bool
 
     @property
     def reason(self) -> str:
-        """One clause."""
+        """Return the reason as a clause."""
         return signals.SIGNALS[self.signal].said.format(
             value=self.value, about=self.about)
 
@@ -53,25 +53,25 @@ class Finding:
 class Card(typing.NamedTuple):
     """The properties of a device on which its findings depend."""
 
-    #: driver, and which product it is: devices with the same are alike
+    #: driver and product: devices that share both are of one kind
     kind: tuple[str, str]
-    #: whether there is a claim on it, also one that is being released
+    #: whether a claim names it, including one that is being released
     held: bool
-    #: the same of any function of its slot: a port counts the errors of all,
-    #: and the kernel reports to each what happens to one
+    #: whether a claim names any function of its slot: a port counts the errors
+    #: of all, and the kernel reports an event of one to each
     slot_held: bool
     #: store.values.Notes.marks
     marks: tuple[str, ...] = ()
-    #: whether a server has all of a function of its slot, whose link is the
-    #: same
+    #: whether a server has all of a function in its slot, and thus the same
+    #: link
     slot_whole: bool = False
 
 
 @dataclasses.dataclass
 class _Known:
-    """What is remembered of a device."""
+    """The remembered health of a device."""
 
-    #: counter, by signal and what it is about -> its last value
+    #: (signal, object) of a counter -> its last value
     counters: dict[tuple[str, str], int] = dataclasses.field(
         default_factory=dict)
     #: findings of counters and events
@@ -80,10 +80,10 @@ class _Known:
     #: findings of levels
     levels: dict[tuple[str, str], Finding] = dataclasses.field(
         default_factory=dict)
-    #: findings that the breaker has let pass
+    #: findings that the limit on changes per kind has let pass
     spared: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     is_read: bool = False
-    #: whether it could be read before: then a counter without a value was 0
+    #: whether it was readable before: then a counter without a value was 0
     was_read: bool = False
 
     def findings(self) -> dict[tuple[str, str], Finding]:
@@ -102,10 +102,10 @@ class Watch:
         #: address -> signals of events since the last round
         self._events: dict[str, list[str]] = {}
         self._looks = 0
-        #: address -> the number of the last look before it began again; until
-        #: it has been read in a later one
+        #: address -> the number of the last look before its counters
+        #: restarted, until a later look has read it
         self._again: dict[str, int] = {}
-        #: those of which errors of the link do not count either
+        #: restarted devices whose link errors are ignored, too
         self._reset: set[str] = set()
         #: kind -> devices that turned bad since the last round that was not a
         #: glance
@@ -131,24 +131,25 @@ class Watch:
         self._events.pop(address, None)
 
     def is_current(self, address: str) -> bool:
-        """Whether a device has been read since the start, and since it began
-        again."""
+        """Return whether a device has been read since the start and since its
+        counters restarted.
+        """
         return (address in self._known and self._known[address].was_read
                 and address not in self._again)
 
     def note(self, address: str, signal: str) -> None:
-        """Have the next round count an event of a device."""
+        """Count an event of a device in the next round."""
         self._events.setdefault(address, []).append(signal)
 
     def acknowledge(self, address: str,
                     findings: Iterable[Finding]) -> None:
-        """Drop findings of counters and events: they are written down."""
+        """Drop findings of counters and events that are stored now."""
         known = self._known.get(address, _Known())
         for finding in findings:
             known.kept.pop((finding.signal, finding.about), None)
 
     def findings(self, address: str) -> list[Finding]:
-        """The worst first."""
+        """Return the findings of a device, the worst first."""
         known = self._known.get(address)
         if known is None or not (known.levels or known.kept):
             return []
@@ -156,7 +157,9 @@ class Watch:
                       key=lambda f: (-f.state.rank, f.signal, f.about))
 
     def is_read(self, address: str) -> bool:
-        """Whether the health of a device could be read at the last look."""
+        """Return whether the health of a device could be read at the last
+        look.
+        """
         return address in self._known and self._known[address].is_read
 
     def fencing(self, address: str,
@@ -182,12 +185,12 @@ class Watch:
               is_glance: bool = False) -> dict[tuple[str, str], list[str]]:
         """Update findings from the readings of all devices.
 
-        :param cards: all devices that are there, by address.
-        :param readings: of those that were asked; None of one that could not
-            be read, of which everything stays as it was.
-        :returns: kinds of which so many cards turned at once that it must be
-            the host, or nova_accel: they are SUSPECT, and not QUARANTINED ->
-            the addresses.
+        :param cards: all present devices, by address.
+        :param readings: readings of the queried devices. None for a device
+            that could not be read, whose findings stay.
+        :returns: kind -> addresses of cards that changed at the same time, in
+            such a number that the cause is the host or nova_accel: they become
+            SUSPECT instead of QUARANTINED.
         """
         modes = signals.modes()
         events, self._events = self._events, {}
@@ -198,7 +201,7 @@ class Watch:
             known = self._known[address]
             was_bad = known.is_bad() or signals.FENCED in card.marks
             if self._again.get(address, -1) >= self._looks - 1:
-                # the kernel may report a reset after that has ended
+                # the kernel may report a reset after it has ended
                 events.pop(address, None)
                 known.kept = {key: finding for key, finding
                               in known.kept.items() if finding.is_sticky}
@@ -249,7 +252,7 @@ class Watch:
             if before is None or is_again and (
                     is_reset or row.held is not _State.QUARANTINED):
                 continue
-            # they begin again at 0 when the kernel finds the device again
+            # counters restart at 0 when the kernel finds the device again
             growth = reading.value - (before if before <= reading.value else 0)
             if growth >= row.least:
                 self._found(known, card, modes, reading._replace(value=growth))
@@ -275,8 +278,9 @@ class Watch:
             if before else state, mode is _Mode.ACT)
 
     def _breaks(self, cards, kind, addresses) -> bool:
-        """Spare devices where half of their kind, and more than one, has
-        turned in this round."""
+        """Keep devices SUSPECT if at least half of their kind, and more than
+        one, would be quarantined in this round.
+        """
         alike = sum(card.kind == kind for card in cards.values())
         if len(addresses) < 2 or 2 * len(addresses) < alike:
             return False
