@@ -1,2 +1,2 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""How devices are, reported to owners of servers, Nova and monitoring."""
+"""Report the health of devices to owners of servers, Nova and monitoring."""

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A file of metrics for the textfile collector of node_exporter.
 
-Text format of Prometheus 0.0.4. The names and what they mean are on the page of
-health; a release keeps them. Sources: prometheus.io/docs/instrumenting/
+Text format of Prometheus 0.0.4. The page on health lists the names and their
+meanings, which are stable. Sources: prometheus.io/docs/instrumenting/
 exposition_formats and /docs/practices/naming.
 """
 
@@ -80,10 +80,10 @@ class Facts(typing.NamedTuple):
     handovers: Mapping[str, int]
     #: result -> number
     programmings: Mapping[str, int] = _NONE
-    #: in which they waited, and in which cards were programmed
+    #: seconds of waiting, and seconds in which cards were programmed
     waited: float = 0
     took: float = 0
-    #: None while no image was asked for
+    #: None before the first image is requested
     cache_bytes: int | None = None
     #: (project, type, product) -> seconds; None for a file that every user can
     #: read
@@ -150,8 +150,9 @@ def _samples(facts: Facts) -> Iterable[_Sample]:
 
 
 def _accounts(facts: Facts) -> Iterable[_Sample]:
-    """Yield how many there are of each project; '' of none, which are idle or
-    withheld."""
+    """Yield the number of accelerators of each project; '' is for idle or
+    withheld ones.
+    """
     found: collections.Counter[tuple[str, ...]] = collections.Counter()
     for offer in facts.offered.all():
         if not offer.device:
@@ -178,11 +179,12 @@ def _accounts(facts: Facts) -> Iterable[_Sample]:
 
 
 def published(path: str) -> dict[tuple[str, str, str], float]:
-    """Return Facts.used of a file that this user wrote; nothing of another, or
-    of one that cannot be read."""
+    """Return Facts.used from a file that this user wrote; nothing from another
+    user's file, or one that cannot be read.
+    """
     found = {}
     try:
-        # the directory may be another user's, and have a pipe there
+        # the directory may be another user's, and contain a pipe
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK),
                   encoding='utf-8', newline='\n') as file:
             if os.fstat(file.fileno()).st_uid == os.geteuid():
@@ -230,7 +232,7 @@ class MetricsFile:
         self._handovers: collections.Counter[str] = collections.Counter()
         self._programmings: collections.Counter[str] = collections.Counter()
         self._waited = self._took = 0.0
-        #: number of the newest hand-over that is counted
+        #: number of the newest hand-over that was counted
         self._seen: int | None = None
         self._goes_on = False
         self.background = limited.Background(
@@ -246,11 +248,11 @@ class MetricsFile:
         for [accel] metrics_group.
 
         :raises ConfigurationError: that group does not exist.
-        :raises OSError: it cannot be written; the one before is still there.
+        :raises OSError: the file cannot be written; the previous one stays.
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
-        # the collector reads files that end in .prom, and not the new one;
-        # a server of files that is gone holds up who writes
+        # the collector reads only files that end in .prom. A file server that
+        # does not respond blocks the writer
         write = limited.blocking(files.replace)
         group = CONF.accel.metrics_group
         if not group:
@@ -269,8 +271,9 @@ class MetricsFile:
               0o640, number)
 
     def go_on(self) -> None:
-        """Let the sums go on where the last file has them: the store may be
-        new, or an older copy, and what Prometheus has seen must not shrink."""
+        """Continue the sums of the last file: the store may be new or an older
+        copy, and counters of Prometheus must not decrease.
+        """
         path = CONF.accel.metrics_file
         if path and CONF.accel.metrics_group and not self._goes_on:
             self._store.raise_used(limited.blocking(published)(path))

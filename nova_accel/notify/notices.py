@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Notifications about devices, on Nova's notifier.
 
-One for each change of a state or of the signals, but for changes between OK and
-UNKNOWN: these come and go with servers. After a start of nova-compute one for
-each device that is in another state.
+One notification is sent for each change of a state or of the signals, except
+for changes between OK and UNKNOWN, which follow servers. After a start of
+nova-compute, one is sent for each device in another state.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from nova_accel import model
 from nova_accel.notify import usage as device_usage
 from nova_accel.store import claim_store
 
-#: as of Nova's own events: what, and of which part
+#: as in Nova's own events: the action, and its phase
 EVENT = 'accel.device.state'
 REPORT = 'accel.device.report'
 
@@ -37,7 +37,7 @@ class Notices:
         self._inventory = inventory
         self._holdings = holdings
         self._usage = usage
-        #: address -> state and signals, as they were sent last
+        #: address -> state and signals that were sent last
         self._sent: dict[str, tuple[signals.State, tuple[str, ...]]] = {}
         #: number of the newest report of an owner that was sent, or was there
         #: when this process began

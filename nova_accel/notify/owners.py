@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The health of accelerators in the metadata of their servers.
 
-If a device of a group is not well, or is not in its guest yet, the owner of the
-server reads ``accel<group>:health``: one word, and the number of devices to
-which it applies. For example, ``degraded: 1 of 2``. The key is removed when all
-are well again. It does not name the device of the host, the reason or other
-servers: those are for the operator.
+If a device of a group is unhealthy, or is not in its guest yet, the owner of
+the server reads ``accel<group>:health``: one word, and the number of devices
+to which it applies. For example, ``degraded: 1 of 2``. The key is removed when
+all are healthy again. The value does not name the device of the host, the
+reason or other servers, because these are for the operator.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,11 @@ from nova_accel import model
 from nova_accel import naming
 
 _State = signals.State
-#: what an owner reads of a state
+#: state -> the word that an owner reads
 _WORDS = {_State.SUSPECT: 'degraded', _State.QUARANTINED: 'failed',
           _State.GONE: 'gone'}
-#: of a device that goes into its running guest later (attach.reattachment)
+#: for a device that is attached to its running guest later
+#: (attach.reattachment)
 _OUT = 'on its way'
 _NONE: Mapping[str, str] = {}
 _PAUSED = 'paused by an error: hard reboot the server'
@@ -39,7 +40,7 @@ class Owners:
         self._inventory = inventory
         self._holdings = holdings
         self._reconciler = reconciler
-        #: server -> keys of nova_accel that its metadata have
+        #: server -> keys of nova_accel in its metadata
         self._written: dict[str, Mapping[str, str]] = {}
         self.background = limited.Background(
             self.run, 'The health of accelerators cannot be written into '
@@ -49,7 +50,8 @@ class Owners:
         """Write the keys that have changed.
 
         The metadata of a server with a key is read each time, because its
-        owner may have replaced them. Those of others are read after a change.
+        owner may have replaced them. Other servers' metadata are read after a
+        change.
         """
         now = self._now()
         changed = {server for server, keys in now.items()
@@ -61,7 +63,7 @@ class Owners:
         for uuid in sorted(changed):
             keys = now.get(uuid, _NONE)
             if uuid in found and found[uuid].task_state:
-                # Nova works on it, and writes all of its metadata
+                # Nova works on the server, and writes all of its metadata
                 continue
             if uuid in found:
                 self._write(found[uuid], keys)

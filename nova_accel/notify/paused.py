@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Guests that QEMU has paused because of an error.
+"""Report guests that QEMU has paused because of an error.
 
 An uncorrectable PCIe error makes QEMU pause each guest that has the device or
 a VF of it, for good (vfio_err_notifier_handler() in hw/vfio/pci.c:
 RUN_STATE_INTERNAL_ERROR). libvirt shows such a guest as paused for an unknown
-reason, and each pause that was asked for with its reason
-(qemuProcessHandleStop() in qemu_process.c). Nova shows its server ACTIVE
-(_sync_instance_power_state() of ComputeManager). An error of KVM pauses a guest
-in the same way: which of its devices was the cause, if one was, is not known.
+reason, and each requested pause with its reason (qemuProcessHandleStop() in
+qemu_process.c). Nova shows its server ACTIVE (_sync_instance_power_state() of
+ComputeManager). An error of KVM pauses a guest in the same way: its cause,
+possibly one of its devices, is unknown.
 """
 
 from nova_accel.attach import cloud as novas

@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The use of devices, counted after each look, on Nova's notifier.
+"""Report the use of devices on Nova's notifier, after each look.
 
-accel.claim.begin, each hour accel.claim.exists, and accel.claim.end of each use
-of store.uses. Each has all seconds of the use so far: one that is lost, or sent
-twice because nova-compute was killed, changes no sum.
+Each use of store.uses has the events accel.claim.begin, accel.claim.exists
+each hour, and accel.claim.end. An event has all seconds of the use until then.
+Hence an event that is lost, or sent twice because nova-compute was killed,
+changes no sum.
 """
 
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ class Usage:
         return self._store.count_uses()
 
     def run(self) -> None:
-        """Count, and send what is due."""
+        """Count, and send the events that are due."""
         sent: list[tuple[values.Use, str]] = []
         try:
             for use in self.count():
@@ -69,7 +70,7 @@ class Usage:
             'claim': use.claim, 'server': use.server, 'project': use.project,
             'flavor': use.flavor, 'type': use.type, 'product': use.product,
             'device': use.device, 'part': use.part,
-            # as the card reports it: the name of a type does not say
+            # from the card, because the name of a type does not contain it
             'memory': next((kind.memory for kind in (
                 device.creatable if device else ()) if kind.name == use.part),
                 0),
