@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel drill: a device reports a false finding for a while.
 
-The reading ``drill`` is added to those of a disabled device, and all that
-follows is as with any other signal. The operator sees whether his alert
+The reading ``drill`` is added to those of a disabled device, and has the
+consequences of any other signal. The operator sees whether their alert
 arrives.
 """
 
@@ -24,10 +24,10 @@ class Drill:
     def drill(self, order: str) -> str:
         """Add a false finding to those of a disabled device for a while.
 
-        :param order: address, a blank, and for how many seconds.
+        :param order: address, a blank, and the number of seconds.
         :returns: what the operator can expect, in one sentence.
-        :raises DeviceUnavailable: the operator has not disabled the device,
-            or it has another finding.
+        :raises DeviceUnavailable: the operator has not disabled the device, or
+            it has another finding.
         :raises InvalidRequest: [accel] health has the signal off.
         """
         address, _, seconds = order.partition(' ')

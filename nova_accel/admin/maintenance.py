@@ -2,10 +2,10 @@
 """Clean and program devices that no server has, for the operator.
 
 ``nova-accel clean`` writes a claim of no server for each handle of the device,
-DELETING from its begin: the device is then as after a server. The release that
-follows does the work, and a build waits for it or is retried on another host.
-After a crash or a failure the next comparison goes on. ``nova-accel program``
-programs a region before any server has it.
+in the state DELETING, as after a server. Its release cleans the handle, and a
+build waits for it or is retried on another host. After a crash or a failure
+the next comparison continues. ``nova-accel program`` programs a region before
+any server has it.
 """
 
 from nova_accel.attach import cloud as novas
@@ -51,12 +51,12 @@ class Maintenance:
 
         :param name: see inventory.identity.part().
         :returns: what was done, in one sentence.
-        :raises DeviceUnavailable: a server has it, it is not sound, [accel]
-            handover leaves it to the operator, or it stays unclean.
+        :raises DeviceUnavailable: a server has it, it is withheld, [accel]
+            handover leaves cleaning to the operator, or it stays unclean.
         """
         device, region = self._inventory.find_free(name)
         self._check_in_no_guest(name, device, region)
-        # the host may use it since the last scan
+        # a process of the host may use it since the last scan
         self._inventory.scanner.scan(addresses=[device.address])
         with self._inventory.claiming:
             device, region = self._inventory.find_free(name)
@@ -65,7 +65,7 @@ class Maintenance:
             self._holdings.settle(
                 claims=[c for c in claims if c.handle not in held])
         try:
-            # one that had begun ends first
+            # a programming that began earlier ends first
             self._gate.wait(claims)
         except exception.DeviceUnavailable as error:
             raise exception.DeviceUnavailable(
@@ -81,8 +81,9 @@ class Maintenance:
             f'was left alone.' if left else '')
 
     def _left_alone(self, device):
-        """Parts of a device that show no handle, such as a VF that another
-        driver has."""
+        """Return parts of a device without a handle, for example a VF that
+        another driver has.
+        """
         if device.regions:
             return [r.name for r in device.regions if not r.handles]
         offered = {function for handle in device.handles
@@ -94,8 +95,9 @@ class Maintenance:
             if function not in offered]
 
     def _check_in_no_guest(self, name, device, region):
-        """Check that no guest uses a part without a claim, since the last
-        comparison."""
+        """Check that no guest has started to use a part without a claim since
+        the last comparison.
+        """
         parts = {a for handle in (region or device).handles
                  for a in handle.addresses}
         if region is None:
@@ -161,9 +163,9 @@ class Maintenance:
         """Program an idle region with an image of the operator.
 
         :param order: name of the region (inventory.identity.part()), a blank,
-            and what glance.find_ordered() takes.
+            and a name for glance.find_ordered().
         :returns: what was done, in one sentence.
-        :raises AcceleratorError: of many kinds, each in one sentence.
+        :raises AcceleratorError: of several kinds, each in one sentence.
         """
         name, _, wanted = order.partition(' ')
         device, region = self._region(name)
@@ -195,7 +197,7 @@ class Maintenance:
                 f'{device.address}.')
 
     def _note_handover(self, device, region, method, result):
-        """Write into the journal how a region without a server was treated.
+        """Write the treatment of a region without a server into the journal.
 
         :param region: as it was before.
         """

@@ -5,7 +5,7 @@
 are disabled. A thread polls the store each second, logs the change and shows it
 in Placement. If that fails, the next periodic report shows it.
 
-Other commands have something done once. Two processes must not work on one
+Other commands request a single action. Two processes must not work on one
 card, or judge one claim. Hence such a command writes an order into the store
 and waits. nova-compute carries it out in a thread of its own, and writes the
 answer. For example, ``nova-accel clean 0000:3b:00.0`` writes an order that is
@@ -51,7 +51,7 @@ class Orders:
         self._inventory = inventory
         self._publisher = publisher
         self._closed = threading.Event()
-        #: by address, as they were logged last
+        #: address -> row, as logged last
         self._shown: dict[str, tuple[values.Disabled, ...]] = {}
         #: held during poll()
         self._lock = locks.Lock('orders')
