@@ -10,8 +10,8 @@ from urllib import parse
 
 from nova_accel import request
 
-#: what of Nova's question says which hosts a server may go to, whatever it
-#: asks of them (ResourceRequest.to_querystring, Nova 31 to 34)
+#: parameters of Nova's question that restrict the hosts of a server, whatever
+#: its resources (ResourceRequest.to_querystring, Nova 31 to 34)
 _OF_HOSTS = ('in_tree', 'member_of', 'required', 'root_required')
 
 
@@ -19,7 +19,7 @@ def answer(response: typing.Any, **parts: type) -> dict[str, typing.Any]:
     """Return the JSON of an answer of Placement.
 
     :param response: what SchedulerReportClient.get of Nova returned.
-    :param parts: what must be in it: list or dict by name.
+    :param parts: required keys, each with its type: list or dict.
     :raises ConnectionError: no answer, another status, or a body that is not
         Placement's, such as the HTML of a proxy.
     """
@@ -37,12 +37,13 @@ def answer(response: typing.Any, **parts: type) -> dict[str, typing.Any]:
 class Zones:
     """The hosts of availability zones and the like, as Placement listed them.
 
-    A zone is listed once in SECONDS: Placement reads all hosts of the cloud for
-    that. Whether a server may go to a host is asked of Placement each time.
+    A zone is listed once in SECONDS, because Placement reads all hosts of the
+    cloud for the list. Each request still asks Placement whether a server may
+    go to a host.
     """
 
     SECONDS = 60
-    #: questions whose hosts are kept
+    #: number of questions whose hosts are kept
     _MOST = 100
 
     def __init__(self) -> None:
@@ -77,10 +78,10 @@ def url(groups: Mapping[str, request.Group], limit: int, *,
 
     :param groups: by suffix, as request.groups() returns them.
     :param limit: of candidates.
-    :param policy: group_policy, which Placement demands for two and more
+    :param policy: group_policy, which Placement requires for two or more
         groups with a suffix; 'none' by default.
     :param root_forbidden: traits that no host may have.
-    :param in_tree: UUID of the only host that is asked for.
+    :param in_tree: UUID of the only host to query.
     """
     query = _of_groups(groups, policy)
     if root_forbidden:
@@ -91,15 +92,16 @@ def url(groups: Mapping[str, request.Group], limit: int, *,
 
 def url_of_part(query: str, groups: Mapping[str, request.Group],
                 in_tree: str | None = None) -> str:
-    """Return the request to Placement whether one host satisfies some groups.
+    """Return the path and query that ask Placement whether a host satisfies
+    some groups.
 
-    Of the rest of the request it contains the restrictions on hosts, and one
-    MiB of the host's memory, because Placement needs a resource.
+    It also has the restrictions on hosts of the whole request, and one MiB of
+    the host's memory, because Placement needs a resource.
 
     :param query: Nova's question for the whole request, a query string.
-    :param groups: by suffix. The traits of the unnumbered one are those of
-        the query, which has Nova's and the image's among them.
-    :param in_tree: UUID of the only host that is asked for.
+    :param groups: by suffix. The unnumbered group has the traits of the query,
+        including those of Nova and the image.
+    :param in_tree: UUID of the only host to query.
     """
     asked = parse.parse_qsl(query)
     host = {'MEMORY_MB': 1}
@@ -112,13 +114,14 @@ def url_of_part(query: str, groups: Mapping[str, request.Group],
 
 
 def names_host(query: str) -> bool:
-    """Whether a question is for one host, which the operator named."""
+    """Return whether a question is for one host that the operator named."""
     return any(key.startswith('in_tree') for key, _ in parse.parse_qsl(query))
 
 
 def url_of_providers(suffix: str, group: request.Group) -> str:
-    """Return the question which providers have a group free, wherever they
-    are; of the unnumbered one, which have one of its classes."""
+    """Return the path and query for providers with free inventory for a group,
+    wherever they are. For the unnumbered group, one of its classes is enough.
+    """
     classes = sorted((name, amount) for name, amount
                      in group.resources.items() if amount)
     query = [('resources', ','.join(
@@ -132,11 +135,12 @@ def url_of_providers(suffix: str, group: request.Group) -> str:
 
 
 def url_of_hosts(query: str) -> str:
-    """Return the question which hosts a server may go to, whatever it asks of
-    them.
+    """Return the path and query for the hosts that a server may use, whatever
+    its resources.
 
-    The provider of a host has its memory, and all of that has to be true of
-    the provider that gives this (Placement API, 1.29).
+    The query asks for memory, because the provider of a host has it, and
+    Placement applies the restrictions to the provider of the resource
+    (Placement API, 1.29).
 
     :param query: Nova's question for the whole request, a query string.
     """

@@ -24,47 +24,48 @@ from nova_accel import naming
 from nova_accel import request
 from nova_accel.scheduler import facts
 
-#: of a candidate of which something was taken since Placement offered it
+#: of a candidate with a device that was taken since Placement offered it
 TAKEN = 10_000_000.0
 #: of a region that carries another function and must not be programmed
 UNUSABLE = 100_000.0
-#: of a device that is not well
+#: of an unhealthy device
 SUSPECT = 5_000.0
 #: of a host, for each domain that servers fill before its own
 NEAR = 2_000.0
 
 
 class Prices(typing.NamedTuple):
-    """What the drawbacks of a device cost, the worst one first."""
+    """The prices of a device's drawbacks, the worst drawback first."""
 
     #: its region must be programmed
     programming: float
-    #: it has a later function, or a later preferred trait, of those that the
-    #: flavor lists: number of those before it -> cost
+    #: its function or preferred trait comes later in the flavor's list: number
+    #: of those before it -> cost
     later: Callable[[int], float]
     #: the devices are on several NUMA nodes: half of it for two nodes
     apart: float
     #: a build waits until it is cleaned
     cleaning: float
-    #: what a programming overwrites, and what other flavors ask for, each
-    #: times 0 to 1
+    #: programming overwrites a function, and other flavors ask for the
+    #: device's traits; each is multiplied by 0 to 1
     loss: float
-    #: each device too many of its host, and of its pool: free ones where
-    #: servers are stacked, used ones where they are spread. Not shared
+    #: each surplus device of the host, and of the pool: free devices if
+    #: servers are stacked, used ones if they are spread. Not shared by the
+    #: groups
     of_host: float = 0.0
     of_pool: float = 0.0
 
 
-#: of servers that want functions alone. They are comparable with Nova's
-#: weights, which spread the load: a programming counts more than four of them,
-#: the second of two functions and the usual loss count about as much as one
-#: and a half, and two nodes as less than half of one
+#: for servers that request functions only. The prices are comparable with
+#: Nova's weights, which spread the load: a programming counts more than four
+#: weights, the second of two functions and the usual loss about one and a
+#: half, and two nodes less than a half
 FUNCTIONS = Prices(
     programming=.44, later=lambda n: .2 * n / (1 + n), apart=.16, cleaning=.03,
     loss=.11)
-#: of servers that want a device without a function: more than Nova's weights,
-#: else whole hosts would not stay whole. A preferred trait counts more than
-#: the free devices of a host, up to a hundred of them
+#: for servers that request a device without a function: more than Nova's
+#: weights, otherwise hosts would not stay empty. A preferred trait counts more
+#: than the free devices of a host, up to a hundred
 DEVICES = Prices(
     programming=1000.0, later=lambda n: 100.0 * n, apart=20.0, cleaning=10.0,
     loss=10.0, of_host=.5, of_pool=.02)
@@ -74,11 +75,11 @@ class Costs:
     """The costs of candidates, until a server of the request gets one.
 
     :param requests: the groups of one server, at least one.
-    :param demand: for functions.
-    :param named: for the traits that flavors require of devices without a
-        function.
+    :param demand: demand for functions.
+    :param named: demand for the traits that flavors require of devices without
+        a function.
     :param compares_places: whether NUMA nodes and PCI root complexes count.
-    :param packing: 'stack' or 'spread'; None where neither counts.
+    :param packing: 'stack' or 'spread'; None if neither counts.
     """
 
     def __init__(self, requests: Sequence[request.AcceleratorRequest],
@@ -92,7 +93,7 @@ class Costs:
         self._packing = packing
         programs = [wanted.programs for wanted in requests]
         self._prices = FUNCTIONS if all(programs) else DEVICES
-        # a region that the answer lacks is programmed and loses nothing
+        # a region that is missing in the answer is programmed without a loss
         unknown = _exact(self._prices.programming / len(requests))
         #: for each group: provider -> cost, and the cost of any other one
         self._groups = [(wanted, self._of_providers(wanted),
@@ -116,8 +117,7 @@ class Costs:
         return cost
 
     def _of_places(self, nodes, roots):
-        # a pool that shows no node: its host chooses devices, and may find
-        # some on one node
+        # a pool without a node: its host chooses devices, possibly on one node
         spread = max(1, len(nodes)) + max(0, len(roots) - 1) / 10
         return _exact(
             self._prices.apart * (1 - 1 / spread) / len(self._requests))
@@ -150,7 +150,7 @@ class Costs:
                 loss = 0.0
             else:
                 shared = prices.programming
-                # a server uses it, or is about to
+                # a server uses it, or will soon
                 if kind.used or naming.PROGRAMMABLE not in traits:
                     fixed += UNUSABLE
         shared += (prices.later(later) + prices.loss * loss
@@ -158,7 +158,7 @@ class Costs:
         return fixed + _exact(shared / len(self._requests))
 
     def _add_packing(self, costs, kinds):
-        # host -> devices too many
+        # host -> surplus devices
         of_hosts: collections.Counter[str] = collections.Counter()
         for kind, providers in kinds.items():
             for provider in providers:
@@ -189,13 +189,15 @@ def _of_one(group, costs, unknown, candidate):
 
 
 def _exact(cost):
-    """Round a cost, to let sums of the same costs be equal in any order: as
-    floating-point numbers multiples of a power of two are added exactly."""
+    """Round a cost so that sums of equal costs are equal in any order:
+    floating-point numbers that are multiples of a power of two are added
+    exactly.
+    """
     return round(cost * 2 ** 20) / 2 ** 20
 
 
 def _place(wanted, traits):
-    """Return how many of the wanted traits come before one of a device."""
+    """Return the position of the first wanted trait that a device has."""
     return next((number for number, trait in enumerate(wanted)
                  if trait in traits), len(wanted))
 
@@ -203,9 +205,9 @@ def _place(wanted, traits):
 def _losses(demand, kinds):
     """Return what overwriting a region of each kind loses, 0 to 1.
 
-    It is the demand for what the region carries, for each idle copy of that,
-    against the mean of all idle regions: x / (x + mean). Hence 0.5 is a usual
-    loss. A region that carries nothing loses nothing.
+    The loss is x / (x + mean): x is the demand for the region's function per
+    idle copy of the function, and mean the average of all idle regions. Hence
+    0.5 is a usual loss. A region that carries nothing loses nothing.
 
     :param kinds: kind -> number of providers.
     """
@@ -226,7 +228,7 @@ def _losses(demand, kinds):
 
 
 def _asked(named, wanted, kinds):
-    """Return how much other flavors ask for the traits of each kind, 0 to 1.
+    """Return how much other flavors request the traits of each kind, 0 to 1.
 
     Traits that this flavor requires, or that all kinds have, do not count.
     """

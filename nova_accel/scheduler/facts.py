@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What is known of providers while the servers of one request are scheduled.
+"""Keep the facts about providers while the servers of a request are scheduled.
 
-It comes from the provider summaries of Placement's answer (GET
-/allocation_candidates, 1.29 and later: all providers of each tree in which
-there is a candidate): {provider: {'resources': {class: {'capacity': amount,
-'used': amount}}, 'traits': [trait]}}. Nova asks for that answer anyway.
+They come from the provider summaries of Placement's answer (GET
+/allocation_candidates, 1.29 and later: all providers of each tree with a
+candidate): {provider: {'resources': {class: {'capacity': amount, 'used':
+amount}}, 'traits': [trait]}}. Nova asks for that answer anyway.
 """
 
 import collections
@@ -29,10 +29,11 @@ Candidate = dict[str, typing.Any]
 
 
 class Kind(typing.NamedTuple):
-    """What a cost depends on of a provider. Most regions are of a kind with
-    many others."""
+    """The properties of a provider on which costs depend. Most regions share
+    their kind with many others.
+    """
 
-    #: joined: one string is quicker to hash than each trait
+    #: joined, because one string is hashed faster than all traits
     traits: str
     #: of the wanted class
     capacity: int
@@ -47,9 +48,9 @@ def providers(wanted: request.AcceleratorRequest, candidate: Candidate,
               ) -> Iterable[str]:
     """Return the UUIDs of the providers that serve a request group.
 
-    It is one provider: Placement takes all of a class in a group from one
-    (granular resource requests, 1.25). The unnumbered group may take its
-    other classes from others.
+    A group has one provider per class, because Placement takes a whole class
+    of a group from one provider (granular resource requests, 1.25). The
+    unnumbered group may take its other classes from others.
     """
     group = wanted.group
     mapped = candidate['mappings'].get(group, ())
@@ -62,7 +63,8 @@ def providers(wanted: request.AcceleratorRequest, candidate: Candidate,
 
 
 class Facts:
-    """Placement's answer, less what servers of the request got since.
+    """Placement's answer, minus the allocations to servers of the request
+    since.
 
     :param requests: of one server.
     :param summaries: not modified.
@@ -77,7 +79,7 @@ class Facts:
         self._summaries = summaries
         self._get = get
         self._places: dict[str, tuple[str | None, str | None]] = {}
-        #: (provider, class) of which something was taken since the answer
+        #: (provider, class) with an allocation since the answer
         self._taken: set[tuple[str, str]] = set()
         #: provider -> traits that its region gets from servers of this request
         self._promised: dict[str, list[str]] = {}
@@ -108,11 +110,12 @@ class Facts:
         return found
 
     def free_of_hosts(self) -> Mapping[str, int]:
-        """Return how many accelerators of any kind are free, by the UUID of a
-        root provider; hosts without a free one are not named."""
+        """Return the number of free accelerators by the UUID of a root
+        provider; hosts without free ones are omitted.
+        """
         result: dict[str, int] = {}
-        # a class -> whether it is of accelerators. There are many providers,
-        # most of which have no class, and few classes
+        # a class -> whether it is of accelerators, cached because there are
+        # many providers and few classes
         known: dict[str, bool] = {}
         for summary in self._summaries.values():
             resources = summary['resources']
@@ -166,10 +169,8 @@ class Facts:
     def places(self, candidate: Candidate) -> tuple[set[str], set[str]]:
         """Return the NUMA nodes and the PCI root complexes of a candidate.
 
-        Those that its providers show; a pool whose devices differ shows none,
-        and the compute host chooses devices that are close.
-
-        :returns: as traits.
+        They are the traits of its providers. A pool whose devices differ has
+        none, and the compute host chooses close devices.
         """
         nodes: set[str] = set()
         roots: set[str] = set()
@@ -199,7 +200,7 @@ class Facts:
 
     @property
     def has_taken(self) -> bool:
-        """Whether anything is known to be taken since the answer."""
+        """Return whether an allocation since the answer is known."""
         return bool(self._taken)
 
     def is_taken(self, candidate: Candidate) -> bool:
@@ -217,7 +218,7 @@ class Facts:
         found = summary['resources'][name]
         return found['capacity'] - found['used']
 
-    # What was taken
+    # Allocations since the answer
 
     def take(self, candidate: Candidate) -> None:
         """Note that a server of this request was given a candidate."""
@@ -239,11 +240,11 @@ class Facts:
         self._show(provider, name, summary)
 
     def _show(self, provider, name, summary):
-        """Replace a summary of which something of a class was taken."""
+        """Replace a summary after an allocation of a class."""
         self._taken.add((provider, name))
         promised = self._promised.get(provider)
         if summary and promised:
-            # what the region carries is going to be overwritten
+            # the function of the region is going to be overwritten
             summary = {**summary, 'traits': [*promised, *itertools.filterfalse(
                 naming.is_content, summary['traits'])]}
         if summary:
@@ -253,8 +254,8 @@ class Facts:
     def refresh(self, root: str) -> None:
         """Ask Placement again for the providers of one host.
 
-        The first of them may have been taken by another request, which the
-        answer that Nova has cannot show. Without an answer nothing changes.
+        Another request may have taken one of them since Nova got its answer.
+        If Placement does not answer, nothing changes.
 
         :param root: UUID of the host's root provider.
         """
@@ -276,7 +277,8 @@ class Facts:
             self._update(root, name, found)
 
     def _update(self, root, name, found):
-        """Use a new answer of Placement about a class in the tree of a host."""
+        """Store a new answer of Placement about a class in the tree of a host.
+        """
         for provider, summary in list(self._summaries.items()):
             if (summary.get('root_provider_uuid') == root
                     and name in summary['resources']):

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Report to the owner of a server without a host what was missing.
 
-Placement is asked only after Nova has found no host, with the hosts to which
-this server may go and nothing of other servers.
+Placement is asked only after Nova has found no host, and only about hosts that
+this server may use.
 """
 
 import collections
@@ -26,31 +26,32 @@ LOG = logging.getLogger(__name__)
 
 #: seconds by which Nova's error may be delayed
 LIMIT = 3
-#: characters of the reason that fit into a fault (nova.db.main.models,
+#: maximum length of a reason in a fault (nova.db.main.models,
 #: InstanceFault.message) after "No valid host was found. "
 _ROOM = 255 - 25
-#: requests that are examined at a time: a user who fails often must not
-#: keep Placement busy, and one that hangs must not collect threads
+#: number of requests that are examined at the same time: a user whose requests
+#: fail often must not keep Placement busy, and hanging requests must not
+#: collect threads
 _AT_ONCE = threading.BoundedSemaphore(4)
-#: of Placement, with which Nova asks for candidates (31 to 34)
+#: version of Placement with which Nova asks for candidates (31 to 34)
 _VERSION = '1.36'
-#: hosts that are asked for one by one
+#: maximum number of hosts that are queried one by one
 _FEW = 4
-#: of many hosts, which ones
+#: chooses hosts if there are many
 _sample = random.sample
 
 
 def reason(get: Callable, begun: scheduling.Schedulings, manager, context,
            spec, servers: int, seconds: float = 0) -> str:
-    """Return what of its accelerators a request did not find.
+    """Return which accelerators of a request were missing.
 
     :param get: callable (url, version), SchedulerReportClient.get of Nova.
     :param manager: nova.scheduler.manager.SchedulerManager.
     :param spec: nova.objects.RequestSpec that found no host.
     :param servers: how many servers were requested together.
-    :param seconds: that Placement took to find no host.
-    :returns: a sentence for the owner; '' where accelerators are not missing,
-        or it could not be found out within LIMIT seconds.
+    :param seconds: that Placement's answer without a host took.
+    :returns: a sentence for the owner; '' if no accelerators are missing, or
+        the check took longer than LIMIT seconds.
     """
     if utils.request_is_rebuild(spec) or 'extra_specs' not in spec.flavor:
         # a server that is rebuilt keeps its devices
@@ -82,14 +83,14 @@ def reason(get: Callable, begun: scheduling.Schedulings, manager, context,
 
 
 def _ask(get, query, groups) -> missing.Answer:
-    """Ask whether a host has groups free.
+    """Ask whether a host has free inventory for groups.
 
-    A question for candidates makes Placement read all hosts of the cloud, also
-    for one of them. Which providers have a group free is a small part of that:
-    where none has, or the host of one of them has all groups, that is the
-    answer.
+    A question for candidates makes Placement read all hosts of the cloud, even
+    for one host. A question for providers of a group costs much less. If no
+    provider has the group, or the host of one has all groups, it is
+    sufficient.
 
-    :raises ConnectionError: Placement does not say.
+    :raises ConnectionError: Placement does not answer.
     """
     try:
         if not groups:
@@ -100,11 +101,12 @@ def _ask(get, query, groups) -> missing.Answer:
                     for suffix, group in groups.items()]
             hosts = set.intersection(*map(set, free))
             if len(hosts) > _FEW and 'member_of' in query:
-                # those outside of the zone would be asked in vain
+                # hosts outside the zone would be queried in vain
                 url = candidates.url_of_hosts(query)
                 hosts &= candidates.ZONES.hosts(
                     url, lambda: _hosts(get, url))
-            # several groups find all on a host that has much of it
+            # a host with many free devices is most likely to satisfy several
+            # groups
             for host in sorted(
                     _sample(sorted(hosts), len(hosts)),
                     key=lambda host: -sum(one[host] for one in free))[:_FEW]:
@@ -119,11 +121,13 @@ def _ask(get, query, groups) -> missing.Answer:
 
 
 class _NeverReported(Exception):
-    """A class or a trait."""
+    """Placement does not know a class or a trait."""
 
 
 def _hosts(get, url):
-    """UUIDs of roots -> how many of their providers are in an answer."""
+    """Return the UUIDs of root providers -> number of their providers in an
+    answer.
+    """
     return collections.Counter(provider['root_provider_uuid']
                                for provider in _providers(get, url))
 
@@ -148,8 +152,8 @@ def _answer(response, part):
 def _within_limit(look: Callable[[], str]) -> str:
     """Return what a call returns, '' if it fails or takes too long.
 
-    It goes on in a thread of its own then: Placement may take as long as
-    nova.conf lets it ([placement] timeout), or for ever.
+    After that it continues in its own thread: Placement may take as long as
+    nova.conf allows ([placement] timeout), or for ever.
     """
     end = time.monotonic() + LIMIT
     if not _AT_ONCE.acquire(timeout=LIMIT):

@@ -1,10 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A filter that orders the allocation candidates of each host.
 
-It drops candidates, and hosts, only where the flavor demands that all devices
-are on one NUMA node or below one PCI root complex, or where the guest is, and
-where a host has providers of nova_accel in Placement although its nova-compute
-runs another driver: that would start the server without its devices.
+It drops candidates and hosts in two cases only. The flavor demands that all
+devices are on one NUMA node, below one PCI root complex, or on the nodes of
+the guest. Or a host has providers of nova_accel in Placement, but its
+nova-compute runs another driver, which would start the server without its
+devices.
 
 Nova claims element 0 of host_state.allocation_candidates
 (scheduler manager, 31 to 34) and calls weighers only with two or more hosts.
@@ -37,11 +38,11 @@ def _get(url, version):
 
 #: shared with the weigher
 SCHEDULINGS = schedulings.Schedulings(_get)
-#: 0 to 1, which decides between candidates of one cost
+#: 0 to 1: decides between candidates of equal cost
 _chance = random.random
-#: hosts that a line of the log names
+#: maximum number of hosts in a line of the log
 _SAID = 10
-#: of the log where an error of nova_accel was caught, once for each request
+#: shown in the log if an error of nova_accel was caught, once for each request
 UNTOLD = ('A server is scheduled without regard to its accelerators: report '
           'this error to nova_accel.')
 _ONCE = logging.Once()
@@ -53,10 +54,10 @@ seam.install_reason(lambda *args: fault.reason(_get, SCHEDULINGS, *args),
 
 
 class Listed(list[facts.Candidate]):
-    """Candidates of one provider, in Nova's answer of Placement.
+    """The candidates of one provider in Placement's answer.
 
     Nova copies the list for each host with copy.deepcopy, because filters drop
-    candidates, which takes longer than all else that nova_accel does for a
+    candidates. That takes longer than all other work of nova_accel for a
     scheduling. A new list is enough: each candidate is of one host, and Nova
     and its filters write into none (SchedulerManager, claim_resources of
     SchedulerReportClient, 31 to 34).
@@ -97,8 +98,8 @@ class AcceleratorFilter(filters.BaseHostFilter):
         hosts = list(filter_obj_list)
         try:
             return self._order(hosts, spec_obj)
-        # an error of nova_accel must not cost servers without accelerators a
-        # host. What a flavor demands, nova-compute checks once more
+        # an error of nova_accel must not exclude hosts for servers without
+        # accelerators. nova-compute checks the demands of a flavor again
         except Exception:
             LOG.exception(UNTOLD)
             SCHEDULINGS.give_up(spec_obj)
@@ -131,19 +132,20 @@ class AcceleratorFilter(filters.BaseHostFilter):
 
 
 def _sort(candidates, cost):
-    """Sort candidates by cost, and those of one cost by chance.
+    """Sort candidates by cost, and equal ones randomly.
 
-    Requests at the same time have the same answer of Placement. If all took
-    the first of several regions that are as good, one would get it, and the
-    others would go on to another host: Nova tries one candidate of each.
+    Simultaneous requests get the same answer of Placement. If all took the
+    first of several equal regions, one would get it, and the others would try
+    another host, because Nova tries one candidate of each host.
     """
     candidates.sort(key=lambda c: (cost(c), _chance()))
 
 
 def _has_driver(host, scheduling):
-    """Whether the host can give what its candidates have of our providers.
+    """Return whether a host runs nova_accel, if its candidates need our
+    providers.
 
-    They stay in Placement when a host returns to Nova's own driver, which
+    Providers stay in Placement when a host returns to Nova's own driver, which
     starts servers without the devices and does not complain. Candidates
     without our providers are kept: with standard resource classes they may be
     Nova's own vGPUs.
@@ -170,7 +172,9 @@ def _has_driver(host, scheduling):
 
 
 def _where_the_flavor_demands(hosts, scheduling, spec):
-    """Drop what cannot satisfy it, and say what there is if nothing can."""
+    """Drop candidates that violate the flavor's demands on places; log what is
+    available if none is left.
+    """
     guest = _guest(scheduling, spec)
     if not guest and not (
             scheduling.compares_places and scheduling.affinity.is_strict):
@@ -247,12 +251,12 @@ def _guest(scheduling, spec):
 
 
 def _fits(host, guest, shown):
-    """Whether a guest fits on the nodes of its devices; True where that is not
-    known.
+    """Return whether a guest fits on the nodes of its devices; True if
+    unknown.
 
     Nova claims one candidate of a host, and does not try the next one when
     nova-compute refuses. Memory and processors are checked, with the limits
-    that nova-compute will get (of NUMATopologyFilter, if it was before us; its
+    that nova-compute will get (of NUMATopologyFilter, if it ran earlier; its
     arguments are the same in Nova 31 to 34).
 
     :param shown: traits of the nodes.
@@ -262,10 +266,10 @@ def _fits(host, guest, shown):
     nodes = {int(trait.rpartition('_')[2]) for trait in shown}
     topology = host.numa_topology.obj_clone()
     for cell in topology.cells:
-        # as nova_accel.virt.guest_nodes has it
+        # in the same way as nova_accel.virt.guest_nodes
         if cell.id not in nodes:
             cell.cpuset, cell.pcpuset = set(), set()
-    # a try writes into the guest's what it finds
+    # a try writes its result into the guest's topology
     return bool(hardware.numa_fit_instance_to_host(
         topology, guest.obj_clone(), provider_mapping=None,
         limits=host.limits.get('numa_topology')))
@@ -278,7 +282,7 @@ def _is_retry(spec):
 
 
 def _note_claims(hosts, scheduling):
-    """Subtract what earlier servers of the same request have taken.
+    """Subtract allocations to earlier servers of the same request.
 
     Nova does not refresh the candidates between the servers of a multi-create.
     It passes the hosts in the order in which it tried them: a claim on the
@@ -290,10 +294,10 @@ def _note_claims(hosts, scheduling):
                   if host.num_instances > _left(scheduling, host)[0]), None)
     for host in hosts[:taken]:
         if host.uuid not in scheduling.left:
-            # it was dropped, and not tried
+            # the host was dropped, and not tried
             continue
         scheduling.refresh(host.uuid)
-        # another filter may have dropped the taken host; then the first host
+        # another filter may have dropped the chosen host; then the first host
         # with room was not tried
         if taken is None and not all(
                 map(scheduling.facts.is_taken, host.allocation_candidates)):
@@ -307,7 +311,7 @@ def _left(scheduling, host):
 
 
 def _note_claim(host, scheduling):
-    """Subtract what the last server got on a host."""
+    """Subtract the allocation of the last server on a host."""
     left = _left(scheduling, host)[1]
     if len(left) == len(host.allocation_candidates) and all(
             map(lambda a, b: a is b, left, host.allocation_candidates)):

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What of the accelerators was missing where a request found no host.
+"""Explain which accelerators were missing if a request found no host.
 
-For the owner of the server: a sentence has what his flavor asks for, and
-nothing of hosts, of other servers or of who has them. Pure: Placement is asked
-through a callable that is passed in.
+For the owner of the server: a sentence names requests of the flavor, and
+neither hosts nor other servers. Pure: Placement is asked through a callable
+that is passed in.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ _LATER = 'try again later, or choose another flavor'
 class Answer(enum.Enum):
     """The answer of Placement for request groups."""
 
-    #: a host has them free, all together
+    #: a host has all of them free
     FREE = 'free'
     #: no host has them free
     NONE = 'none'
@@ -35,17 +35,18 @@ class Answer(enum.Enum):
     UNKNOWN = 'unknown'
 
 
-#: asks for some groups of a request and for nothing else; {} is a host alone
+#: returns the answer for some groups alone; {} asks for a host without
+#: accelerators
 Ask = Callable[[Mapping[str, request.Group]], Answer]
 
 
 def of_accelerators(groups: Mapping[str, request.Group],
                     ) -> dict[str, request.Group]:
-    """Return the groups that ask for accelerators, with what goes with them.
+    """Return the groups that ask for accelerators.
 
-    :param groups: as request.groups() returns them. Of the unnumbered one
-        only the accelerators and their memory are left: the rest may come
-        from other providers.
+    :param groups: as request.groups() returns them. Only the accelerators and
+        their memory of the unnumbered group are kept, because its other
+        resources may come from other providers.
     """
     found = {}
     for suffix, group in groups.items():
@@ -63,7 +64,7 @@ def of_accelerators(groups: Mapping[str, request.Group],
 def refusal(wanted: scheduling.Scheduling | None) -> str:
     """Return why AcceleratorFilter refused all hosts that had accelerators.
 
-    :returns: a sentence without "No valid host"; '' where it did not.
+    :returns: a sentence without "No valid host"; '' if it did not.
     """
     if wanted is None:
         return ''
@@ -83,12 +84,12 @@ def refusal(wanted: scheduling.Scheduling | None) -> str:
 
 def reason(groups: Mapping[str, request.Group], servers: int,
            ask: Ask) -> str:
-    """Return what of the accelerators of a request was missing.
+    """Return which accelerators of a request were missing.
 
     :param groups: of_accelerators() of the request.
     :param servers: how many servers were requested together.
-    :returns: a sentence without "No valid host"; '' where accelerators are
-        not what is missing.
+    :returns: a sentence without "No valid host"; '' if no accelerators are
+        missing.
     """
     whole = ask(groups)
     if whole is Answer.FREE:
@@ -99,7 +100,7 @@ def reason(groups: Mapping[str, request.Group], servers: int,
         return (f'Accelerators: a host has them free, but it is out of '
                 f'service, or lacks something else that the server asks for '
                 f'(processors, memory, disk, zone, networks): {_LATER}.')
-    # groups that are alike have one answer
+    # equal groups have one answer
     alone: list[request.Group] = []
     for suffix, group in groups.items():
         if suffix and group in alone:
@@ -125,10 +126,10 @@ def _of_group(suffix, group, answer, is_one_of_several, ask):
         if left is Answer.FREE:
             named = cuts
         else:
-            # what it should be like does not matter
+            # its required properties are irrelevant
             group, answer = bare, left
     if not named and ask({}) is not Answer.FREE:
-        # no host is left for the server, whatever it asks for
+        # no host is left for the server, whatever it requests
         return ''
     is_known = answer is Answer.NONE
     head = (f'Accelerators: no host for this server '
@@ -138,8 +139,8 @@ def _of_group(suffix, group, answer, is_one_of_several, ask):
         f': {_LATER}.' if is_known else ': choose another flavor.')
     words = ' and '.join(cut.words for cut in named if cut.words)
     if words:
-        # not less than the placeholder: names of classes and groups are long
-        # enough to leave no room
+        # at least as long as the placeholder: names of classes and groups can
+        # use all the room
         words = ' ' + textwrap.shorten(
             words, max(10, _LENGTH - len(head) - len(tail) - 1),
             placeholder=' ...')
@@ -147,17 +148,18 @@ def _of_group(suffix, group, answer, is_one_of_several, ask):
 
 
 class _Cut(typing.NamedTuple):
-    """Something that a group asks for beyond one accelerator."""
+    """A demand of a group beyond one accelerator."""
 
     words: str
-    #: what is free where a host has the group without it
+    #: the accelerators that are free if a host has the group without the
+    #: demand
     free: str
     without: Callable[[request.Group], request.Group]
 
 
 def _cuts(suffix, group):
     cuts = []
-    # those of the unnumbered group may be of any provider of the host
+    # traits of the unnumbered group may be of any provider of the host
     if suffix and (group.required or group.forbidden):
         cuts.append(_Cut(_qualities(group), 'others are free', lambda g: (
             dataclasses.replace(
@@ -205,7 +207,7 @@ def _qualities(group):
 
 
 def _quality(trait):
-    """A trait in the words of a flavor."""
+    """Return a trait in the words of a flavor."""
     function = naming.function_of(trait)
     if function:
         return f'the function {uuid.UUID(function)}'

@@ -1,6 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The requests that nova-scheduler schedules: what each server wants, and what
-is known meanwhile."""
+"""Keep the state of requests while nova-scheduler schedules them."""
 
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
@@ -26,13 +25,14 @@ _AGAIN = 3
 
 
 class Refusal(enum.Enum):
-    """Why AcceleratorFilter left no host of those that have accelerators."""
+    """The reason why AcceleratorFilter left no host with accelerators."""
 
     #: their nova-computes run another driver
     DRIVER = 'driver'
-    #: their devices are not where the flavor demands
+    #: their devices violate the flavor's demand on places
     PLACES = 'places'
-    #: the guest does not fit where their devices are, as the flavor demands
+    #: the guest does not fit on the nodes of their devices, as the flavor
+    #: demands
     GUEST = 'guest'
     #: they are not as near to each other as the flavor demands
     NEAR = 'near'
@@ -56,14 +56,14 @@ class Expected:
 
 
 class Scheduling:
-    """What one request wants and what is known for it, used by one thread.
+    """The demands of a request and the facts for it, used by one thread.
 
     :param spec: nova.objects.RequestSpec.
     :param summaries: not modified.
-    :param demand: that of this scheduler.
+    :param demand: demand of this scheduler.
     :param get: callable (url, version), SchedulerReportClient.get of Nova.
-    :param named: for the traits that flavors require of devices without a
-        function; None counts none.
+    :param named: demand for the traits that flavors require of devices without
+        a function; None counts none.
     """
 
     def __init__(self, spec, summaries: Mapping[str, facts.Summary],
@@ -74,24 +74,23 @@ class Scheduling:
         self.facts = facts.Facts(self.requests, summaries, get)
         self._demand = demand
         self._named = named or demands.Demand()
-        #: where all accelerators of the server must be
+        #: the place that all accelerators of the server must share
         self.affinity = (request.affinity(spec.flavor.extra_specs)
                          if self.requests else request.Affinity())
-        #: whether candidates are compared by where their devices are. Those
-        #: of one group are of one provider: which of them, its host chooses
+        #: whether candidates are compared by the places of their devices.
+        #: Devices of one group are of one provider, and the host chooses them
         self.compares_places = len(self.requests) > 1 and (
             self.affinity.close or self.affinity.is_strict)
         packing = self.affinity.packing or CONF.accel.packing
         group = spec.instance_group if 'instance_group' in spec else None
-        #: 'stack' or 'spread'. None where the server group has a soft policy:
-        #: a tenant's own wish, which has the weight of one of Nova's, counts
-        #: more
+        #: 'stack' or 'spread'. None if the server group has a soft policy: the
+        #: tenant's wish, which has one of Nova's weights, takes precedence
         self.packing = None if group and (group.policy or '').startswith(
             'soft-') else packing
-        #: host UUID -> (servers on it, candidates in the order that the filter
-        #: left), of requests for several servers
+        #: host UUID -> (servers on it, candidates in the order of the filter),
+        #: for requests for several servers
         self.left: dict[str, tuple[int, list[facts.Candidate]]] = {}
-        #: None where hosts are left, or another filter dropped them
+        #: None if hosts are left, or another filter dropped them
         self.refused: Refusal | None = None
         self._counted: set[str] = set()
         self.expected = expected or Expected()
@@ -124,7 +123,7 @@ class Scheduling:
         return self.near or near.Choice({})
 
     def count(self, server: str) -> None:
-        """Count what one server asks for, once for each server.
+        """Count the demand of one server, once for each server.
 
         Nova filters the hosts again for the alternates.
         """
@@ -138,7 +137,7 @@ class Scheduling:
 
     @functools.cached_property
     def cost(self) -> Callable[[facts.Candidate], float]:
-        """The function that computes the cost of a candidate.
+        """Return the function that computes the cost of a candidate.
 
         Read it again after take() and refresh().
         """
@@ -166,8 +165,9 @@ class Scheduling:
         self.__dict__.pop('cost', None)
 
     def may_satisfy(self, candidate: facts.Candidate) -> bool:
-        """Return whether the devices of a candidate may be where the flavor
-        demands; False if its providers show that they are not."""
+        """Return whether the devices of a candidate may be in the demanded
+        place; False if its providers show that they are not.
+        """
         if not self.compares_places:
             return True
         nodes, roots = self.facts.places(candidate)
@@ -176,7 +176,7 @@ class Scheduling:
                 and (not wanted.one_root or len(roots) <= 1))
 
     def fewest_places(self, candidates: Iterable[facts.Candidate]) -> str:
-        """Name the nodes and roots of the candidate that has the fewest.
+        """Name the nodes and roots of the candidate with the fewest.
 
         :param candidates: of one host, at least one.
         """
@@ -187,7 +187,7 @@ class Scheduling:
 
 
 class Schedulings:
-    """The schedulings under way, for all threads of a scheduler.
+    """The schedulings in progress, for all threads of a scheduler.
 
     :param get: as for Scheduling.
     """
@@ -232,12 +232,12 @@ class Schedulings:
 
     def begin(self, spec, summaries: Mapping[str, facts.Summary] | None,
               ) -> Scheduling:
-        """Begin a scheduling with what Placement answered.
+        """Begin a scheduling with the answer of Placement.
 
         :param spec: nova.objects.RequestSpec.
         :param summaries: None without an answer, as for a rebuild.
         """
-        # what raises here is not tried again by of()
+        # of() does not retry after an error here
         self.give_up(spec)
         begun = Scheduling(spec, summaries or {}, self._demand, self._get,
                            self._named, self._expected.get(spec))
@@ -246,7 +246,7 @@ class Schedulings:
         return begun
 
     def give_up(self, spec) -> None:
-        """Schedule the rest of a request as if it wanted no accelerators.
+        """Schedule the rest of a request as one without accelerators.
 
         For use after an error of nova_accel was caught.
         """
@@ -254,8 +254,10 @@ class Schedulings:
             self._begun[spec] = None
 
     def end(self, spec) -> None:
-        """Forget a request. Nova's refers to itself, and what Placement
-        answered would stay in memory until Python looks for such objects."""
+        """Forget a request. Nova's object has a reference to itself, and
+        Placement's answer would stay in memory until Python collects such
+        cycles.
+        """
         with self._lock:
             self._begun.pop(spec, None)
             self._expected.pop(spec, None)
@@ -272,7 +274,7 @@ class Schedulings:
 
 def _requests(spec) -> list[request.AcceleratorRequest]:
     if 'extra_specs' not in spec.flavor:
-        # not loaded: Nova treats such a flavor as one without extra specs
+        # not loaded: Nova treats such a flavor like one without extra specs
         return []
     try:
         return request.parse(spec.flavor.extra_specs)

@@ -1,22 +1,23 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Read from Nova's scheduler what it passes to no filter or weigher.
+"""Wrap methods of Nova's scheduler to read data that no filter or weigher
+gets.
 
 Provider summaries: SchedulerManager._schedule has the request and the
 summaries of Placement's answer, passes both to _get_all_host_states, and
-passes the summaries to no filter or weigher (Nova 31 to 34). Hence that method
-is wrapped, and reads both. It is called once for each scheduling, before
-the first filter, also where a fallback query was merged into the answer, and
-with None for a rebuild, which has no answer.
+passes the summaries to no filter or weigher (Nova 31 to 34). Hence
+_get_all_host_states is wrapped, and gets both. It is called once for each
+scheduling, before the first filter, even if a fallback query was merged into
+the answer, and with None for a rebuild, which has no answer.
 
 The request ties the summaries to the scheduling, not the thread: both
 threading modes of Nova work alike, and what is kept goes with the request.
 
-The answer: _select_destinations has it before it is read. Hence candidates can
-be added that Placement cut off. Hence that method is wrapped, too.
+The answer: _select_destinations gets it first. It is wrapped to add candidates
+that Placement cut off.
 
-The error: where Placement has no candidate, select_destinations raises
+The error: if Placement has no candidate, select_destinations raises
 NoValidHost before any filter, and nova-conductor makes its text the fault of
-the server. Hence that method is wrapped as well.
+the server. It is wrapped to add the reason.
 """
 
 from collections.abc import Callable
@@ -47,9 +48,9 @@ _RPC = 'select_destinations'
 def install(begin: Callable[[typing.Any, typing.Any], typing.Any]) -> bool:
     """Call a function at the start of each scheduling; idempotent.
 
-    :param begin: takes the RequestSpec and the provider summaries or None.
-        What it raises is logged, and the scheduling goes on.
-    :returns: whether this Nova has the method as we know it. If not, that is
+    :param begin: takes the RequestSpec and the provider summaries or None. Its
+        errors are logged, and the scheduling continues.
+    :returns: whether this Nova has the method in a known form. If not, that is
         logged as an error, and servers are scheduled without regard to loaded
         functions.
     """
@@ -76,12 +77,13 @@ def install(begin: Callable[[typing.Any, typing.Any], typing.Any]) -> bool:
 
 
 def install_answer(look: Callable[..., typing.Any]) -> bool:
-    """Have Placement's answer shown to us before Nova reads it; idempotent.
+    """Call a function with Placement's answer before Nova reads it;
+    idempotent.
 
     :param look: takes the SchedulerManager, the context, the RequestSpec, the
-        candidates by provider and the summaries, and may add to both. What it
-        raises is logged, and the scheduling goes on with what is there.
-    :returns: whether this Nova has the method as we know it.
+        candidates by provider and the summaries, and may add to both. Its
+        errors are logged, and the scheduling continues.
+    :returns: whether this Nova has the method in a known form.
     """
     original = getattr(manager.SchedulerManager, _ANSWERED, None)
     if hasattr(original, _MARK):

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 from nova_accel import request
 
-#: seconds from which an answer is slow
+#: seconds after which an answer is slow
 SECONDS = 5
-#: groups of one resource class from which their number is the cause
+#: number of groups of one resource class from which their number is the cause
 GROUPS = 4
 #: assignments for placement.conf
 OPTIONS = ('[workarounds] optimize_for_wide_provider_trees = true, '
@@ -25,7 +25,7 @@ OPTIONS = ('[workarounds] optimize_for_wide_provider_trees = true, '
 def advice(seconds: float, groups: Iterable[request.Group]) -> str:
     """Return a sentence that names the three options.
 
-    :param seconds: that Placement took for its answer.
+    :param seconds: duration of Placement's answer.
     :param groups: of the request, those with accelerators.
     :returns: '' if the answer was not slow, or the groups are too few to be
         the cause.

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What Placement's answer does not show of a large cloud.
+"""Add candidates that Placement's answer omits in a large cloud.
 
 Placement returns the first [scheduler] max_placement_results candidates, in an
 order that has nothing to do with functions. Where it has cut its answer off and
@@ -28,11 +28,11 @@ from nova_accel.scheduler import scheduling
 CONF = nova.conf.CONF
 LOG = logging.getLogger(__name__)
 
-#: hosts whose candidates are added, and that are asked for at most: other
-#: demands of the server may keep it from some
+#: maximum number of hosts whose candidates are added, and of hosts that are
+#: queried: other demands of the server may exclude some
 _HOSTS = 3
 _ASKED = 6
-#: candidates of one host
+#: maximum number of candidates of one host
 _CANDIDATES = 16
 #: domains that are asked for at a time, and how often
 _DOMAINS = 16
@@ -41,13 +41,14 @@ _QUESTIONS = 3
 _OF_DOMAINS = 1000
 #: of Placement: required=in:, and several of them
 _VERSION = '1.39'
-#: of several hosts, which ones
+#: chooses hosts if there are many
 _sample = random.sample
 
 
 def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
         candidates: typing.Any, summaries: typing.Any) -> None:
-    """Add candidates that carry what a cut answer lacks.
+    """Add candidates that carry the wanted functions if Placement's answer was
+    cut off.
 
     :param get: callable (url, version), SchedulerReportClient.get of Nova.
     :param manager: nova.scheduler.manager.SchedulerManager.
@@ -68,13 +69,14 @@ def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
         for root in _carrying(get, wanted):
             carrying.setdefault(root, []).append(wanted)
     if len(carrying) > _ASKED and any(key == 'member_of' for key, _ in query):
-        # those outside of the zone would be asked in vain
+        # hosts outside the zone would be queried in vain
         url = placement.url_of_hosts(question)
         there = placement.ZONES.hosts(url, lambda: [
             host['uuid'] for host in _providers(get, url)])
         carrying = {root: groups for root, groups in carrying.items()
                     if root in there}
-    # by chance, as other requests look for the same; those that carry most
+    # random, because other requests search for the same; hosts that carry the
+    # most first
     roots = sorted(_sample(sorted(carrying), len(carrying)),
                    key=lambda root: -len(carrying[root]))
     left = _HOSTS
@@ -173,7 +175,8 @@ def _carries(wanted):
 
 
 def _carrying(get, wanted):
-    """Return hosts that have what a group wants on a provider with room."""
+    """Return hosts that carry the function of a group on a provider with room.
+    """
     traits = [*sorted(wanted.required),
               *(f'!{trait}' for trait in sorted(wanted.forbidden))]
     query = [('resources', f'{wanted.resource_class}:{wanted.amount}'),
@@ -189,13 +192,15 @@ def _providers(get, url):
 
 
 def _of_host(get, query, root, groups):
-    """Ask Nova's question for one host and what its regions carry."""
+    """Ask Placement Nova's question for one host, restricted to regions that
+    carry the wanted functions.
+    """
     suffixes = {key.removeprefix('resources') for key, _ in query
                 if key.startswith('resources')}
     query = [*query, *((f'required{wanted.group}', _carries(wanted))
                        for wanted in groups), ('limit', str(_CANDIDATES))]
     answer = {}
-    # a provider of disk that hosts share is in none of their trees
+    # a shared provider of disk is in none of their trees
     for pinned in suffixes, suffixes - {''}:
         if pinned:
             answer = _ask(get, '/allocation_candidates?' + parse.urlencode(

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A weigher that prefers hosts with the wanted functions already loaded, with
-devices that are close to each other, and those that are full."""
+devices that are close to each other, and fuller hosts.
+"""
 
 from nova.scheduler import utils
 from nova.scheduler import weights
@@ -27,8 +28,8 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
     maxval = 1.0
 
     def __init__(self):
-        # once, when nova-scheduler starts: reading an option takes longer
-        # than the cost of a host
+        # read once, when nova-scheduler starts, because reading an option
+        # takes longer than computing the cost of a host
         self._multiplier = CONF.accel.weight_multiplier
 
     def weight_multiplier(self, host_state):
