@@ -1,18 +1,17 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """How many servers of a flavor fit on hosts, and what limits them.
 
-Exact, by what Placement knows: groups, pools, sets of devices, NUMA nodes, PCI
-root complexes, traits, memory, processors. Pure: what is known of the
-providers of a host is passed in.
+The result is exact for everything that Placement knows: groups, pools, sets of
+devices, NUMA nodes, PCI root complexes, traits, memory, processors. Pure:
+callers pass the providers of a host.
 
-Servers of one flavor ask for the same, so it is counted how often each need of
-the flavor is served by each provider, and not which server gets what. For one
-provider that is a few vectors of counts, none of which is less than another
-in all of them; the vectors of several providers are added up. Servers whose
-devices have to be close are counted by the place where they are. With
-group_policy=isolate no provider serves more needs than there are servers: then
-the needs of each server can be given different providers (edge coloring of a
-bipartite graph, Koenig 1916).
+Servers of one flavor have equal needs. Hence the calculation counts how often
+each provider serves each need, and does not assign providers to servers. A
+provider has a few vectors of counts, none of which is dominated by another;
+the vectors of several providers are added. Servers whose devices have to be
+close are counted by place. With group_policy=isolate no provider serves more
+needs than there are servers: then the needs of each server can be given
+different providers (edge coloring of a bipartite graph, Koenig 1916).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ State = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What a server of a flavor asks of a host."""
+    """The demands of a server of a flavor on a host."""
 
     #: by suffix, as request.groups() returns them, with processors, memory
     #: and disk in the unnumbered one
@@ -46,7 +45,7 @@ class Wanted:
 
     @functools.cached_property
     def needs(self) -> list['Need']:
-        """Those that are alike are one."""
+        """Return the needs; equal ones are one."""
         functions = {r.group: frozenset(r.wanted_traits)
                      for r in self.requests if r.programs}
         count: dict[Need, int] = {}
@@ -65,14 +64,15 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """What has to come from one provider, for each server so often."""
+    """The resources that each server needs from one provider, and how often.
+    """
 
     amounts: tuple[tuple[str, int], ...]
     required: frozenset[str]
     forbidden: frozenset[str]
-    #: of which a region has one, or may be programmed
+    #: traits of functions: a region has one of them, or can be programmed
     functions: frozenset[str]
-    #: whether it counts for where the devices of the server are
+    #: whether it counts for the place of the server's devices
     close: bool
     #: whether it is of a numbered group
     numbered: bool
@@ -84,18 +84,18 @@ class Need:
 
 
 class Limit(typing.NamedTuple):
-    """What keeps more servers from fitting."""
+    """The condition that prevents more servers."""
 
-    #: the same on all hosts: classes, or a key of the flavor
+    #: equal on all hosts: classes, or a key of the flavor
     what: str
-    #: on this host, for people
+    #: details of this host, for people
     text: str
 
 
 class Host:
     """A host whose free inventory changes during the calculation.
 
-    :param providers: all of it, its own first.
+    :param providers: all providers of the host, its own first.
     """
 
     def __init__(self, providers: Sequence[reasons.Provider]):
@@ -105,7 +105,7 @@ class Host:
             {name: p.free(name) + p.used(name) for name in p.inventories}
             for p in providers]
         self._places = [naming.place_of(p.traits) for p in providers]
-        #: what hosts have that are alike but for what is free
+        #: the properties of hosts that differ only in free inventory
         self.kind = tuple(
             (p.traits, tuple(sorted(
                 (name, *sorted(item.items()))
@@ -137,7 +137,7 @@ class Host:
         if not need.numbered:
             plain = wanted.groups.get('', request.Group({}))
             forbidden = plain.forbidden
-            # of the providers that serve the group one has to have each trait
+            # one of the providers that serve the group must have each trait
             if naming.accelerators(dict(need.amounts)) and number:
                 required = plain.required - self.providers[0].traits
         if not required <= provider.traits or forbidden & provider.traits:
@@ -162,7 +162,7 @@ class Host:
         return min(has.get(name, 0) // amount for name, amount in need.amounts)
 
     def devices(self, free: State) -> int:
-        """How many accelerators are free."""
+        """Return how many accelerators are free."""
         return sum(has for names, there in zip(self.classes, free)
                    for name, has in zip(names, there)
                    if naming.is_accelerator_class(name))
@@ -177,7 +177,9 @@ class Host:
             if not number or plain.resources.keys() & p.inventories.keys()))
 
     def needs(self, wanted: Wanted) -> list[Need]:
-        """Return all but disk that hosts share, in none of their trees."""
+        """Return all needs, except for disk that hosts share, which is in none
+        of their trees.
+        """
         shared = not any('DISK_GB' in names for names in self.classes)
         return [need for need in wanted.needs if not (
             shared and dict(need.amounts).keys() == {'DISK_GB'})]
@@ -199,8 +201,9 @@ class Host:
         return [some | {root} for some in several for root in roots]
 
     def hides_places(self, wanted: Wanted) -> bool:
-        """Whether providers do not show if the devices of a server are where
-        the flavor demands: several of one provider may be anywhere."""
+        """Return whether providers do not show if the devices of a server are
+        in the demanded place: several devices of one provider may be anywhere.
+        """
         needs = [need for need in wanted.needs
                  if _is_of_accelerators(need)]
         several = sum(need.times * sum(naming.accelerators(
@@ -224,7 +227,7 @@ def count(wanted: Wanted, host: Host, free: State) -> int:
 
 
 def _at_most(wanted, host, free, needs):
-    """Servers that fit if a device were as good as any other one."""
+    """Return how many servers fit if all devices were equal."""
     amounts: dict[str, int] = {}
     givers: dict[str, set[int]] = {}
     for need in needs:
@@ -240,9 +243,9 @@ def _at_most(wanted, host, free, needs):
 def limit(wanted: Wanted, host: Host, free: State) -> Limit:
     """Return what limits the number of servers that fit.
 
-    It is a resource of which no more is free; else a demand on all devices of
-    a server, if more would fit without it; else the need without which most
-    more would fit.
+    It is an exhausted resource; otherwise a demand on all devices of a server,
+    if more would fit without it; otherwise the need whose removal makes room
+    for most.
     """
     lacks = host.lacks(wanted)
     if lacks:
@@ -253,7 +256,7 @@ def limit(wanted: Wanted, host: Host, free: State) -> Limit:
     loose = dataclasses.replace(wanted, policy=None,
                                 affinity=request.Affinity())
     alone = {need: _count(loose, host, free, [need]) for need in needs}
-    # of several, the accelerators
+    # if several apply, the accelerators
     used_up = sorted((need for need in needs if alone[need] == fitting),
                      key=lambda need: not _is_of_accelerators(need))
     if used_up:
@@ -358,7 +361,7 @@ def _count(wanted, host, free, needs):
     if not needs:
         return 0
     if sum(map(_is_of_accelerators, needs)) > 2:
-        # vectors of many numbers: mostly the simple way gets as far
+        # vectors with many numbers: the simple way is mostly as good
         most = _at_most(wanted, host, free, needs)
         often, left = 0, _place(wanted, host, free, needs)
         while left and often < most:
@@ -379,7 +382,8 @@ def _count(wanted, host, free, needs):
                 for need in needs)
     isolated = wanted.policy == 'isolate' and sum(
         need.times for need in needs if need.numbered) > 1
-    # (servers at places, servers by needs of no place): inf without such
+    # (servers at places, servers by needs without a place): inf without
+    # such needs
     found: list[tuple[float, float]] = [(
         0 if any(n.close for n in needs) else math.inf, math.inf)]
     for part in _parts(kinds, serve):
@@ -390,8 +394,9 @@ def _count(wanted, host, free, needs):
 
 
 def _parts(kinds, serve):
-    """Kinds that compete for a class of a provider, or are for one server at
-    one place, are counted together."""
+    """Return groups of kinds to count together: those that compete for a class
+    of a provider, or are for one server at one place.
+    """
     parts: list[tuple[set, list]] = []
     for kind in kinds:
         need, where = kind
@@ -418,7 +423,7 @@ def _of_part(host, free, part, serve, most, least, isolated):
                                  if kind[1] == where)]) for where in wheres}
     if not (isolated and any(need.numbered for need, _ in part)):
         return _values(part, _reached(host, free, part, serve, caps, None))
-    # how often a provider may serve depends on how many servers there are
+    # how often a provider may serve depends on the number of servers
     found = []
     for numbers in itertools.product(*(range(caps[w] + 1) for w in wheres)):
         at = dict(zip(wheres, numbers))
@@ -446,10 +451,10 @@ def _values(part, vectors):
 
 def _reached(host, free, part, serve, caps, isolated):
     """Return the vectors of how often each kind can be served, without
-    dominated ones.
+    dominated vectors.
 
-    :param caps: place -> servers there at most.
-    :param isolated: place -> servers there, where that limits a provider.
+    :param caps: place -> maximum number of servers there.
+    :param isolated: place -> number of servers there, if it limits a provider.
     """
     limits = [caps[where] * need.times for need, where in part]
     reached: set[_Vector] = {(0,) * len(part)}
@@ -476,7 +481,7 @@ def _of_provider(host, free, number, kinds, limits, isolated):
                                     for name, amount in need.amounts))
         if isolated is not None and need.numbered:
             most = min(most, left[where])
-        # of the last one as many as there can be
+        # as many as possible of the last kind
         for often in range(most if position == len(kinds) - 1 else 0,
                            most + 1):
             add(position + 1, [*vector[:index], often, *vector[index + 1:]],

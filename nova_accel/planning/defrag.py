@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The fewest cold migrations that make room for servers of a flavor.
 
-Pure. One migration after the other is thought of: a server takes room on its
-new host before it leaves that of its old one, and then that is free. The search
-tries plans of one migration, then of two, and so on: the first one found is
-of the fewest. It leaves out what cannot end well: more room than the
-hosts would have if all migrations left to go took servers away and needed none.
+Pure. Migrations are simulated one after the other: a server occupies room on
+its new host before it frees the room on its old one. The search tries plans of
+one migration, then of two, and so on: the first one found is of the fewest. It
+skips states that cannot succeed even if all remaining migrations freed room
+and needed none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,10 +14,10 @@ import hashlib
 
 from nova_accel.planning import capacity
 
-#: states of the cloud that are tried for plans of one length, and for how
-#: many lengths as many
+#: maximum number of states that are tried for plans of one length, and for how
+#: many lengths
 _STATES, _LENGTHS = 2000, 5
-#: the longest plan that is looked for
+#: maximum length of a plan
 _LONGEST = 32
 
 
@@ -43,10 +43,10 @@ class Move:
 class Plan:
 
     moves: tuple[Move, ...]
-    #: servers of the flavor that fit now, and after it
+    #: servers of the flavor that fit now, and after the plan
     now: int
     then: int
-    #: whether no shorter plan can be had; False where not all was tried
+    #: whether no shorter plan exists; False if not all were tried
     is_shortest: bool = True
 
     @property
@@ -58,7 +58,8 @@ class Plan:
 
 
 class Changed(Exception):
-    """A server has moved since the plan, or the room for it is taken."""
+    """A server has moved since the plan, or its room on the new host is taken.
+    """
 
 
 class _Kind:
@@ -66,7 +67,7 @@ class _Kind:
 
     def __init__(self, server, host):
         self.wanted = server.wanted
-        #: what a host of the same kind gets back
+        #: the inventory that a host of the same kind gets back
         self.held = tuple(
             tuple(server.allocations.get(p.uuid, {}).get(name, 0)
                   for name in names)
@@ -86,18 +87,18 @@ def plan(hosts: Mapping[str, capacity.Host],
     """Return the fewest migrations after which a number of servers fits.
 
     :param hosts: by name.
-    :param servers: name of a host -> those on it that may be migrated; equal
+    :param servers: name of a host -> its servers that may be migrated; equal
         flavors are the same object.
     :param wanted: of the flavor.
-    :param states: that are tried for plans of one length.
-    :returns: None where none was found.
+    :param states: maximum number tried for plans of one length.
+    :returns: None if no plan was found.
     """
     search = _Search(hosts, servers, wanted, amount, states)
     start = search.start
     now = search.fitting(start)
     is_shortest = True
     left = states * _LENGTHS
-    # a server may make room and come back
+    # a server may make room and return
     longest = min(_LONGEST, 2 * sum(map(len, start.servers)))
     if search.most(start, longest) < amount:
         return None
@@ -175,7 +176,8 @@ class _Search:
                    for number, free in enumerate(cloud.free))
 
     def most(self, cloud, moves):
-        """Servers that fit if so many others vanished."""
+        """Return how many servers fit if the given number of others vanished.
+        """
         best = [0] * (moves + 1)
         for number, free in enumerate(cloud.free):
             gains = self._gained(number, free, cloud.servers[number], moves)
@@ -186,7 +188,9 @@ class _Search:
         return self.fitting(cloud) + best[moves]
 
     def _gained(self, number, free, servers, moves):
-        """Of each number of servers that leave a host: how many more fit."""
+        """Return, for each number of servers that leave a host, how many more
+        fit.
+        """
         kinds = tuple(sorted((kind.key for kind, _ in servers), key=hash))
         key = self._hosts[number].kind, free, kinds, moves
         if key not in self._gains:
@@ -203,7 +207,9 @@ class _Search:
         return self._gains[key]
 
     def within(self, start, moves):
-        """(moves, cloud after them), with so many of them; None: not found."""
+        """Return (moves, cloud after them) for a plan with the given number of
+        moves; None if none was found.
+        """
         self.looked_at = 0
         self.is_cut = False
         self._seen: set = set()
@@ -260,7 +266,7 @@ class _Search:
             result, key=lambda one: one[:3])]
 
     def done(self, cloud, move):
-        """The state after a migration."""
+        """Return the state after a migration."""
         if not {move.source, move.target} <= set(self._names):
             raise Changed(move.server)
         source, target = map(self._names.index, (move.source, move.target))

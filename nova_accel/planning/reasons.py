@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Why a host has nothing for a request: the first condition that is not met.
+"""Explain why a host cannot serve a request: the first unmet condition.
 
-For people; Placement itself decides. Pure: what is known of the providers of a
-host is passed in.
+For people; Placement itself decides. Pure: callers pass the providers of a
+host.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,15 +31,16 @@ class Provider:
     #: consumer -> class -> amount
     allocations: Mapping[str, Mapping[str, int]] = dataclasses.field(
         default_factory=dict)
-    #: UUID of the provider that it is below; None for that of a host
+    #: UUID of its parent provider; None for a host
     parent: str | None = None
 
     def used(self, name: str) -> int:
         return sum(given.get(name, 0) for given in self.allocations.values())
 
     def free(self, name: str) -> int:
-        """The free amount as Placement counts it, below 0 if the inventory
-        shrank below the allocations."""
+        """Return the free amount as Placement counts it, below 0 if the
+        inventory shrank below the allocations.
+        """
         item = self.inventories.get(name)
         if item is None:
             return 0
@@ -49,7 +50,7 @@ class Provider:
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """What has to come from one provider."""
+    """The resources that one provider has to offer."""
 
     #: suffix of the request group
     group: str
@@ -87,12 +88,12 @@ def of_provider(need: Need, provider: Provider,
                 who: Callable[[str], str]) -> str | None:
     """Return why a provider does not satisfy a need.
 
-    Permanent reasons come before temporary ones: of a card that is in use and
-    of another vendor, the vendor is named.
+    Permanent reasons come before temporary ones: for a card in use of another
+    vendor, the vendor is named.
 
     :param provider: has the classes of the need.
     :param who: names the consumer of an allocation.
-    :returns: a clause without a subject; None where it can.
+    :returns: a clause without a subject; None if it can.
     """
     lacks = sorted(t for t in need.required - provider.traits
                    if not naming.is_volatile(t))
@@ -152,10 +153,10 @@ def of_host(groups: Mapping[str, request.Group],
     """Return why a host as a whole cannot serve a request.
 
     :param groups: as request.groups() returns them.
-    :param providers: all of the host.
+    :param providers: all providers of the host.
     :param policy: group_policy of the flavor.
-    :returns: sentences without an end; [] where nothing is known to be in
-        the way that of_provider() does not say.
+    :returns: sentences without an end; [] if of_provider() reports all known
+        reasons.
     """
     found = []
     traits = frozenset().union(*(p.traits for p in providers))
@@ -169,7 +170,8 @@ def of_host(groups: Mapping[str, request.Group],
     for need in wanted:
         having = having_classes(need, providers)
         if not having and need.resources.keys() == {'DISK_GB'}:
-            # hosts may share it, and then it is in no tree of theirs
+            # hosts may share the provider, which is then in none of their
+            # trees
             continue
         if not having:
             found.append(_no_class(need, providers))
@@ -177,7 +179,8 @@ def of_host(groups: Mapping[str, request.Group],
                         if of_provider(need, p, who) is None])
         if (not need.group and not fitting[-1] and having
                 and not is_of_accelerators(need)):
-            # of the host itself; the others have rows of their own
+            # the traits of the host itself; other providers have rows of their
+            # own
             (name, amount), = need.resources.items()
             free = max(p.free(name) for p in having)
             found.append(f'{amount} {name} asked, {max(0, free)} free')
@@ -193,7 +196,7 @@ def of_host(groups: Mapping[str, request.Group],
 
 def having_classes(need: Need, providers: Iterable[Provider],
                    ) -> list[Provider]:
-    """Those that have all classes of a need, free or not."""
+    """Return the providers that have all classes of a need, free or not."""
     return [p for p in providers if need.resources.keys()
             <= p.inventories.keys()]
 
@@ -208,7 +211,7 @@ def _no_class(need, providers):
     said = f'no provider of the host has {" and ".join(need.resources)}'
     if not is_of_accelerators(need):
         return said
-    # their classes are not known: Placement has no inventory of 0
+    # their classes are unknown: Placement has no inventory of 0
     empty = sorted(p.name for p in providers
                    if naming.FENCED in p.traits and not p.inventories)
     return (f'{said} (of accelerators it has {", ".join(there) or "none"})'
