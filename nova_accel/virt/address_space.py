@@ -16,13 +16,14 @@ LOG = logging.getLogger(__name__)
 
 def make_room(xml, handles: Iterable[model.AttachHandle], kernel,
               can_emulate: bool, is_new: bool) -> None:
-    """Have a guest see each device that it gets.
+    """Ensure that a guest can address each of its devices.
 
     :param xml: Nova's LibvirtConfigGuest.
-    :param can_emulate: whether libvirt and QEMU can (libvirt 8.7).
-    :param is_new: whether its server is being built. One that is there
-        already starts all the same, and the log has why it lacks devices.
-    :raises DeviceUnavailable: a new one would not.
+    :param can_emulate: whether libvirt and QEMU can emulate address bits
+        (libvirt 8.7).
+    :param is_new: whether its server is being built. An existing server starts
+        in any case, and the log explains missing devices.
+    :raises DeviceUnavailable: a new guest could not address a device.
     """
     problem = widen(
         xml, [address_space.largest(kernel, function)
@@ -42,8 +43,8 @@ def make_room(xml, handles: Iterable[model.AttachHandle], kernel,
 
 def widen(xml, sizes: Sequence[int], host_bits: int | None,
           can_emulate: bool) -> str:
-    """Give a guest the host's address bits, where its devices need them and
-    neither its flavor nor its image says how many it has.
+    """Give a guest the host's address bits if its devices need them, and
+    neither its flavor nor its image specifies them.
 
     Nova writes hw:maxphysaddr_mode and hw:maxphysaddr_bits into xml.cpu before
     (_get_guest_cpu_config_maxphysaddr() of its driver, Nova 27 and later). Mode
@@ -51,15 +52,15 @@ def widen(xml, sizes: Sequence[int], host_bits: int | None,
 
     :param xml: Nova's LibvirtConfigGuest.
     :param sizes: the largest region of each device that the guest gets.
-    :param host_bits: of the host's CPU, None where they are not known.
+    :param host_bits: of the host's CPU, None if unknown.
     :param can_emulate: see make_room().
-    :returns: why a device will not be usable, a clause; '' where all are.
+    :returns: why a device will be unusable, a clause; '' if all are usable.
     """
     if not host_bits or max(sizes, default=0) < address_space.LARGE:
         return ''
     cpu = xml.cpu
     bits: int | None = address_space.DEFAULT_BITS
-    # QEMU could show others without KVM too, but no real guest is so
+    # QEMU could emulate others without KVM, but no real guest runs so
     if cpu is not None and xml.virt_type == 'kvm':
         asked = cpu.maxphysaddr
         bits = address_space.guest_bits(

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The one door from the rooms below to Nova, and to whom Nova talks.
+"""Implement attach.cloud.Cloud by Nova, and by the services that Nova uses.
 
-attach.cloud.Cloud says what each call means. The private parts of Nova that
-we use on the compute side are all here; tests/unit/test_nova_signatures.py
-compares them between releases.
+attach.cloud.Cloud describes each call. All private parts of Nova that we use
+on the compute side are here; tests/unit/test_nova_signatures.py compares them
+between releases.
 """
 
 from collections.abc import Callable
@@ -30,16 +30,16 @@ from nova_accel.virt import guest as guest_devices
 from nova_accel.virt import guest_claims
 
 LOG = logging.getLogger(__name__)
-#: how often a write to Placement is tried where others write as well
+#: how often a write to Placement is tried if others write as well
 _TRIES = 5
-#: of migrations whose servers may get back what they had before. A confirm
-#: that has begun is not reverted: where it fails, Nova deletes the allocation
-#: before it writes 'error'. The destination of a revert writes 'reverted'
-#: before the source has begun.
+#: states of migrations whose servers may get their earlier devices back. A
+#: confirm that has begun is not reverted: if it fails, Nova deletes the
+#: allocation before it writes 'error'. The destination of a revert writes
+#: 'reverted' before the source has begun.
 _OPEN = ('migrating', 'post-migrating', 'finished', 'reverting', 'reverted')
-#: what NovaServer reads of Nova's entry of a server
+#: fields of Nova's entry of a server that NovaServer reads
 _READ = ['metadata', 'flavor', 'system_metadata']
-#: what reading a body raises that is not Placement's: the HTML of a proxy,
+#: errors of reading a body that is not Placement's: the HTML of a proxy,
 #: truncated or other JSON
 _NOT_AN_ANSWER = AttributeError, KeyError, TypeError, ValueError
 _GENERATION = operator.itemgetter('resource_provider_generation')
@@ -48,7 +48,9 @@ _OURS = ('resources', 'accel', 'function', 'bitstream')
 
 
 class NovaCloud:
-    """See attach.cloud.Cloud."""
+    """The interface to Nova, Placement, Glance and libvirt; see
+    attach.cloud.Cloud.
+    """
 
     def __init__(self, driver, by_iommufd: Callable[..., set[str]]
                  = lambda *_: set()):
@@ -71,7 +73,7 @@ class NovaCloud:
 
     @property
     def _placement(self):
-        """Nova's report client."""
+        """Return Nova's report client."""
         return self._driver.virtapi.reportclient
 
     def allocations(self, context, consumer_uuid):
@@ -80,7 +82,7 @@ class NovaCloud:
                 context, consumer_uuid)['allocations'])
         except (nova_exception.ConsumerAllocationRetrievalFailed,
                 ks_exc.ClientException, *_NOT_AN_ANSWER) as error:
-            # the error of keystoneauth has the address
+            # the error of keystoneauth contains the address
             asked = (f'Placement was asked what is allocated to '
                      f'{consumer_uuid}, and did not say')
             raise exception.PlacementUnavailable(
@@ -122,7 +124,7 @@ class NovaCloud:
         except (nova_exception.ResourceProviderAllocationRetrievalFailed,
                 ks_exc.ClientException, *_NOT_AN_ANSWER) as error:
             if _is_absent(error):
-                # Placement removes no provider that is allocated
+                # Placement does not remove an allocated provider
                 return {}
             raise exception.PlacementUnavailable(
                 f'Placement was asked who uses provider {provider_uuid}, and '
@@ -130,8 +132,9 @@ class NovaCloud:
                 f'nova-compute.') from error
 
     def _copy_of(self, provider_uuid):
-        """Generation and inventory of a provider in Nova's copy; None where
-        that does not have it."""
+        """Return the generation and inventory of a provider in Nova's copy;
+        None if it is not there.
+        """
         try:
             data = self._placement._provider_tree.data(provider_uuid)
         except ValueError:
@@ -161,7 +164,7 @@ class NovaCloud:
         response = self._get(url, '1.18')
         if (response is not None and response.status_code == 400
                 and 'Invalid trait' in response.text):
-            # no provider ever had it
+            # the trait does not exist, so no provider has it
             return set()
         return {*self._listed(response)}
 
@@ -179,8 +182,9 @@ class NovaCloud:
             self._answer(response)
 
     def reporting(self):
-        # a report under way would overwrite it with what it copied before;
-        # the lock of nova.utils.synchronized, which is for functions only
+        # a report in progress would overwrite the change with its earlier
+        # copy; this is the lock of nova.utils.synchronized, which is for
+        # functions only
         return lockutils.lock(
             resource_tracker.COMPUTE_RESOURCE_SEMAPHORE, fair=True)
 
@@ -195,7 +199,7 @@ class NovaCloud:
                 client.get(f'{url}/traits', version='1.6'),
                 lambda body: (_GENERATION(body), set(body['traits'])))
             if generation != found_at:
-                # another writer came between the two
+                # another writer came between the read and the write
                 continue
             inventory, traits = change(inventories, shown)
             if inventory is not None:
@@ -227,17 +231,17 @@ class NovaCloud:
 
     def _put(self, url, version, generation, name, value, remember,
              provider_uuid, refused=lambda: None):
-        """Write a part of a provider, also into Nova's copy.
+        """Write a part of a provider to Placement and into Nova's copy.
 
         Not by the report client's own methods, which log an ERROR if a server
         was scheduled to the provider at this moment.
 
-        :returns: the generation then; None where another writer was faster.
+        :returns: the new generation; None if another writer was faster.
         """
         response = self._placement.put(
             url, {'resource_provider_generation': generation, name: value},
             version=version)
-        # after another answer, or none, it may have been written
+        # after another answer, or none, the part may have been written
         if response is not None and 400 <= response.status_code < 500:
             refused()
         if response is not None and _is_too_late(response):
@@ -273,7 +277,7 @@ class NovaCloud:
             return nova_glance.GlanceClientWrapper(
                 context,
                 endpoint=nova_glance.generate_glance_url(context)).client
-        # no user asks at run time and at host boot
+        # programming at run time and at host boot has no user
         return self.service_images()
 
     def service_images(self):
@@ -306,18 +310,19 @@ class NovaCloud:
                 instance = objects.Instance.get_by_uuid(
                     self.admin_context(), migration.instance_uuid,
                     expected_attrs=_READ)
-                # the status may stay as it was where an operator has reset
-                # the state of the server
+                # the status may be unchanged if an operator has reset the
+                # state of the server
                 if instance.vm_state == 'resized' or instance.task_state:
                     instance.flavor = instance.old_flavor or instance.flavor
                     found[uuid] = NovaServer(instance)
         return found
 
     def is_reverted(self, migration_uuid):
-        # The flavor shows it, before Placement does (_finish_revert_resize of
-        # nova.compute.manager): the status is 'error' after a confirm that
-        # failed as after a revert that did. No later resize has brought the
-        # old flavor back: what a move has left goes before another begins.
+        # The flavor shows a revert before Placement does
+        # (_finish_revert_resize of nova.compute.manager). The status does not:
+        # it is 'error' after a failed confirm as after a failed revert. No
+        # later resize has restored the old flavor, because the rest of a move
+        # ends before another begins.
         migration = self._migration(migration_uuid)
         return (migration is not None
                 and migration.status not in ('confirming', 'confirmed')
@@ -368,10 +373,10 @@ class NovaCloud:
             self.admin_context(), event, {'host': host, **payload})
 
     def change_metadata(self, instance, changes):
-        """Change metadata of a server that Nova works on, of which it holds
-        the entry: the config drive is made of that.
+        """Change the metadata of a server in the entry with which Nova works,
+        because Nova creates the config drive from it.
 
-        Nova lets no owner write metadata meanwhile (check_instance_state of
+        Nova refuses metadata from owners meanwhile (check_instance_state of
         nova.compute.api.API.update_instance_metadata): none is lost.
 
         :param instance: nova.objects.Instance
@@ -380,7 +385,7 @@ class NovaCloud:
             for key, text in changes.items():
                 self.set_metadata(instance.uuid, key, text)
             instance.metadata = {**instance.metadata, **changes}
-            # it is written, and Nova would write all of it again
+            # it is written, and must not be written again by Nova's next save
             instance.obj_reset_changes(['metadata'])
         except Exception as error:
             LOG.warning('The metadata of server %s does not show %s (%s): '
@@ -418,7 +423,7 @@ class NovaCloud:
         self.hostdevs.detach(self._guest(instance_uuid), handles)
 
     def attach(self, instance_uuid, handles, lasts=False):
-        # a guest that was shut down meanwhile gets them when it starts
+        # a guest that was shut down meanwhile gets the devices when it starts
         with contextlib.suppress(nova_exception.InstanceNotFound):
             guest = self._guest(instance_uuid)
             if guest.is_active():
@@ -452,7 +457,7 @@ class NovaCloud:
 
 
 class NovaServer:
-    """See attach.cloud.Instance."""
+    """A server in Nova; see attach.cloud.Instance."""
 
     def __init__(self, instance):
         """:param instance: nova.objects.Instance"""
@@ -466,23 +471,23 @@ class NovaServer:
 
 
 def server_of(instance) -> request.Server:
-    """What concerns accelerators of Nova's entry of a server.
+    """Return the facts about accelerators in Nova's entry of a server.
 
     :param instance: nova.objects.Instance
     """
-    # a flavor that is not loaded is not asked for: Nova always loads it
+    # a flavor that is not loaded is not fetched: Nova always loads it
     specs = instance.flavor.extra_specs if 'flavor' in instance else {}
     if not any(key.startswith(_OURS) for key in specs):
-        # nor is anything else read that Nova may not have loaded
+        # other fields that Nova may not have loaded are not read either
         return request.Server(instance.uuid, '', {})
     return request.Server(
         instance.uuid, instance.project_id, specs,
         {key.removeprefix('image_'): value
-         # Nova's thread of the network may write into it meanwhile
+         # Nova's thread for the network may write into it meanwhile
          for key, value in dict(instance.system_metadata).items()
          if key.startswith('image_accel')},
-        # on a compute host Nova's claim has made a cell's id that of the
-        # host's cell (nova.virt.hardware.numa_fit_instance_to_host)
+        # Nova's claim has replaced a cell's id by the id of the host's cell
+        # (nova.virt.hardware.numa_fit_instance_to_host)
         frozenset(cell.id for cell in _loaded(
             instance, 'numa_topology', 'cells')),
         tuple(device.address for device in _loaded(
@@ -497,14 +502,17 @@ def _loaded(instance, field, items):
 
 
 def _checked(allocations):
-    """:raises: one of _NOT_AN_ANSWER: they are not Placement's."""
+    """Return allocations after checking their structure.
+
+    :raises: one of _NOT_AN_ANSWER: the answer is not Placement's.
+    """
     for given in allocations.values():
         given['resources'].items()
     return allocations
 
 
 def migration_of(context, instance):
-    """The move that a server is in, on its source.
+    """Return the present move of a server, on its source.
 
     :returns: nova.objects.Migration
     """
@@ -521,10 +529,11 @@ def _short(error) -> str:
 
 
 def _is_too_late(response) -> bool:
-    """Whether another writer changed a provider first.
+    """Return whether another writer changed a provider first.
 
-    Placement checks the generation twice, and of the second check of a PUT of
-    traits makes a 500 (placement/handlers/trait.py catches nothing there).
+    Placement checks the generation twice, and the second check of a PUT of
+    traits ends with status 500 (placement/handlers/trait.py does not catch
+    it).
     """
     return response.status_code == 409 or (
         response.status_code == 500 and 'concurrently' in response.text)
@@ -536,8 +545,8 @@ def _is_absent(error: Exception) -> bool:
     A second request could find it: the report of nova-compute creates
     providers meanwhile.
 
-    :param error: of get_allocations_for_resource_provider(), which has the
-        answer (JSON of the API working group) in its text.
+    :param error: of get_allocations_for_resource_provider(), whose text has
+        the answer (JSON of the API working group).
     """
     try:
         answer = json.loads(error.kwargs['error'])  # type: ignore

@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Devices that Nova's own options claim too: given out twice, if at all."""
+"""Find devices that Nova's own options name as well: two servers could get
+them.
+"""
 
 import dataclasses
 
@@ -53,7 +55,8 @@ class Conflicts:
     def taken_elsewhere(self, device: model.Device) -> str:
         """Return the option of Nova that also names a device or a part of it.
 
-        :returns: a clause, '' where none has it or the device cannot be read.
+        :returns: a clause, '' if no option names it or the device cannot be
+            read.
         """
         try:
             return self._matched(device)
@@ -71,7 +74,7 @@ class Conflicts:
         return ''
 
     def _future(self, device):
-        """VFs of a GPU on which its vGPUs may come to be."""
+        """Return the VFs of a GPU that may exist later and carry its vGPUs."""
         if device.type != 'VGPU' or not pci.ADDRESS.fullmatch(device.address):
             return set()
         left = self._rules.applied(dataclasses.replace(device, handles=tuple(
@@ -90,7 +93,8 @@ class Conflicts:
                 else None)
 
     def _option_of_vgpus(self, address):
-        """The option by which Nova makes vGPUs on a function, if any."""
+        """Return the option by which Nova creates vGPUs on a function, if any.
+        """
         option = '[devices] enabled_mdev_types'
         type_, listed = self._vgpu_type(address)
         return type_ and (f'{option} (device_addresses of [mdev_{type_}])'
@@ -101,11 +105,11 @@ class Conflicts:
 
         Nova applies its first type without addresses to every PCI function
         that supports it and that no other type lists. A parent that is not a
-        PCI device is known by libvirt's name of its place in sysfs, and counts
-        only if a type lists it.
+        PCI device has libvirt's name of its sysfs path, and counts only if a
+        type lists it.
 
-        :param address: PCI address, or name of a parent that has none.
-        :returns: None where it creates none.
+        :param address: PCI address, or name of a parent without one.
+        :returns: None if Nova creates none.
         :raises OSError: a parent that is not a PCI device cannot be read.
         """
         return self._vgpu_type(address)[0]

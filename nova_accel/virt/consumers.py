@@ -1,18 +1,18 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Who uses many providers of a host, in few requests to Placement.
+"""Find the consumers of many providers of a host in few requests to Placement.
 
 Placement answers for one provider at a time, and a host may have hundreds. Two
-of its answers are about all providers of a tree, and show which have not
-changed since the last request:
+requests cover all providers of a tree, and show which have not changed since
+the last time:
 
-* the generation, which counts up where an allocation is made or changed
+* the generation, which counts up when an allocation is created or changed
   (``_set_allocations`` of placement.objects.allocation, 16.0);
-* which of them have room for so many of a class. A deletion of all that a
-  consumer has (``delete_all``) leaves the generation as it is; but a provider
-  that was full has room then. A provider with room for all that it has is not
-  allocated.
+* which of them have room for an amount of a class. Deleting all allocations of
+  a consumer (``delete_all``) does not change the generation; but a full
+  provider then has room. A provider with room for its whole inventory has no
+  allocation.
 
-A provider that was neither, or of which Nova's copy is older, is asked again.
+All other providers, and those with an older copy in Nova, are queried again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +21,7 @@ from urllib import parse
 
 #: of Placement: in_tree of resource providers
 _VERSION = '1.14'
-#: so many providers are asked each
+#: up to this number, providers are queried one by one
 _FEW = 3
 
 #: consumer -> {'resources': {class: amount}}
@@ -43,12 +43,11 @@ class Consumers:
     def __init__(self, listed: Callable[[str, str], dict[str, int]],
                  allocations: Callable[[str], Allocations],
                  copy_of: Callable[[str], tuple[int | None, Mapping] | None]):
-        """
-        :param listed: path and version -> the generations of the providers in
-            Placement's answer, by uuid.
-        :param allocations: uuid of a provider -> what is allocated from it.
+        """:param listed: path and version -> the generations of the providers
+            in Placement's answer, by uuid.
+        :param allocations: uuid of a provider -> its allocations.
         :param copy_of: uuid of a provider -> its generation and its inventory
-            in Nova's copy; None where that does not have it.
+            in Nova's copy; None if it is not there.
         """
         self._listed = listed
         self._allocations = allocations
@@ -58,14 +57,15 @@ class Consumers:
     def of(self, provider_uuids: Iterable[str]) -> dict[str, Given]:
         """Return the consumers of each provider, with their amounts.
 
-        :raises PlacementUnavailable: of one of them it is not known.
+        :raises PlacementUnavailable: the answer for one of them is missing.
         """
         uuids = sorted(provider_uuids)
         anchor = next(filter(self._copy_of, uuids), None)
         if len(uuids) <= _FEW or anchor is None:
             return {uuid: _given(self._allocations(uuid)) for uuid in uuids}
-        # room first: what was full and has its generation after that was as it
-        # was before, at the time of the first answer
+        # first the room, then the generations: a provider that was full, and
+        # has the same generation afterwards, was unchanged at the time of the
+        # first answer
         known, copied = self._full, {
             uuid: self._generation(uuid) for uuid in uuids}
         queries = {uuid: f'{known[uuid].resource_class}:1' if uuid in known
@@ -87,7 +87,7 @@ class Consumers:
                 full = self._if_full(uuid, now.get(uuid), found[uuid])
             if full:
                 is_full[uuid] = full
-        # at once: an order of the operator may ask meanwhile
+        # copied at once: an order of the operator may query meanwhile
         self._full = is_full
         return found
 
@@ -101,7 +101,8 @@ class Consumers:
 
     def _all_of(self, uuid: str) -> str | None:
         """Return all that can be allocated from a provider, as in a query to
-        Placement; '' for nothing, None if that is not known."""
+        Placement; '' for nothing, None if unknown.
+        """
         _, inventory = self._copy_of(uuid) or (None, {'': {'total': 0}})
         found = []
         for name, item in sorted(inventory.items()):
@@ -126,8 +127,10 @@ class Consumers:
 
 
 def _room(item: Mapping) -> float:
-    """Return how much of an inventory can be allocated, 0 if not one by one."""
-    # what was written with the defaults of Placement
+    """Return the free part of an inventory that can be allocated; 0 if its
+    step is not 1.
+    """
+    # the item was written with the defaults of Placement
     return item.get('allocation_ratio', 1.0) * (
         item['total'] - item.get('reserved', 0)) * (
             item.get('min_unit', 1) == item.get('step_size', 1) == 1)

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """LibvirtDriver with accelerators: read this first.
 
-Overrides only, in the order of a server's life. Each says when Nova calls it;
-one part of the host (nova_accel.service), or of the rooms beside this file,
-answers. super() always does Nova's own work, and a server without accelerators
-takes Nova's way alone. Facts about Nova are of nova 34; where releases differ
-the arguments that we do not read are passed through.
+Overrides only, in the order of a server's life. Each override says when Nova
+calls it, and calls one part of the host (nova_accel.service) or of the modules
+beside this file. super() always does Nova's own work, and a server without
+accelerators takes only Nova's path. Facts about Nova are of Nova 34; arguments
+that differ between releases and are not used are passed through.
 """
 
 import contextlib
@@ -52,13 +52,14 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self.builds = errors.Builds()
         #: name of this compute host, as Nova calls it at init_host()
         self._host_name = None
-        #: whether Nova makes its first report, with which alone it moves
-        #: allocations from one provider to another
+        #: whether Nova makes its first report, the only one in which it moves
+        #: allocations between providers
         self._starting = False
-        #: whether it was asked to move some
+        #: whether Nova was asked to move some
         self._moving = False
         self._waker = signals.Waker()
         #: servers that this thread is rebooting hard: their destroy() keeps
+        #: claims
         self._rebooting = threading.local()
         with errors.start_refused():
             self._use(service.none(self.cloud))
@@ -74,8 +75,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def init_host(self, host):
         """Find devices and read claims. Nova calls this first at its start.
 
-        It precedes Nova's own: Nova 31 creates the mediated devices of guests
-        again and must know which belong to nova_accel.
+        This precedes Nova's own work: Nova 31 creates the mediated devices of
+        guests again and must know which belong to nova_accel.
         """
         self._host_name = host
         self._waker.start()
@@ -103,7 +104,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             manager.add_periodic_task(self._runtime_programming())
 
     def _watch_first_report(self, manager):
-        """pre_start_hook() makes it, before Nova listens to requests."""
+        """Note when pre_start_hook() makes the first report, before Nova
+        receives requests.
+        """
         hook = manager.pre_start_hook
 
         @functools.wraps(hook)
@@ -124,14 +127,15 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Keep the allocations of a server whose rebuild fails.
 
         Nova deletes the allocations of the server on this host, as after a
-        failed evacuation to it (ComputeManager.rebuild_instance, 31 to 34). A
-        server of this host stays, with its devices: they stay allocated, count
-        for its project, and no other server is sent to them.
+        failed evacuation to it (ComputeManager.rebuild_instance, 31 to 34).
+        But a server of this host stays, with its devices: they must stay
+        allocated, because they count for its project and no other server may
+        get them.
         """
         delete = getattr(manager.rt,
                          'delete_allocation_for_evacuated_instance', None)
         if delete is None:
-            # what is deleted is put back by attach.reconcile
+            # attach.reconcile restores allocations that are deleted
             return
 
         @functools.wraps(delete)
@@ -158,7 +162,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self._waker.close()
 
     def update_provider_tree(self, provider_tree, nodename, allocations=None):
-        """Periodically and at each claim, under the resource tracker's lock."""
+        """Write nova_accel's providers into Nova's tree. Nova calls this
+        periodically and at each claim, under the resource tracker's lock.
+        """
         super().update_provider_tree(provider_tree, nodename, allocations)
         if self._host_name is not None:
             if not self.parts.report(
@@ -195,7 +201,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         context = self.builds.context_of(instance)
         if context is not None:
             with contextlib.suppress(exception.InvalidRequest):
-                # spawn() says it again, where Nova listens
+                # spawn() reports the error again, when Nova handles it
                 self.guests.start_plug(
                     context, cloud.server_of(instance),
                     lambda: self.cloud.allocations(context, instance.uuid))
@@ -236,7 +242,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     @contextlib.contextmanager
     def _plugged(self, context, instance, allocations, within=False):
-        """:param within: the server moves within this host."""
+        """Attach accelerators while Nova creates a guest.
+
+        :param within: the server moves within this host.
+        """
         rebuilt = (instance.task_state in _REBUILDS
                    and instance.host == self._host_name)
         with self._translated(instance):
@@ -244,7 +253,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 self._end_earlier_move(instance)
             with self.guests.plugged(
                     context, cloud.server_of(instance),
-                    # Nova hands over {} also where Placement did not answer
+                    # Nova passes {} also if Placement did not answer
                     lambda: allocations or self.cloud.allocations(
                         context, instance.uuid), rebuilt):
                 yield
@@ -291,8 +300,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         return guest
 
     def _build_device_metadata(self, context, instance):
-        """Wherever Nova notes which devices the guest has: at each start, and
-        when a disk, a network card or a share is attached."""
+        """Add accelerators to the device metadata of a guest. Nova calls this
+        at each start, and when a disk, a network card or a share is attached.
+        """
         found = super()._build_device_metadata(context, instance)
         roles = self.parts.descriptions.roles(instance.uuid)
         if not roles:
@@ -374,7 +384,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Attach devices again at resume."""
         handles = self.guests.handles(instance.uuid)
         if handles:
-            # its memory is saved still
+            # the memory of the guest is still saved
             with errors.nothing_changed():
                 self.parts.accelerators.restore(
                     context, cloud.server_of(instance))
@@ -444,7 +454,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def check_source_migrate_data_at_dest(
             self, ctxt, instance, migrate_data, migration, limits, allocs):
         """Finish the checks of a live migration, on the destination."""
-        # Nova's own mediated devices would take its place
+        # one of Nova's own mediated devices would take its place
         moved = live_migration.moved(migrate_data)
         data = super().check_source_migrate_data_at_dest(
             ctxt, instance, migrate_data, migration, limits, allocs)
@@ -529,7 +539,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         it is confirmed or reverted."""
         with errors.nothing_changed():
             self.parts.servers.wait(instance.uuid)
-            # before Nova moves the disks: it would not move them back
+            # before Nova moves the disks, because it would not move them back
             migration = self._set_aside(context, instance)
         try:
             return super().migrate_disk_and_power_off(
@@ -540,7 +550,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                     self.parts.moves.revert(instance.uuid, migration)
 
     def _set_aside(self, context, instance):
-        """:returns: the uuid of the migration; None where nothing moves."""
+        """Keep the devices of a server that moves away.
+
+        :returns: the uuid of the migration; None if the server does not move.
+        """
         if not self.guests.handles(instance.uuid):
             return None
         migration = cloud.migration_of(context, instance).uuid
@@ -574,23 +587,25 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """
         if not self.guests.holds(instance.uuid):
             return super().destroy(context, instance, *args, **kwargs)
-        # not of a server that was evacuated from here, whatever it does there
+        # not those of a server that was evacuated from here, whatever it does
+        # there
         is_here = instance.host == self._host_name
         leaves = (is_here
                   and instance.task_state == task_states.RESIZE_MIGRATING)
         if leaves:
-            # before the guest is gone, which would look as if deleted
+            # before the guest is gone, because a missing guest looks like a
+            # deleted server
             self.parts.servers.wait(instance.uuid)
             self._set_aside(context, instance)
         super().destroy(context, instance, *args, **kwargs)
-        # Nova's start and its periodic tasks take one server after the other,
-        # and have no user (nova.context.get_admin_context)
+        # Nova's start and its periodic tasks process one server after the
+        # other, without a user (nova.context.get_admin_context)
         wait = context.user_id is not None
         if not (leaves or instance.uuid in self._hard_reboots()
                 or is_here and instance.task_state == task_states.REBUILDING):
             self.guests.unplug(instance.uuid, wait=wait)
         if instance.task_state == task_states.DELETING:
-            # of a move that failed
+            # claims of a move that failed
             self.guests.unplug(instance.uuid, model.Role.OLD, wait)
 
     def cleanup(self, context, instance, network_info, *args, **kwargs):

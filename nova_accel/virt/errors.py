@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Our errors in Nova's words: where to build next, and what the user reads."""
+"""Translate our errors into Nova's: whether another host is tried, and the
+fault that users read.
+"""
 
 from collections.abc import Callable
 import contextlib
@@ -20,7 +22,7 @@ from nova_accel import log as logging
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
-#: without waiting for threads; tests have their own
+#: does not wait for threads; tests replace it
 end_process = os._exit
 
 
@@ -37,7 +39,8 @@ def start_refused():
         yield
     except exception.AcceleratorError as error:
         refused = str(error)
-    # not where it is handled: oslo.log would add the exception to the line
+    # outside of the handler, because oslo.log would add the exception to the
+    # line
     if refused is not None:
         LOG.critical('nova-compute does not start: %s', refused)
         python_logging.shutdown()
@@ -69,8 +72,9 @@ def warn_of_simulation() -> None:
 
 @contextlib.contextmanager
 def nothing_changed():
-    """Where an operation can fail before it changes anything: Nova leaves the
-    server in the state that it is in, and keeps it out of ERROR."""
+    """Context manager for operations that can fail before they change
+    anything: Nova leaves the server in its state, instead of ERROR.
+    """
     try:
         yield
     except exception.AcceleratorError as error:
@@ -78,8 +82,9 @@ def nothing_changed():
 
 
 class BuildRefused(nova_exception.BuildAbortException):
-    """Ends a build. Its fault is our sentence alone, because Nova cuts faults
-    off."""
+    """Ends a build. Only our sentence is the fault, because Nova cuts faults
+    off.
+    """
 
     msg_fmt = '%(reason)s'
 
@@ -87,14 +92,14 @@ class BuildRefused(nova_exception.BuildAbortException):
 class Builds:
     """The builds that this nova-compute works on.
 
-    The manager knows the context of a build and whether a further host may be
-    tried, and does not pass it to the driver.
+    The manager has the context of a build and knows whether another host may
+    be tried, but does not pass them to the driver.
     """
 
     def __init__(self):
         #: uuid of a server -> context of the request that builds it
         self._contexts = {}
-        #: servers for which the scheduler gave no further host
+        #: servers for which the scheduler gave no other host
         self._last_hosts = set()
 
     def watch(self, manager, ended: Callable[[str], None]) -> None:
@@ -117,7 +122,7 @@ class Builds:
             try:
                 given = parameters.bind(*args, **kwargs).arguments
             except TypeError:
-                # of a release that we do not know; it raises what it must
+                # an unknown release of Nova; it raises what it must
                 return build(*args, **kwargs)
             uuid = given['instance'].uuid
             self._contexts[uuid] = given.get('context')
@@ -136,7 +141,7 @@ class Builds:
         manager._do_build_and_run_instance = watched
 
     def context_of(self, instance):
-        """The context of the request that builds a server, or None.
+        """Return the context of the request that builds a server, or None.
 
         Not the thread's current one, which each notification replaces by one
         without token (oslo_messaging.notify.notifier).
@@ -144,8 +149,9 @@ class Builds:
         return self._contexts.get(instance.uuid)
 
     def may_go_elsewhere(self, instance) -> bool:
-        """Return whether a build may be retried on another host: only a boot.
-        A rebuild that is retried would be left ACTIVE without a guest."""
+        """Return whether a build may be retried on another host. Only boots
+        may. A rebuild that is retried would be left ACTIVE without a guest.
+        """
         return (instance.task_state == task_states.SPAWNING
                 and instance.uuid not in self._last_hosts)
 
@@ -169,7 +175,7 @@ class Builds:
             if not (instance.uuid in self._last_hosts
                     and is_of_libvirt(error) and has_accelerators()):
                 raise
-            # libvirt names the other domains of the host, and paths
+            # libvirt names other domains of the host, and paths
             LOG.error('libvirt refuses to start server %s with its '
                       'accelerators: %s', instance.uuid, error)
             said = exception.for_owner(error)

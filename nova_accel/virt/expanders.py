@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""PCIe expander buses: a guest sees on which of its NUMA nodes a device is.
+"""Add PCIe expander buses, by which a guest sees the NUMA node of a device.
 
 A guest reads the NUMA node of a device from the root of the device's PCI tree
 (ACPI _PXM), and the root that every guest has belongs to no node. Each guest
@@ -7,8 +7,8 @@ node that is tied to the host node of a device therefore gets a root of its own,
 QEMU's pxb-pcie, and each device a root port below it, which no other device
 can take: libvirt puts devices without an address into any free port.
 
-libvirt keeps the alias of a port: hence the guest's XML shows
-where a device was that returns (port_of).
+libvirt keeps the alias of a port: hence the guest's XML shows the former port
+of a device that returns (port_of).
 """
 
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ from nova_accel import log as logging
 
 LOG = logging.getLogger(__name__)
 
-#: PCI buses of a guest, of which its first root has the lower half
+#: PCI buses of a guest; the lower half belongs to its first root
 _ALL_BUSES = 256
 _ROOTS_BUSES = 128
-#: buses of a root port: its own, and one that the firmware may keep for what
-#: is plugged in later
+#: buses of a root port: its own, and one that the firmware may reserve for hot
+#: plug
 _PORT_BUSES = 2
 #: functions of a PCI slot; a port needs one (multifunction, as libvirt's own)
 _FUNCTIONS = 8
@@ -67,7 +67,9 @@ class Port(config.LibvirtConfigGuestPCIeRootPortController):
 
 
 class BehindPort:
-    """A hostdev in the port with an index; None: where libvirt puts it."""
+    """A hostdev in the port with the given index; None: libvirt chooses the
+    place.
+    """
 
     port: int | None = None
 
@@ -79,7 +81,7 @@ class BehindPort:
 
 
 def address(bus: int, slot: int = 0, function: int = 0):
-    """Where in the guest a device is.
+    """Return the PCI address of a device in the guest.
 
     :param bus: index of the PCI controller that it is plugged into.
     """
@@ -94,10 +96,10 @@ def add(xml, nodes: Mapping[str, int | None]) -> dict[str, int]:
 
     :param xml: Nova's LibvirtConfigGuest.
     :param nodes: address of each device that the guest gets, as in
-        model.AttachHandle -> its NUMA node on the host, None where the host
-        does not show it.
-    :returns: those of them that have a port -> the index of that; the others
-        are where libvirt puts them. The log says why.
+        model.AttachHandle -> its NUMA node on the host, None if the host does
+        not show it.
+    :returns: address of each device with a port -> index of the port. libvirt
+        places the others, and the log has the reason.
     """
     cells = _cells(xml) if nodes else {}
     if not cells:
@@ -126,8 +128,8 @@ def add(xml, nodes: Mapping[str, int | None]) -> dict[str, int]:
 
 
 def _add(xml, below):
-    # after those of Nova: what Nova's own devices are called in the guest
-    # stays. Nova numbers none, and libvirt fills the numbers from 0 up
+    # after Nova's devices, whose names in the guest must stay. Nova numbers
+    # none, and libvirt assigns numbers from 0 up
     index = max(1, sum(getattr(device, 'type', None) == 'pci' and isinstance(
         device, config.LibvirtConfigGuestController)
         for device in xml.devices))
@@ -170,12 +172,13 @@ def _cells(xml) -> dict[int, int]:
 
 
 def port_of(device: str, xml: str) -> int | None:
-    """The port of a device that comes back into a guest, if it is free.
+    """Return the former port of a device that is attached again, if it is
+    free.
 
     :param device: address as in model.AttachHandle.
     :param xml: of the guest, from libvirt.
-    :returns: its index; None for a device that had none, and where another
-        device was plugged into it meanwhile.
+    :returns: its index; None if the device had no port, or the port has
+        another device now.
     """
     devices = ElementTree.fromstring(xml).find('devices')
     if devices is None:
@@ -191,6 +194,7 @@ def port_of(device: str, xml: str) -> int | None:
 
 
 def _alias(device: str) -> str:
-    """libvirt takes aliases that begin with 'ua-' from users, of letters,
-    digits, '-' and '_' (since 3.9)."""
+    """Return the alias of a device's port. libvirt accepts aliases from users
+    that begin with 'ua-' and have letters, digits, '-' and '_' (since 3.9).
+    """
     return 'ua-accel-' + re.sub('[^0-9A-Za-z]', '-', device)

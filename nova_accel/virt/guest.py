@@ -1,8 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Hostdevs: in guest XML that is being made, and in guests that run.
+"""Attach hostdevs to new guest XML and to running guests.
 
-Of Nova are its classes of libvirt XML. Guests are Nova's
-nova.virt.libvirt.guest.Guest.
+XML is of Nova's config classes, and guests are nova.virt.libvirt.guest.Guest.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,7 +16,7 @@ from nova_accel import model
 from nova_accel.virt import errors
 from nova_accel.virt import expanders
 
-#: how long a guest may take to release a device
+#: seconds that a guest may take to release a device
 _DETACH_SECONDS = 20
 #: VIR_DOMAIN_PAUSED_UNKNOWN of virDomainPausedReason
 _UNKNOWN = 0
@@ -36,10 +35,10 @@ class Hostdevs:
         """Add devices to guest XML: Nova's LibvirtConfigGuest.
 
         :param nodes: address of a handle -> the NUMA node of its device on
-            this host, where that is known.
+            this host, if known.
         :param iommufd: addresses of handles that QEMU opens by iommufd.
         """
-        # Nova puts back every mdev that it finds in an earlier guest
+        # Nova attaches again every mdev of an earlier guest
         there = _addresses(xml.devices)
         hostdevs = [(hostdev, nodes.get(handle.address)) for handle in handles
                     if handle.address not in there
@@ -52,14 +51,14 @@ class Hostdevs:
 
     def attach(self, guest, handles: Iterable[model.AttachHandle],
                lasts: bool = False, iommufd: Collection[str] = ()) -> None:
-        """Into a running guest, where it has not got them; a device that was
-        in it before comes back to its place.
+        """Attach missing devices to a running guest. A device that was in it
+        before returns to its place.
 
-        :param lasts: also into what libvirt starts it from, which has what
-            was in the guest before.
+        :param lasts: also change the persistent definition, which has the
+            devices of the guest before.
         :param iommufd: as for add().
-
-        :raises Exception: the first error; what libvirt takes is in.
+        :raises Exception: the first error; devices that libvirt accepted are
+            attached.
         """
         failure = None
         for hostdev in self._missing(
@@ -75,8 +74,9 @@ class Hostdevs:
 
     def complete(self, xml: str,
                  handles: Iterable[model.AttachHandle]) -> str:
-        """Add what is missing to guest XML that libvirt gave earlier; a device
-        that was in that guest before comes back to its place."""
+        """Add missing devices to guest XML that libvirt returned earlier. A
+        device that was in that guest before returns to its place.
+        """
         earlier = config.LibvirtConfigGuest()
         earlier.parse_str(xml)
         missing = list(self._missing(handles, _addresses(earlier.devices)))
@@ -95,9 +95,9 @@ class Hostdevs:
                     yield hostdev
 
     def detach(self, guest, handles: Iterable[model.AttachHandle]) -> None:
-        """Out of a running guest; ends when they are out.
+        """Detach devices from a running guest; return when they are out.
 
-        :raises DeviceError: the guest does not release it.
+        :raises DeviceError: the guest does not release one.
         """
         there = self.addresses(guest)
         hostdevs = [hostdev for handle in handles
@@ -122,12 +122,12 @@ class Hostdevs:
 
     @staticmethod
     def addresses(guest) -> set[str]:
-        """Addresses, as in model.AttachHandle, of a guest's hostdevs; none of
-        a guest that is not there any more.
+        """Return the addresses, as in model.AttachHandle, of a guest's
+        hostdevs; none if the guest no longer exists.
 
-        :raises libvirt.libvirtError: libvirt does not say.
+        :raises libvirt.libvirtError: libvirt does not answer.
         """
-        # get_all_devices() returns no device where libvirt fails
+        # get_all_devices() returns no device if libvirt fails
         now = config.LibvirtConfigGuest()
         if xml := xml_of(guest):
             now.parse_str(xml)
@@ -154,11 +154,13 @@ class _Mdev(expanders.BehindPort, config.LibvirtConfigGuestHostdevMDEV):
 
 class _Function(expanders.BehindPort, config.LibvirtConfigGuestHostdevPCI):
 
-    #: whether QEMU opens it by iommufd, and not by its IOMMU group
+    #: whether QEMU opens it by iommufd instead of its IOMMU group
     iommufd = False
 
     def format_dom(self):
-        """With what libvirt 12.1 and later know (formatdomain.rst)."""
+        """Return the element with an attribute that libvirt 12.1 and later
+        know (formatdomain.rst).
+        """
         hostdev = super().format_dom()
         if self.iommufd:
             hostdev.append(etree.Element('driver', iommufd='yes'))

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Claims in the metadata of guests: an element of a namespace of its own.
+"""Keep claims in the metadata of guests, as an element of our own namespace.
 
-libvirt keeps <metadata> as it is, and offers no guest a way to it. Nova writes
-its own element there, and leaves others alone (Guest.set_metadata, 31 to 34).
+libvirt keeps <metadata> unchanged, and no guest can reach it. Nova writes its
+own element there, and leaves others alone (Guest.set_metadata, 31 to 34).
 """
 
 from lxml import etree
@@ -28,7 +28,7 @@ class Claims(config.LibvirtConfigObject):
 
 
 def read(xml: str) -> str:
-    """Return the text that a guest carries, '' for none.
+    """Return the text in a guest's metadata, '' if it has none.
 
     :param xml: of the guest, from libvirt.
     """
@@ -37,11 +37,12 @@ def read(xml: str) -> str:
 
 
 def write(guest, text: str) -> None:
-    """Write the text into a guest: where it runs, and where it starts from.
+    """Write the text into the metadata of a guest: of the running guest and of
+    its definition.
 
     :param guest: nova.virt.libvirt.guest.Guest
     :param text: '' removes the element.
-    :raises libvirt.libvirtError: libvirt does not do so.
+    :raises libvirt.libvirtError: libvirt refuses.
     """
     libvirt = libvirt_driver.libvirt
     flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG

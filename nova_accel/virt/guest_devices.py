@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What a guest reads of its accelerators: which PCI device is which.
+"""List the accelerators of a guest in its device metadata.
 
 The metadata service and the config drive list ``devices`` with their tags and
 their addresses in the guest. Nova has three kinds of them, network cards,
 disks and shares, and leaves any other out
 (InstanceMetadata._get_device_metadata(), 31 to 34). Therefore an accelerator
-is listed as a disk without serial number and path, which means nothing to a
-guest beside its tags, of which ``accelerator`` is the first. Where switches of
-the host are above several, one has the topology file of NCCL as its last tag.
+is listed as a disk without serial number and path, so its tags are the only
+information in it. The first tag is ``accelerator``. If host switches are above
+several devices, one of these has the topology file of NCCL as its last tag.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +27,9 @@ def with_accelerators(found: objects.InstanceDeviceMetadata | None, xml: str,
                       ) -> objects.InstanceDeviceMetadata | None:
     """Return the devices of a guest, accelerators last.
 
-    :param found: the entries of Nova, None without any.
+    :param found: the entries of Nova, None if Nova has none.
     :param xml: of the guest, as libvirt has defined it.
-    :param roles: address of what the server has, as in model.AttachHandle ->
-        tags that say what it is.
+    :param roles: address of a device, as in model.AttachHandle -> its tags.
     """
     places = [place for place in _places(xml) if place.host in roles]
     if not places:
@@ -45,9 +44,9 @@ def with_accelerators(found: objects.InstanceDeviceMetadata | None, xml: str,
 
 
 def _places(xml: str) -> Iterator[nccl.Place]:
-    """Where hostdevs are on the host and in the guest."""
+    """Return the addresses of hostdevs on the host and in the guest."""
     devices = etree.fromstring(xml).find('./devices')
-    # libvirt numbers buses as the controllers whose buses they are
+    # libvirt uses the index of a controller as the number of its bus
     controllers = {
         int(controller.get('index', '0')): controller for controller
         in devices.iterfind("./controller[@type='pci']")}
@@ -62,8 +61,9 @@ def _places(xml: str) -> Iterator[nccl.Place]:
 
 def _node(place: etree._Element, controllers: Mapping[int, etree._Element],
           ) -> int:
-    """Return the NUMA node in the guest for a place on its buses: that of the
-    root port's expander (virt.expanders)."""
+    """Return the NUMA node in the guest for an address on its buses: the node
+    of the root port's expander (virt.expanders).
+    """
     above = controllers.get(int(place.get('bus', '0'), 0))
     while above is not None:
         if (node := above.findtext('./target/node')) is not None:

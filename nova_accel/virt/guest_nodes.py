@@ -1,17 +1,17 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Nova places a guest on the NUMA nodes where its accelerators are.
+"""Make Nova place a guest on the NUMA nodes of its accelerators.
 
 For flavors with accel:numa_affinity=required. Nova chooses the nodes of a
 guest when it claims resources (nova.compute.claims.Claim), by free memory and
-processors, before the driver is asked for anything. Where all devices that a
-server can have are on the other node, the build would be refused here, and on
-each other host of that kind.
+processors, before it calls the driver. If all devices that a server can get
+are on the other node, the build would fail here, and on each host of this
+kind.
 
 Two places of Nova (31 to 34) are wrapped: the resource tracker's claims, which
 have the allocations, and Claim._test_numa_topology, which fits the guest into
-the entry of the host. It is called with an entry in which only the nodes where
-the devices are have processors. Where the guest does not fit there, Nova
-chooses as before, and the build is refused as before.
+the entry of the host. It is called with an entry in which only the nodes of
+the devices have processors. If the guest does not fit there, Nova chooses
+without this limit, and the build fails.
 """
 
 from collections.abc import Iterable
@@ -37,12 +37,13 @@ _PARAMETERS = ['self', 'compute_node', 'limit']
 #: of the resource tracker
 _CLAIMS = ('instance_claim', '_move_claim')
 _MARK = '_nova_accel_guest_nodes'
-#: sets of nodes that are tried, under the lock that each build needs
+#: maximum number of sets of nodes that are tried, under the lock of every
+#: build
 _SETS = 32
 
 
 class GuestNodes:
-    """Which nodes suit the guests that one nova-compute makes."""
+    """The suitable NUMA nodes for the guests that one nova-compute creates."""
 
     def __init__(self, found: accelerators.Accelerators):
         self._accelerators = found
@@ -71,7 +72,7 @@ class GuestNodes:
             try:
                 given = parameters.bind(*args, **kwargs).arguments
             except TypeError:
-                # of a release that we do not know; it raises what it must
+                # an unknown release of Nova; it raises what it must
                 given = {}
             self._claiming.allocations = given.get('allocations')
             try:
@@ -110,13 +111,13 @@ class GuestNodes:
                      moving)]
         if len(found) == math.comb(len(nodes), count):
             return []
-        # of single nodes Nova takes the one that it likes best
+        # Nova prefers one of several single nodes itself
         return [tuple(itertools.chain(*found))] if count == 1 and found \
             else found
 
 
 def _wrapped() -> bool:
-    """Whether this Nova has the method as we know it; wrapped, once."""
+    """Wrap a method once; return whether this Nova has it in a known form."""
     original = getattr(claims.Claim, _METHOD, None)
     if hasattr(original, _MARK):
         return True
@@ -127,7 +128,7 @@ def _wrapped() -> bool:
     @functools.wraps(original)
     def test(self, compute_node, limit):
         for nodes in _suitable(self, compute_node):
-            # a try writes into it what it finds on the host
+            # a try writes its result into the topology
             requested = self.instance.numa_topology
             self.instance.numa_topology = requested and requested.obj_clone()
             if original(self, _only(compute_node, nodes), limit) is None:

@@ -2,7 +2,7 @@
 """Live migration of servers with accelerators.
 
 For flavors with accel:live_migration=detach: the guest releases its devices,
-moves, and gets equal ones on the new host. Nova does the same with network
+moves, and gets equal devices on the new host. Nova does the same with network
 cards that are passed through (LibvirtDriver._detach_direct_passthrough_vifs).
 
 For flavors with accel:live_migration=transparent: the guest keeps its devices,
@@ -51,12 +51,12 @@ from nova_accel.virt import cloud as nova_cloud
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
-#: keys of LibvirtLiveMigrateData.target_mdevs, which travels between the hosts.
-#: Nova reads of it what it finds in guest XML, and with it has each host clean
-#: up (ComputeManager._live_migration_cleanup_flags)
+#: keys of LibvirtLiveMigrateData.target_mdevs, which Nova sends between the
+#: hosts. Nova uses the entries that it finds in guest XML, and cleans up on
+#: each host because of them (ComputeManager._live_migration_cleanup_flags)
 _MIGRATION, _MOVABLE = 'nova_accel:migration', 'nova_accel:movable'
-#: in place of a migration, of a destination that knows how guests take their
-#: devices along
+#: stands for a migration in the data of a destination that supports the
+#: migration of devices
 _TRANSPARENT = 'transparent'
 
 
@@ -78,7 +78,7 @@ class LiveMigrations:
         migration of devices.
 
         :param data: nova.objects.LibvirtLiveMigrateData, also below; changed.
-        :raises MigrationPreCheckError: it is too old.
+        :raises MigrationPreCheckError: the data are of an older release.
         """
         server = nova_cloud.server_of(instance)
         if server.requests:
@@ -88,7 +88,10 @@ class LiveMigrations:
                   _TRANSPARENT if server.takes_along else '')
 
     def check_source(self, instance, data) -> None:
-        """:raises MigrationPreCheckError: the server has to stay here."""
+        """Check on the source whether the server can be migrated.
+
+        :raises MigrationPreCheckError: it cannot.
+        """
         if not self._guests.handles(instance.uuid):
             return
         server = nova_cloud.server_of(instance)
@@ -170,11 +173,12 @@ class LiveMigrations:
                     f'cold.')
 
     def by_iommufd(self, server_uuid: str, instance: Callable) -> set[str]:
-        """Return the addresses of what the guest of a server must have by
-        iommufd to take it along.
+        """Return the addresses of devices that QEMU must open by iommufd in
+        order to let the guest take them along.
 
-        :param instance: returns Nova's, and is asked for these devices alone:
-            a guest gets others back also while the database is away.
+        :param instance: returns Nova's entry. It is called only for such
+            devices, because other guests get their devices back even if the
+            database is unavailable.
         """
         found = self._migratable.by_iommu(server_uuid)
         if (found and self._has_versions(*vfio.IOMMUFD_VERSIONS)
@@ -184,16 +188,17 @@ class LiveMigrations:
 
     def check_destination(self, instance, data, migration, allocations,
                           movable: str | None) -> None:
-        """
-        :param movable: what moved() read before Nova's own check.
-        :raises MigrationPreCheckError: this host has not got what the
-            server needs; Nova tries another one.
+        """Check on the destination whether it has the devices that the server
+        needs.
+
+        :param movable: the result of moved() before Nova's own check.
+        :raises MigrationPreCheckError: it lacks them; Nova tries another host.
         """
         server = nova_cloud.server_of(instance)
         if not server.requests:
             return
         if instance.uuid in self._cloud.running():
-            # what a guest has must not be released, whatever Nova believes
+            # devices of a guest must not be released, whatever Nova believes
             _refuse(f'Server {instance.uuid} cannot come to a host where its '
                     f'guest runs already, as after a live migration in which '
                     f'nova-compute was killed: end that guest (virsh '
@@ -221,7 +226,7 @@ class LiveMigrations:
 
         Its guest continues to run with its devices on the other host.
 
-        :raises MigrationError: in our sentence; this migration holds nothing
+        :raises MigrationError: with our sentence; this migration has no claims
             here.
         """
         server = nova_cloud.server_of(instance)
@@ -232,7 +237,7 @@ class LiveMigrations:
             raise nova_exception.MigrationError(
                 reason=f'Server {instance.uuid} was given up by this live '
                        f'migration, and moves by a later one.')
-        # of one whose end this host did not notice
+        # claims of a migration whose end this host did not notice
         self._guests.unplug(instance.uuid, model.Role.OLD)
         try:
             claims = self._parts.accelerators.plug(
@@ -259,7 +264,7 @@ class LiveMigrations:
         """
         holdings = self._parts.holdings
         try:
-            # attach.reconcile may find it in the same moment
+            # attach.reconcile may attach them at the same moment
             with self._parts.servers.held(instance.uuid):
                 if waiting := holdings.of(
                         instance.uuid, model.Role.OLD):
@@ -283,9 +288,8 @@ class LiveMigrations:
     def allow_downtime(self, instance, guest) -> None:
         """Permit the pause of this guest that its flavor allows.
 
-        Nova's steps for all guests are for their RAM. This guest gets the time
-        to copy its accelerators in addition, and with Nova's last step all of
-        its own limit.
+        Nova's steps consider only RAM. Each step of this guest also permits
+        the time to copy its accelerators, and the last step its whole limit.
 
         :param guest: nova.virt.libvirt.guest.Guest of this migration alone.
         """
@@ -309,7 +313,7 @@ class LiveMigrations:
     # Those of the old host
 
     def leave(self, instance, data) -> bool:
-        """Take the devices out of the guest, unless it takes them along.
+        """Detach the devices on the source, unless the guest takes them along.
 
         :returns: whether the server may move.
         """
@@ -363,7 +367,7 @@ def _migration(data) -> str | None:
 
 
 def moved(data) -> str | None:
-    """What the source noted that its guest takes along."""
+    """Return the device list that the source host stored in migrate_data."""
     return _noted(data, _MOVABLE)
 
 
@@ -371,7 +375,8 @@ def _pairs(instance, movable, here):
     """Return each device of the source with its replacement on this host.
 
     :param movable: see moved().
-    :param here: model.MigratableDevice of each that the server gets here.
+    :param here: model.MigratableDevice of each device that the server gets
+        here.
     """
     there = [model.MigratableDevice(*item)
              for item in json.loads(movable or '[]')]
@@ -392,7 +397,9 @@ def _kinds(found):
 
 
 def _map(data, pairs):
-    """Have Nova write the devices of this host into the guest's XML."""
+    """Store the devices of this host in the data, from which Nova writes the
+    guest's XML.
+    """
     functions = (data.pci_dev_map_src_dst or {}
                  if 'pci_dev_map_src_dst' in data else {})
     for there, here in pairs:

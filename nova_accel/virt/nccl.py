@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The topology file of NCCL: which devices of a guest share a switch.
 
-In a guest each device is at a port of its own: NCCL takes any two for far from
-each other, and has them talk through the memory of the guest (its default
-NCCL_P2P_LEVEL is PXB). Its file has the switches of the host above the
+In a guest each device has a port of its own: NCCL considers any two far from
+each other, and lets them communicate through the memory of the guest (its
+default NCCL_P2P_LEVEL is PXB). Its file has the switches of the host above the
 addresses of the guest. Facts of xml.cc and topo.cc of NCCL 2.30:
 
 * Of a device that the file has, NCCL reads in the guest only the attributes
@@ -19,8 +19,8 @@ addresses of the guest. Facts of xml.cc and topo.cc of NCCL 2.30:
 * NCCL sees the two levels of a Broadcom switch as one by its ids.
 * It reads 256 elements, without texts, and 16 attributes of 254 characters.
 
-What the file says of a host: how many switches of which product are between
-the devices of the server, and nothing of what else is there.
+The file reveals the number and product of switches between the devices of the
+server, and nothing else about the host.
 """
 
 import collections
@@ -33,9 +33,10 @@ from lxml import etree
 from nova_accel.host import bus
 from nova_accel.host import pci
 
-#: the node that a kernel shows of a device that belongs to none
+#: the node that a kernel shows for a device without a node
 NO_NODE = -1
-#: half of what NCCL can read: it adds those of GPUs and network cards
+#: half of the number that NCCL can read, because it adds those of GPUs and
+#: network cards
 _ELEMENTS = 128
 #: MT/s of a port of QEMU (gen_pcie_root_port.c), which shows 32 lanes
 _PORT_SPEED = 16000
@@ -44,7 +45,7 @@ _IDS = ('vendor', 'device', 'subsystem_vendor', 'subsystem_device')
 
 
 class Place(typing.NamedTuple):
-    """Where a device is."""
+    """The place of a device on the host and in the guest."""
 
     #: address as in model.AttachHandle
     host: str
@@ -62,7 +63,7 @@ def topology(kernel, places: Iterable[Place]) -> str:
     switches: dict[tuple[int, str], etree._Element] = {}
     devices: collections.Counter[tuple[int, str]] = collections.Counter()
     for host, guest, node in sorted(places, key=lambda place: place.guest):
-        # mediated devices have no place on the bus
+        # mediated devices have no address on the bus
         above = (pci.bridges(kernel, host) if pci.ADDRESS.fullmatch(host)
                  else ())
         if node not in cpus:

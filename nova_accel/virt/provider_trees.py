@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Nova's trees of providers: many providers take no more processor time.
+"""Make Nova's provider trees cheap for hosts with many providers.
 
 At each report Nova (31 to 34) copies the tree of a host twice, and goes through
 all of its providers ten times: 0.6 s of processor for 641 providers. The
@@ -7,13 +7,12 @@ methods here have the same results.
 
 A copy of a tree shares the providers. A tree that changes one copies it first,
 and the providers above it. For example, nova-compute adds a trait to a region
-in its copy: that has a root, a card and a region of its own then, and all
-others are the objects that Nova's cache has. A provider belongs to a tree as
-long as it and the root have the same _OWNER; copying a tree clears that of the
-root.
+in its copy: the copy then has its own root, card and region, and shares all
+other objects with Nova's cache. A provider belongs to a tree as long as it and
+the root have the same _OWNER; copying a tree clears that of the root.
 
 Hence two trees whose roots have the same children have the same providers.
-Below has what follows from them, and is computed once.
+Below has the results derived from them, computed once.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,22 +24,22 @@ from nova.compute import pci_placement_translator
 from nova.compute import provider_tree
 import os_traits
 
-#: fields of ProviderData that are known, in order
+#: known fields of ProviderData, in order
 _FIELDS = ('uuid', 'name', 'generation', 'parent_uuid', 'inventory', 'traits',
            'aggregates', 'resources')
-#: those that Nova compares with its cache, and writes
+#: the fields that Nova compares with its cache, and writes
 _WRITTEN = ('inventory', 'traits', 'aggregates')
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 #: attributes that this module adds to Nova's providers
 _OURS = _OWNER, _BELOW = '_nova_accel_owner', '_nova_accel_below'
 _MARK = '_nova_accel_original'
 
-#: provider uuid -> uuid of its parent when it was added to a tree last
+#: provider uuid -> uuid of its parent when it was last added to a tree
 _parents: dict[str, str] = {}
 
 
 class Below(typing.NamedTuple):
-    """What is below a root; not to be changed."""
+    """The providers below a root; read-only."""
 
     #: of the root when this was computed
     children: dict[str, typing.Any]
@@ -48,7 +47,7 @@ class Below(typing.NamedTuple):
     providers: dict[str, typing.Any]
     names: frozenset[str]
     traits: frozenset[str]
-    #: resource classes that providers share by aggregate
+    #: resource classes of providers that share by aggregate
     shared: frozenset[str]
 
 
@@ -71,8 +70,8 @@ def _replacement(original, ours):
 
 
 def below(tree, root: str) -> Below:
-    """Return what is below a root of a tree: the same object until a provider
-    there changes.
+    """Return the providers below a root: the same object until one of them
+    changes.
 
     :param root: name or UUID.
     :raises KeyError: the tree has no such root.
@@ -83,8 +82,9 @@ def below(tree, root: str) -> Below:
 
 
 def differing(new, old) -> set[str]:
-    """Return the UUIDs of providers of new that old does not have, or has with
-    another inventory, other traits or aggregates."""
+    """Return the UUIDs of providers of new that are missing in old, or have
+    other inventory, traits or aggregates there.
+    """
     found = set()
     for uuid in [root.uuid for root in new.roots]:
         now, before = below(new, uuid), (
@@ -109,7 +109,7 @@ def _computed(root) -> Below | None:
 def _below(root) -> Below:
     found = _computed(root)
     if found is None:
-        # none of them changes from here on
+        # none of them changes after this
         setattr(root, _OWNER, None)
         providers = {p.uuid: p for p in _walk(root.children.values())}
         found = Below(
@@ -142,9 +142,9 @@ def _find(find, tree, name_or_uuid: str, return_root: bool = False):
     if root is None:
         if all((found := _computed(root)) and name_or_uuid not in found.names
                and name_or_uuid not in found.providers for root in tree.roots):
-            # Nova's error, without going through the tree
+            # Nova's error, without a walk through the tree
             tree = provider_tree.ProviderTree()
-        # by its name, or it was not added since install()
+        # found by its name, or not added since install()
         uuid = find(tree, name_or_uuid).uuid
         if _path(tree, uuid)[0] is None:
             _parents.update((p.uuid, p.parent_uuid)
@@ -166,7 +166,8 @@ def _find(find, tree, name_or_uuid: str, return_root: bool = False):
 
 def _path(tree, name_or_uuid: str):
     """Return the root of a provider, and the UUIDs from its child to the
-    provider; None in place of the root where that is not known."""
+    provider; None in place of the root if unknown.
+    """
     root = tree.roots_by_uuid.get(name_or_uuid) or tree.roots_by_name.get(
         name_or_uuid)
     path: list[str] = []
@@ -261,8 +262,8 @@ def _check_tracking(check, tree) -> None:
         check(tree)
 
 
-#: class or module, and name of its function -> what takes its place, with the
-#: function, None where Nova has none
+#: class or module, and name of its function -> its replacement, which gets the
+#: function, or None if Nova has none
 REPLACED = {
     (provider_tree.ProviderTree, '_find_with_lock'): _find,
     (provider_tree.ProviderTree, 'data'): _data,

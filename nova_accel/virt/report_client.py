@@ -1,23 +1,23 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Fewer requests of Nova's report client for hosts with many providers.
+"""Save requests of Nova's report client for hosts with many providers.
 
 Nova (31 to 34) reports a host to Placement at each claim and in each periodic
-pass (ResourceTracker._update_to_placement). Two of its questions are one
-request for each provider, and a host with 512 FPGA regions has 641 providers
-or more:
+pass (ResourceTracker._update_to_placement). Two of its queries send one
+request per provider, and a host with 512 FPGA regions has 641 providers or
+more:
 
-* What is allocated, at each report. Nova reads the answer only to move
-  allocations, when nova-compute starts, and for its own PCI devices ([pci]
-  report_in_placement). Here it is fetched when it is read.
+* Allocations, at each report. Nova reads the answer only to move allocations,
+  when nova-compute starts, and for its own PCI devices ([pci]
+  report_in_placement). Here they are fetched when they are read.
 * Inventory, aggregates and traits, every [compute]
   resource_provider_association_refresh seconds, in whichever claim comes
   first. Here one request lists the generations of all providers, and a
-  provider of nova_accel whose generation is that of Nova's copy is not read:
+  provider of nova_accel whose generation is that of Nova's copy is skipped:
   Placement (16.0) counts a generation up with each change of inventory and
   traits, and with each change of aggregates from its API 1.19 on.
 
 Nova then compares each provider with its copy to find those to write. Here it
-compares those only that the report has changed (virt.provider_trees).
+compares only those that the report has changed (virt.provider_trees).
 
 A fourth wrap repeats deletions of allocations that Placement refuses.
 """
@@ -33,9 +33,9 @@ from nova import exception as nova_exception
 from nova_accel import naming
 from nova_accel.virt import provider_trees
 
-#: how often the deletion of an allocation is tried
+#: number of tries to delete an allocation
 _DELETIONS = 3
-#: mark of a client that is wrapped; it is the one of the process
+#: marks a client that is wrapped: the client of the process
 _MARK = '_nova_accel_report_client'
 
 
@@ -83,7 +83,7 @@ def _allocations(client, get, context, nodename):
 def _ensure(client, ensure, context, uuid, *args, **kwargs):
     """Refresh the changed providers of a host in Nova's copy.
 
-    :raises: what Nova's method raises, where Placement does not answer.
+    :raises: Nova's error if Placement does not answer.
     """
     if _has_ours(client._provider_tree, uuid):
         if client._associations_stale(uuid):
@@ -120,22 +120,23 @@ def _refresh(client, context, root: str) -> None:
 
 
 def _update(client, update, context, new_tree, *args, **kwargs):
-    """Write what differs from Nova's copy."""
+    """Write the differences from Nova's copy to Placement."""
     if any(_has_ours(new_tree, root.uuid) for root in new_tree.roots):
         uuids = _Reported(new_tree.get_provider_uuids())
         uuids.differ = provider_trees.differing(
             new_tree, client._provider_tree)
-        # it shares the providers
+        # the copy shares the providers
         new_tree = copy.copy(new_tree)
         new_tree.get_provider_uuids = lambda: uuids
     return update(context, new_tree, *args, **kwargs)
 
 
 class _Reported(list):
-    """The UUIDs of a tree. Nova (31 to 34) goes through them from the last to
-    the first to compare each provider with its copy, and only for that."""
+    """The UUIDs of a tree. Nova (31 to 34) only iterates over them, from the
+    last to the first, to compare each provider with its copy.
+    """
 
-    #: those that are compared
+    #: the providers to compare
     differ: Collection[str] = ()
 
     def __reversed__(self):
@@ -154,7 +155,8 @@ def _has_ours(tree, root: str) -> bool:
         for provider in provider_trees.below(tree, root).providers.values())
 
 
-#: method of the client -> what takes its place, with the client and the method
+#: method of the client -> its replacement, which gets the client and the
+#: method
 WRAPS: dict[str, Callable] = {
     'delete_allocation_for_instance': _delete_again,
     'get_allocations_for_provider_tree': _allocations,
@@ -193,7 +195,7 @@ def _read_first(method):
     return read
 
 
-#: what objects have without being read
+#: attributes of every object, which do not need the allocations
 _UNREAD = ('__new__', '__init__', '__getattribute__', '__class_getitem__',
            'fromkeys', '__doc__', '__hash__')
 for _name, _method in vars(dict).items():
