@@ -13,12 +13,12 @@ NAMESPACE = 'nova_accel.drivers'
 
 
 def load(names, kernel) -> dict[str, base.AcceleratorDriver]:
-    """The drivers of these names, made for this kernel, by name.
+    """Return drivers by name, created for this kernel.
 
     :param names: entry point names in NAMESPACE.
     :param kernel: a nova_accel.host.kernel.Kernel, or a simulated one.
-    :raises UnusableDriver: the module of one cannot be imported, it is for
-        another contract, or its class does not say how devices are cleaned.
+    :raises UnusableDriver: a module cannot be imported, is for another
+        contract, or its class does not state how devices are cleaned.
     :raises ConfigurationError: a name is not installed, or installed twice.
     """
     return {name: _load(name, kernel) for name in names}
@@ -57,7 +57,7 @@ def _load(name, kernel):
 
 
 def _check_contract(name, extension):
-    # an inherited number is of the class that the driver was made from
+    # an inherited number is of the parent class
     version = getattr(extension.plugin, '__dict__', {}).get('CONTRACT', 1)
     if (type(version) is int
             and base.OLDEST_CONTRACT <= version <= base.CONTRACT):
@@ -87,7 +87,7 @@ def check_installed(option: str, names) -> None:
     :raises ConfigurationError: it does.
     """
     if not names:
-        # looking through what is installed takes tens of milliseconds
+        # a search through the installed packages takes tens of milliseconds
         return
     there = installed()
     missing = [name for name in names if name not in there]
@@ -98,7 +98,7 @@ def check_installed(option: str, names) -> None:
 
 
 def _instead(missing) -> str:
-    """What to do about names of drivers that are not installed."""
+    """Return the remedy for names of drivers that are not installed."""
     if any(len(name.split()) > 1 for name in missing):
         return 'separate the names by commas'
     return 'correct the name or install the package that has it'

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What a driver of a kind of devices is: the whole contract.
+"""The contract of drivers, each for a kind of devices.
 
 A driver is a class behind an entry point in ``nova_accel.drivers``. Its
 methods may block and may raise anything: each call runs in a thread of its own
-with a time limit, one at a time for each card, and what it raises costs only
-the device in question. A driver keeps no state of its own: what has to survive
-comes back to it as ``before``.
+with a time limit, one at a time for each card, and an error affects only the
+device in question. A driver keeps no state of its own: it gets the last report
+of a device as ``before``.
 """
 
 import abc
@@ -38,9 +38,9 @@ from nova_accel import privsep
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
-#: version of the contract: of AcceleratorDriver, PciDriver, host.kernel.Kernel,
-#: host.privileged and sim.card.Card, as far as drivers of other packages use
-#: them. Another number when such a driver has to be changed
+#: version of the contract: of AcceleratorDriver, PciDriver,
+#: host.kernel.Kernel, host.privileged and sim.card.Card, as far as drivers of
+#: other packages use them. Increased when such drivers have to be changed
 CONTRACT = 2
 #: the oldest version whose drivers work with this one
 OLDEST_CONTRACT = 2
@@ -51,7 +51,7 @@ WHOLE_CARDS = '[accel] whole_cards'
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """What a server has a handle for, as far as its driver is concerned.
+    """The facts about a server's use of a handle that the driver needs.
 
     It is stored with the server's claim on the handle, and survives a crash and
     a boot of the host. It is lost with the claim store.
@@ -60,12 +60,13 @@ class Use:
     #: the extra specs accel<g>:driver_<name> of the flavor or device profile:
     #: name -> value, as the operator wrote it
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    #: ids (32 hex digits) or names of the functions that will do, the
-    #: preferred one first
+    #: ids (32 hex digits) or names of acceptable functions, the preferred one
+    #: first
     functions: tuple[str, ...] = ()
-    #: the image with the bitstream, where the flavor or the owner names one
+    #: the image with the bitstream, if the flavor or the owner names one
     bitstream_id: str | None = None
-    #: what remember() was called with last for this server; None for nothing
+    #: the argument of the last remember() for this server; None if it was not
+    #: called
     memory: typing.Any = None
     #: writes a JSON value of at most 4096 characters to the disk before it
     #: returns: call it before the device is changed. From then on release()
@@ -102,38 +103,38 @@ def facts_of(done: str | None) -> dict[str, typing.Any]:
 
 
 class Finding(typing.NamedTuple):
-    """What is not as a driver needs it, for nova-accel check."""
+    """A problem with a device or the host, for nova-accel check."""
 
-    #: a clause about what is wrong
+    #: the problem, as a clause
     found: str
-    #: what the operator has to do, in the imperative
+    #: the remedy, in the imperative
     remedy: str
-    #: whether the devices cannot be used; otherwise it is a warning
+    #: whether the devices are unusable; otherwise it is a warning
     is_failure: bool = True
 
 
 class AcceleratorDriver(abc.ABC):
 
-    #: version of the contract that the driver is written for, as a number that
-    #: the class itself has; without it the driver is not loaded
+    #: version of the contract for which the driver is written, set in the
+    #: class itself; without it the driver is not loaded
     CONTRACT: int
 
     #: True: release() does no more under the policy clear than under reset: a
     #: device that was reset is clean
     RESET_IS_ALL = False
-    #: True: a device is given to servers only where a rule of [accel]
-    #: include_devices names it, because hosts have such devices for themselves
+    #: True: servers get a device only if a rule of [accel] include_devices
+    #: names it, because hosts use such devices themselves
     NEEDS_RULE = False
-    #: whether a server can change what serial() returns: a device with another
-    #: serial number may then be the same device
+    #: whether a server can change the result of serial(): a device with
+    #: another serial number may then be the same device
     SERVER_CAN_CHANGE_SERIAL = False
 
-    #: whether devices that are alike share a provider in Placement, of which
-    #: one request of a flavor can have many: they have neither
-    #: regions nor creatable types, and no server minds which one it gets
+    #: whether equal devices share a provider in Placement, from which a
+    #: request can take many: such devices have neither regions nor creatable
+    #: types, and any of them suits a server
     POOLED = False
-    #: names of the extra specs accel<g>:driver_<name> that prepare() knows; a
-    #: server with others is refused
+    #: names of the extra specs accel<g>:driver_<name> that prepare() accepts;
+    #: a server with others is refused
     KEYS: frozenset[str] = frozenset()
     #: its own privileged processes, for nova-accel check -> a privileged
     #: function of each that returns host.privileged.credentials_here()
@@ -144,22 +145,24 @@ class AcceleratorDriver(abc.ABC):
         self.kernel = kernel
 
     def check_options(self) -> None:
-        """Say before configure() whether it will refuse the options.
+        """Check before configure() whether it will refuse the options.
 
-        Called by nova-accel check, too: reads only what find() reads, and
+        nova-accel check calls this, too: it reads only what find() reads, and
         changes nothing.
 
-        :raises ConfigurationError: it will, and nova-compute will not start.
+        :raises ConfigurationError: configure() will refuse them, and
+            nova-compute will not start.
         """
 
     def check(self, device: model.Device | None = None) -> Iterable[Finding]:
-        """Return what of the host, or of a device, would fail later.
+        """Return problems of the host or of a device that would cause failures
+        later.
 
         Called by nova-accel check alone: once without a device, then for each
-        device of this driver that examine() returned. Reads only, also with
-        privileges. It may block: that costs one line of the answer.
+        device of this driver that examine() returned. Reads only, with or
+        without privileges. If it blocks, one line of the answer is missing.
 
-        :param device: None asks for what all devices need, such as a tool.
+        :param device: None checks what all devices need, for example a tool.
         :raises OSError: the device does not answer.
         """
         return ()
@@ -167,12 +170,12 @@ class AcceleratorDriver(abc.ABC):
     def configure(self) -> None:
         """Bring the host's devices into the state that nova.conf asks for.
 
-        Called at each start of nova-compute, before the first find(): what
-        the kernel forgot when the host booted (VFs, services) is made again.
-        Does nothing in a host that is in this state, and never touches what
-        a guest may have.
+        Called at each start of nova-compute, before the first find(), to
+        restore settings that a boot of the host loses (VFs, services). Does
+        nothing if the host is in this state, and never touches devices that a
+        guest may have.
 
-        :raises AcceleratorError: it cannot be; find() is called all the same.
+        :raises AcceleratorError: that failed; find() is called nevertheless.
         """
 
     def set_up(self, address: str) -> None:
@@ -180,54 +183,54 @@ class AcceleratorDriver(abc.ABC):
 
         Called before each examine() of a device that no server and no process
         of the host has, once configure() has ended: the kernel may have
-        refused for a while, or its driver was loaded again. Returns at once if
-        the device is in this state.
+        refused earlier, or its driver was loaded again. Returns at once if the
+        device is in this state.
 
-        :raises AcceleratorError: it cannot be now; it is called again every
+        :raises AcceleratorError: that failed; set_up() is called again every
             [accel] discovery_interval.
         """
 
     @abc.abstractmethod
     def find(self) -> Iterable[str]:
-        """Keys of the devices that are, or may be, this driver's.
+        """Return the keys of the devices that are, or may be, this driver's.
 
-        PCI addresses, or names of what is not a PCI device. Reads only what the
-        kernel keeps in memory (links, listings, ids and classes of PCI
-        functions) and touches no device: one that hangs must not hide the
-        others.
+        A key is a PCI address, or a name if the device is not a PCI device.
+        Reads only what the kernel keeps in memory (links, listings, ids and
+        classes of PCI functions) and touches no device, because a hanging
+        device must not hide the others.
 
-        :raises DeviceError: nothing can be said of any device.
+        :raises DeviceError: no device can be listed.
         """
 
     @abc.abstractmethod
     def examine(self, address: str, before: model.Device | None,
                 ) -> model.Device | None:
-        """One device as it is now; None when it is not this driver's.
+        """Return the present state of a device; None if it is not this
+        driver's.
 
-        May block for ever: that costs this device only. A device with a
-        defect is returned with health QUARANTINED and the reason, and one that
-        is well and that nova.conf does not offer also with is_not_offered: the
-        owner of a server that has it does not read that it failed. One that
-        the host cannot examine because a guest has it (bound to vfio-pci)
-        is returned as it is in before. When the defect has ended, the device is
-        returned as it was before.
+        May block for ever, which affects this device only. A defective device
+        is returned with health QUARANTINED and the reason. A healthy device
+        that nova.conf does not offer is returned so with is_not_offered, and
+        the owner of its server is not informed of a failure. If a guest has
+        the device (bound to vfio-pci) and the host cannot examine it, return
+        before. After the end of a defect, the device must equal the one from
+        before the defect.
 
-        Changes nothing. Placement takes its type and its traits, and those
-        that os-traits does not have begin with ``CUSTOM_``.
+        Changes nothing. Placement must accept its type and traits; traits that
+        os-traits lacks begin with ``CUSTOM_``.
 
-        :param before: the device as it was last returned, None when it is
-            new.
+        :param before: the device as last returned, None if it is new.
         """
 
     def left_out(self, device: model.Device) -> str:
-        """Return what of nova.conf is the reason why find() or examine() does
-        not return a device any more, a clause; '' if the device is gone.
+        """Return the reason in nova.conf why find() or examine() no longer
+        return a device, a clause; '' if the device is gone.
 
-        The owner of a server that has the device does not read that it is
-        gone if the operator has left it out. Reads only what find() reads.
+        If the operator has left the device out, the owner of its server is not
+        informed of a failure. Reads only what find() reads.
 
-        :param device: as examine() returned it last.
-        :raises OSError: it cannot be read; the device is gone then.
+        :param device: as last returned by examine().
+        :raises OSError: sysfs cannot be read; the device counts as gone.
         """
         return ''
 
@@ -235,24 +238,24 @@ class AcceleratorDriver(abc.ABC):
         """Remove a guest's means to reprogram the device, unless the operator
         allows them. examine() must not do this.
 
-        Called after each examine(). If that found a region that a guest
-        can reprogram, and a server has it, what the region carries has been
-        written down as that server's before.
+        Called after each examine(). If examine() found a region that a
+        server's guest can reprogram, the content of the region is stored as
+        that server's before this call.
 
         :param device: as examine() returned it.
-        :returns: the device as it is after that.
-        :raises OSError: it cannot be done now, and is tried again.
+        :returns: the device after the change.
+        :raises OSError: that failed, and is retried.
         """
         return device
 
     def discover(self, known: Mapping[str, model.Device] | None = None,
                  ) -> dict[str, model.Device]:
-        """The devices of this driver by address: all that find() reports,
-        examined one after the other.
+        """Return the devices of this driver by address: all that find()
+        reports, examined one after the other.
 
         For tests and trials; nova-compute examines each in its own thread.
 
-        :param known: the devices as they were last returned.
+        :param known: the devices as last returned.
         :raises DeviceError: see find().
         """
         found = {}
@@ -272,26 +275,26 @@ class AcceleratorDriver(abc.ABC):
         """
 
     def state(self, address: str) -> Hashable:
-        """Return a cheap value that changes whenever examine() would return
-        something else of one device that fingerprint() does not show.
+        """Return a cheap value that changes whenever the result of examine()
+        for one device would change without a change of fingerprint().
 
-        Called for each device every [accel] discovery_interval. May block:
-        that costs this device only.
+        Called for each device every [accel] discovery_interval. May block,
+        which affects this device only.
         """
         return None
 
     def health(self, device: model.Device) -> Iterable[signals.Reading]:
-        """Read what the device reports of its health, by the signals of
+        """Read the health of a device, as signals of
         nova_accel.health.signals.
 
         Called every [accel] discovery_interval, unless [accel] health is off,
-        also while servers have the device or parts of it. May block: that
-        costs this device only. Of a counter it returns the value, nothing for
-        0; what it was before is known.
+        also while servers have the device or parts of it. May block, which
+        affects this device only. For a counter it returns the absolute value,
+        or no reading if that is 0.
 
-        :param device: as examine() returned it last.
-        :raises OSError: it cannot be read now; ValueError: what is read
-            there makes no sense.
+        :param device: as last returned by examine().
+        :raises OSError: the health cannot be read now; ValueError: the values
+            are invalid.
         """
         return ()
 
@@ -299,19 +302,19 @@ class AcceleratorDriver(abc.ABC):
         """Return the serial number of a device, before examine().
 
         Called until it returns a text, then again when the device has been
-        gone. It goes with the card from slot to slot, and two cards do not have
-        the same one. May block: that costs this device only.
+        gone. The number is unique, and stays with the card in any slot. May
+        block, which affects this device only.
 
-        :returns: '' when it has none; None when it cannot be read now, for
-            example because a guest has the device.
-        :raises OSError: it cannot be read; ValueError: what is read there
-            makes no sense.
+        :returns: '' if it has none; None if it cannot be read now, for example
+            because a guest has the device.
+        :raises OSError: it cannot be read; ValueError: the value is invalid.
         """
         return ''
 
     def answers(self, device: model.Device) -> bool:
-        """Whether a device that is not well still does what a server that
-        holds it needs to start."""
+        """Return whether an unhealthy device still does what its server needs
+        to start.
+        """
         return True
 
     def prepare(self, device: model.Device, handle: model.AttachHandle,
@@ -320,18 +323,18 @@ class AcceleratorDriver(abc.ABC):
 
         Called for a handle that a server was given, and again before each
         start of its guest, if the class has this method, release() or RESETS
-        (drivers.contract). Does nothing where it is of that type already, as
-        after a restart of nova-compute, and makes it again where the kernel
-        forgot it. Several handles of a device are made at once.
+        (drivers.contract). Does nothing if the handle has the type already,
+        for example after a restart of nova-compute, and creates it again if a
+        boot removed it. Several handles of a device are prepared in parallel.
 
         :param created_type: name of one of the device's creatable types, None
-            where it has none.
-        :param fresh: the server has just been given it: what it contains is
-            not this server's.
-        :param use: what the server asked for, and what is remembered of it.
-            When it raises after use.remember(), release() is called.
+            if it has none.
+        :param fresh: True if the server has just got the handle and has no
+            data on it.
+        :param use: the server's request, and the remembered value. If
+            prepare() raises after use.remember(), release() is called.
         :raises DeviceUnavailable: the device does not offer it any more, or
-            another program has made something of the handle; all is as it was.
+            another program uses the handle; nothing has changed.
         :raises DeviceError: the kernel refused.
         """
         if created_type:
@@ -340,19 +343,19 @@ class AcceleratorDriver(abc.ABC):
 
     def created_type(self, device: model.Device, handle: model.AttachHandle,
                      ) -> str | None:
-        """Return the creatable type that a handle is made into now.
+        """Return the present creatable type of a handle.
 
-        :returns: its name; None when it is made into none.
-        :raises OSError: it cannot be read.
+        :returns: its name; None if it has none.
+        :raises OSError: the type cannot be read.
         """
         return None
 
     def moved(self, handle: model.AttachHandle, before: str, now: str,
               ) -> model.AttachHandle:
-        """Return a handle of a device as it is after the device has got
-        another address, as after a boot that numbers buses otherwise.
+        """Return a handle with its new name after its device got another
+        address, for example after a boot that numbered buses differently.
 
-        :param before: address of the device when it had the handle.
+        :param before: former address of the device.
         :param now: its present address.
         """
         def move(function):
@@ -388,11 +391,12 @@ class AcceleratorDriver(abc.ABC):
 
     def read_bitstream(self, path: str, name: str | None = None,
                        ) -> model.Bitstream:
-        """Parse a bitstream file of the kind that this driver's devices take.
+        """Parse a bitstream file for this driver's devices.
 
-        :param name: what to call the file in errors, by default its path.
+        :param name: name of the file in errors, by default its path.
         :raises BitstreamError: with the offset and the reason.
-        :raises IncompatibleBitstream: it is a good file for other devices.
+        :raises IncompatibleBitstream: the file is valid, but for other
+            devices.
         """
         raise exception.IncompatibleBitstream(
             f'{type(self).__name__} has no programmable devices: remove the '
@@ -403,65 +407,65 @@ class AcceleratorDriver(abc.ABC):
         """Load the bitstream and return the function UUID read back.
 
         Called by one thread at a time per device, and only while no guest has
-        a handle of the region. The region types have been compared already.
+        a handle of the region. The caller has compared the region types.
 
-        :raises ProgrammingFailed: when the card refused; the region is then
-            in the state that the next examine() reports.
+        :raises ProgrammingFailed: the card refused; the next examine() reports
+            the state of the region.
         """
         raise exception.ProgrammingFailed(
             f'{type(self).__name__} cannot program {device.address}.')
 
     def reset_region(self, device: model.Device, region: model.Region,
                      ) -> str:
-        """Take away what a server left in the user logic of a region.
+        """Reset the user logic of a region after a server.
 
         The function stays, and the memory of the card keeps its content.
         Called by one thread at a time per device, and only while no guest has
         a handle of the region.
 
-        :returns: how, for the journal: 'port reset'.
-        :raises DeviceError: it could not be done.
+        :returns: the method, for the journal: 'port reset'.
+        :raises DeviceError: the reset failed.
         """
         raise exception.DeviceError(
             f'{type(self).__name__} cannot reset {region.name} of '
             f'{device.address}: choose another policy in [accel] handover.')
 
     def recover(self, address: str) -> None:
-        """Try to bring back regions that examine() found quarantined.
+        """Try to recover regions that examine() found quarantined.
 
-        Called when no server has anything of the device, and once for each
-        reason. What came of it the next examine() says.
+        Called once for each reason, when no server has a part of the device.
+        The next examine() reports the result.
 
-        :raises DeviceError: it cannot be done.
+        :raises DeviceError: recovery failed.
         """
 
     def steps(self, device: model.Device,
               ) -> Mapping[str, Callable[[], object]]:
-        """Return what may bring back a device that has failed.
+        """Return the steps that may recover a failed device.
 
-        Of those inventory.recovery takes one after another until the device is
-        well, once for each cause, while no server has anything of the device.
-        A step may raise OSError or DeviceError, also before it has done
-        anything: then the host may use the device.
+        inventory.recovery takes one after another until the device is healthy,
+        once for each cause, while no server has a part of the device. A step
+        may raise OSError or DeviceError, also before it changes anything, if
+        the host may use the device.
 
-        :param device: as examine() returned it last.
+        :param device: as last returned by examine().
         :returns: names of inventory.recovery.LADDER -> the step.
         """
         return {}
 
 
 def is_fixed(address: str) -> bool:
-    """Whether [accel] fixed_devices has a device.
+    """Return whether [accel] fixed_devices names a device.
 
-    :raises ConfigurationError: it has what is not a PCI address.
+    :raises ConfigurationError: an entry is not a PCI address.
     """
     return address in fixed_devices()
 
 
 def fixed_devices() -> frozenset[str]:
-    """Addresses of [accel] fixed_devices.
+    """Return the addresses of [accel] fixed_devices.
 
-    :raises ConfigurationError: it has what is not a PCI address.
+    :raises ConfigurationError: an entry is not a PCI address.
     """
     return pci.addresses('[accel] fixed_devices', CONF.accel.fixed_devices)
 
@@ -505,25 +509,27 @@ class PciDriver(AcceleratorDriver):
 
     @abc.abstractmethod
     def identify(self, address: str) -> model.Device | None:
-        """What a function is, whatever state it is in; None for others'.
+        """Return the type of a function, whatever state it is in; None if it
+        is not this driver's.
 
         Part of find(): reads only what the kernel keeps in memory.
 
-        :raises OSError: it cannot be read.
+        :raises OSError: the function cannot be read.
         """
 
     def may_be_mine(self, address: str) -> bool:
-        """Whether recognize() may know the function, with some before.
+        """Return whether recognize() may accept the function, for some value
+        of before.
 
-        :raises OSError: it cannot be read.
+        :raises OSError: the function cannot be read.
         """
         return self.identify(address) is not None
 
     def is_there(self, device: model.Device) -> bool:
-        """Return whether a function has the ids of a device, whatever the
-        drivers make of it.
+        """Return whether a function has the ids of a device, whatever drivers
+        report about it.
 
-        :raises OSError: it cannot be read.
+        :raises OSError: the function cannot be read.
         """
         return (self.kernel.exists(pci.path(device.address))
                 and pci.ids(self.kernel, device.address) == (
@@ -531,19 +537,21 @@ class PciDriver(AcceleratorDriver):
 
     def recognize(self, address: str, before: model.Device | None,
                   ) -> model.Device | None:
-        """identify(), where it matters what the function was before."""
+        """Return the result of identify(); overridden if it depends on the
+        earlier state.
+        """
         return self.identify(address)
 
     @abc.abstractmethod
     def look(self, device: model.Device, before: model.Device | None,
              ) -> model.Device:
-        """The device with what it has now.
+        """Return a device with its present state.
 
-        :param device: as identify() gave it.
-        :param before: as it was last reported, None when it is new.
+        :param device: from identify().
+        :param before: as last reported, None if it is new.
         :raises Defect: no server may get it.
-        :raises OSError: it cannot be read; ValueError: what is read there
-            makes no sense. Both are defects as well.
+        :raises OSError: it cannot be read; ValueError: the values are invalid.
+            Both count as defects.
         """
 
     def find(self):
@@ -561,7 +569,7 @@ class PciDriver(AcceleratorDriver):
                 self.may_be_mine(address)
                 or pci.reads_as_ones(self.kernel, address))
         except (OSError, ValueError):
-            # what it is, only examine() may know from before
+            # only examine() may identify it, from before
             return True
 
     def examine(self, address, before):
@@ -574,19 +582,19 @@ class PciDriver(AcceleratorDriver):
                       else self.recognize(address, before))
             lost = pci.reads_as_ones(self.kernel, address)
             if lost and before:
-                # they are not the ids of another product
+                # these are not the ids of another product
                 device = None
             elif device and before and (
                     (device.vendor_id, device.product_id)
                     != (before.vendor_id, before.product_id)):
-                # what was known is of another card
+                # the earlier facts are of another card
                 before = None
                 device = self.recognize(address, None)
         except (OSError, ValueError):
             device, lost = None, True
         if device is None:
             return self._lost(before) if before and lost else None
-        # rules compare it, and pools are of one
+        # rules compare it, and devices of a pool share it
         device = dataclasses.replace(
             device, subsystem=pci.subsystem(self.kernel, address)
             or (before.subsystem if before else ''))
@@ -614,7 +622,8 @@ class PciDriver(AcceleratorDriver):
 
     def _looked_at(self, device: model.Device, before: model.Device | None,
                    check: Callable[[], None] = lambda: None) -> model.Device:
-        """look(), with what it raises as a defect of the device.
+        """Return the result of look(); convert its errors into a defect of the
+        device.
 
         :param check: called before; raises as look() does.
         """
@@ -640,7 +649,9 @@ class PciDriver(AcceleratorDriver):
                 f'sysfs cannot be read ({type(e).__name__}: {e})')
 
     def _with_migration(self, device, before):
-        """What is true of one handle is true of all."""
+        """Return the device with migration support, read from one handle for
+        all.
+        """
         if device.handles:
             by, why = vfio.migrates(
                 self.kernel, device.handles[0], device.address)
@@ -658,7 +669,7 @@ class PciDriver(AcceleratorDriver):
                 f'offer it')
 
     def serial(self, address):
-        """See the base class; the Device Serial Number of the function.
+        """Return the Device Serial Number of the function; see the base class.
 
         The functions of a device have the same one, by the PCI Express
         specification.
@@ -670,8 +681,9 @@ class PciDriver(AcceleratorDriver):
         return f'{serial}.{number}' if serial and number != '0' else serial
 
     def state(self, address):
-        """See the base class; whether the function and its VFs answer, and
-        how it is reset."""
+        """Return whether the function and its VFs answer, and their reset
+        methods; see the base class.
+        """
         interval = (time.monotonic() // CONF.accel.discovery_interval
                     if self.POLLED else None)
         if not pci.ADDRESS.fullmatch(address):
@@ -685,7 +697,9 @@ class PciDriver(AcceleratorDriver):
             return interval, error.errno
 
     def health(self, device):
-        """See the base class; what the bus reports of the function."""
+        """Return the readings of the bus about the function; see the base
+        class.
+        """
         if pci.ADDRESS.fullmatch(device.address):
             yield from bus.readings(
                 self.kernel, device.address, device.bridges)
@@ -699,7 +713,7 @@ class PciDriver(AcceleratorDriver):
 
     def _quarantined(self, device, before, reason) -> model.Device:
         if before and self.POOLED:
-            # it stays in its pool
+            # it must stay in its pool
             device = dataclasses.replace(
                 device, traits=before.traits, state_traits=before.state_traits)
         if before:
@@ -713,7 +727,9 @@ class PciDriver(AcceleratorDriver):
             device, health=model.Health.QUARANTINED, reason=reason)
 
     def fingerprint(self):
-        """See the base class; VFs and what guests have change it as well."""
+        """Return a value that also changes with VFs and guests; see the base
+        class.
+        """
         return tuple(self.names(path) for path in (
             pci.DEVICES, f'bus/pci/drivers/{VFIO}', 'class/vfio-dev'))
 
@@ -731,8 +747,7 @@ class PciDriver(AcceleratorDriver):
         """Create the VFs that nova.conf asks for of this driver's functions.
 
         :param address: of one function; None for all.
-        :raises AcceleratorError: the first that cannot be had; the others
-            were made.
+        :raises AcceleratorError: the first failure; the others are created.
         """
         self._each(sriov.wanted().keys() & (
             sriov.wanted().keys() if address is None else {address}),
@@ -748,7 +763,10 @@ class PciDriver(AcceleratorDriver):
 
     @staticmethod
     def _each(addresses, do):
-        """:raises AcceleratorError: the first one of do(address)."""
+        """Call a function for each address, also after errors.
+
+        :raises AcceleratorError: the first error.
+        """
         failed = []
         for address in addresses:
             try:
@@ -774,10 +792,11 @@ class PciDriver(AcceleratorDriver):
 
     def function_handles(self, address: str, companions: tuple[str, ...] = (),
                          ) -> tuple[model.AttachHandle, ...]:
-        """What of a function can be given to guests: its VFs, or itself.
+        """Return the handles that guests can get of a function: its VFs, or
+        itself.
 
         :param companions: functions that go with it to the same guest.
-        :raises Defect: it is given whole, and VFIO would refuse it.
+        :raises Defect: it is given as a whole, and VFIO would refuse it.
         """
         vfs = pci.virtual_functions(self.kernel, address)
         if vfs:
@@ -795,10 +814,10 @@ class PciDriver(AcceleratorDriver):
 
     def unused_handles(self, address: str, companions: tuple[str, ...] = (),
                        ) -> tuple[model.AttachHandle, ...]:
-        """function_handles() without what the host itself uses.
+        """Return function_handles() without those that the host uses.
 
-        :param companions: see there.
-        :raises Defect: as there, or the host uses all of it.
+        :param companions: see function_handles().
+        :raises Defect: see function_handles(), or the host uses all of them.
         """
         handles = []
         for handle in self.function_handles(address, companions):
@@ -836,7 +855,10 @@ class PciDriver(AcceleratorDriver):
         return dataclasses.replace(device, handles=handles)
 
     def _not_by_bus(self, device):
-        """:raises NotOffered: the policy of a device requires a bus reset."""
+        """Check that the policy of a device does not require a bus reset.
+
+        :raises NotOffered: it does.
+        """
         for handle in device.all_handles:
             if handover.by_bus(device, handle.address):
                 raise NotOffered(
@@ -862,8 +884,9 @@ class PciDriver(AcceleratorDriver):
 
     def reset_methods(self, device: model.Device, handle: model.AttachHandle,
                       function: str) -> tuple[str, ...]:
-        """Return how a function of a handle can be reset under its policy, the
-        first one first, as pci.reset_methods()."""
+        """Return the reset methods for a function of a handle under its
+        policy, in order, as pci.reset_methods().
+        """
         methods = pci.reset_methods(self.kernel, function)
         if not handover.by_bus(device, handle.address):
             return methods
@@ -871,13 +894,13 @@ class PciDriver(AcceleratorDriver):
 
     @contextlib.contextmanager
     def _resetting_by_bus(self, function: str) -> Iterator[None]:
-        """Have the kernel reset a function by its bus.
+        """Make the kernel use the bus reset for a function inside the context.
 
         Source: reset_method in Documentation/ABI/testing/sysfs-bus-pci of
         Linux, since 5.15.
         """
         if pci.reset_methods(self.kernel, function) == ('bus',):
-            # the operator has set it, or a reset that was killed
+            # the operator has set it, or a reset that was interrupted
             yield
             return
         self.kernel.write_attribute(function, 'reset_method', 'bus')
@@ -890,22 +913,25 @@ class PciDriver(AcceleratorDriver):
 
     def is_reset(self, device: model.Device, handle: model.AttachHandle,
                  ) -> bool:
-        """Whether the operator's policy is that we reset a handle."""
+        """Return whether the operator's policy requires a reset of a handle.
+        """
         return handover.policy(device, handle.address) in (
             handover.Policy.RESET, handover.Policy.CLEAR)
 
     def release(self, device, handle, created_type, use):
-        """See the base class; resets the function where the driver RESETS.
+        """Reset the function of a handle if the driver RESETS; see the base
+        class.
 
-        :raises DeviceError: it could not be reset.
+        :raises DeviceError: the reset failed.
         """
         if not self.RESETS or not self.is_reset(device, handle):
             return None
         return self.reset(device, handle)
 
     def steps(self, device):
-        """See the base class; what is done with a whole function between two
-        servers, by the usual reset and by that of its bus."""
+        """Return the reset between two servers, usual and by bus, for a whole
+        function; see the base class.
+        """
         handle = self.whole(device)
         if handle is None or not self.RESETS or not self.is_reset(
                 device, handle):
@@ -922,8 +948,9 @@ class PciDriver(AcceleratorDriver):
             {'card reset': reset_card} if 'bus' in methods[1:] else {})}
 
     def whole(self, device: model.Device) -> model.AttachHandle | None:
-        """The handle of a device that is given to servers as one function,
-        where the operator has not left it to the host."""
+        """Return the handle of a device that servers get as one function, if
+        the operator offers it.
+        """
         if self.NEEDS_RULE and not rules.DeviceRules().includes(device):
             return None
         return next((handle for handle in device.handles
@@ -931,15 +958,16 @@ class PciDriver(AcceleratorDriver):
 
     def reset(self, device: model.Device, handle: model.AttachHandle,
               others: Iterable[str] = ()) -> str:
-        """Reset the functions of a handle without a driver of the host, then
-        have the kernel choose their drivers again.
+        """Unbind the functions of a handle from host drivers, reset them, and
+        let the kernel choose their drivers again.
 
-        When it fails, they stay without a driver of the host.
+        After a failure, they stay unbound.
 
-        :param others: further functions of the slot, which are reset too where
-            they can be.
-        :returns: what was done, for example 'reset flr'.
-        :raises DeviceError: it could not be reset, or is another one now.
+        :param others: further functions of the slot, which are reset if
+            possible.
+        :returns: the method, for example 'reset flr'.
+        :raises DeviceError: the reset failed, or the device is another one
+            now.
         """
         address = at = handle.address
         kept = processes.keeping(self.kernel, device, handle)
@@ -1013,7 +1041,8 @@ class PciDriver(AcceleratorDriver):
     def check_unused(self, handle: model.AttachHandle) -> None:
         """Check that the host does not use a handle that a server gets.
 
-        :raises DeviceUnavailable: it does, or this cannot be determined.
+        :raises DeviceUnavailable: the host uses it, or this cannot be
+            determined.
         """
         for function in handle.functions:
             self._check_function(function)
@@ -1029,7 +1058,7 @@ class PciDriver(AcceleratorDriver):
             else:
                 used = f'its use cannot be determined ({error})'
         if used:
-            # a mount point is not for the owner of the server
+            # a mount point must not be shown to the owner of the server
             LOG.warning('%s was allocated to a server, and %s', address, used)
             raise exception.DeviceUnavailable(
                 f'{address} was allocated, and the host uses it: the '

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Check what drivers return: they are of other packages as a rule, and what
-is wrong must cost the device that it is about, and nothing behind it."""
+"""Check the return values of drivers, which other packages may provide: a
+wrong value must affect only its device.
+"""
 
 from collections.abc import Iterable
 import contextlib
@@ -16,19 +17,21 @@ from nova_accel.health import signals
 from nova_accel import model
 from nova_accel import text
 
-#: readings of one device
+#: maximum number of readings of one device
 _MOST_READINGS = 256
-#: devices that one driver may find; more is a driver that does not end
+#: maximum number of devices of one driver; a driver that yields more does not
+#: end
 _MOST = 4096
 
 
-#: what drivers had to set before the methods of a class decided
+#: attributes that drivers had to set before the methods of a class decided
 _FLAG = 'PREPARES_EVERY_HANDLE'
 
 
 def attends(driver: type[base.AcceleratorDriver]) -> bool:
-    """Return whether prepare() and release() are called for each handle, also
-    for those that are not made on demand: the class does something there."""
+    """Return whether prepare() and release() are called for each handle, not
+    only for those created on demand, because the class overrides them.
+    """
     return _cleans(driver) or _has(driver, 'prepare')
 
 
@@ -43,9 +46,10 @@ def sets_up(driver: type[base.AcceleratorDriver]) -> bool:
 
 
 def check_class(name: str, driver: type[base.AcceleratorDriver]) -> None:
-    """Check that what a class has says how its devices are cleaned.
+    """Check that the methods and attributes of a class state how its devices
+    are cleaned.
 
-    :raises UnusableDriver: it does not.
+    :raises UnusableDriver: they do not.
     """
     has, remedy = _ambiguous(driver)
     if has:
@@ -56,7 +60,9 @@ def check_class(name: str, driver: type[base.AcceleratorDriver]) -> None:
 
 
 def _ambiguous(driver) -> tuple[str, str]:
-    """What a class has that is ambiguous, and what to do; '' for nothing."""
+    """Return which attributes of a class are ambiguous, and the remedy; '' if
+    none are.
+    """
     resets = getattr(driver, 'RESETS', False)
     flag = getattr(driver, _FLAG, None)
     if resets and not issubclass(driver, base.PciDriver):
@@ -81,16 +87,16 @@ def _cleans(driver) -> bool:
 
 
 def _has(driver, method: str) -> bool:
-    """Whether a class has a method of its own, not that of base."""
+    """Return whether a class overrides a method of base."""
     return getattr(driver, method) not in (
         getattr(base.AcceleratorDriver, method),
         getattr(base.PciDriver, method))
 
 
 def addresses(driver: str, found: Iterable[typing.Any]) -> tuple[str, ...]:
-    """Return what AcceleratorDriver.find() gave.
+    """Return the result of AcceleratorDriver.find().
 
-    :raises DeviceError: it is not addresses.
+    :raises DeviceError: the result is not a list of addresses.
     """
     result = tuple(itertools.islice(found, _MOST + 1))
     wrong = [item for item in result if not _is_text(item) or not item]
@@ -104,9 +110,9 @@ def addresses(driver: str, found: Iterable[typing.Any]) -> tuple[str, ...]:
 
 
 def serial(driver: str, found: typing.Any) -> str | None:
-    """Return what AcceleratorDriver.serial() gave, as commands print it.
+    """Return the result of AcceleratorDriver.serial(), as commands print it.
 
-    :raises DeviceError: it is not a text.
+    :raises DeviceError: the result is not a text.
     """
     if found is None or _is_text(found):
         return found and text.one_line(found)
@@ -115,7 +121,7 @@ def serial(driver: str, found: typing.Any) -> str | None:
 
 
 def left_out(driver: base.AcceleratorDriver, device: model.Device) -> str:
-    """Return what AcceleratorDriver.left_out() gives; '' if it raises."""
+    """Return the result of AcceleratorDriver.left_out(); '' if it raises."""
     with contextlib.suppress(Exception):
         found = driver.left_out(device)
         return found if _is_text(found) else ''
@@ -124,10 +130,10 @@ def left_out(driver: base.AcceleratorDriver, device: model.Device) -> str:
 
 def device(driver: str, address: str, found: typing.Any,
            ) -> model.Device | None:
-    """Return what AcceleratorDriver.examine() or confine() gave.
+    """Return the result of AcceleratorDriver.examine() or confine().
 
-    :raises DeviceError: it is not a device, another one, or a field is not of
-        the type that model has.
+    :raises DeviceError: the result is not a device, is another device, or a
+        field is not of the type in model.
     """
     if found is None:
         return None
@@ -148,9 +154,10 @@ def device(driver: str, address: str, found: typing.Any,
 
 def readings(driver: str, found: Iterable[typing.Any],
              ) -> tuple[signals.Reading, ...]:
-    """Return what AcceleratorDriver.health() gave.
+    """Return the result of AcceleratorDriver.health().
 
-    :raises DeviceError: it is not readings of known signals.
+    :raises DeviceError: the result has other values than readings of known
+        signals.
     """
     result = tuple(itertools.islice(found, _MOST_READINGS + 1))
     wrong = [item for item in result if not (
@@ -166,8 +173,9 @@ def readings(driver: str, found: Iterable[typing.Any],
 
 
 def usual(error: BaseException, what: str) -> Exception:
-    """Return an error that ends no thread and has a text: a driver of another
-    package may raise what it likes."""
+    """Return an error with a text that does not end its thread, because a
+    driver of another package may raise anything.
+    """
     try:
         if isinstance(error, Exception):
             str(error), repr(error)
@@ -196,7 +204,8 @@ def _fields(kind: typing.Any):
 
 
 def _wrong(value, kind: typing.Any, name) -> str:
-    """A clause that says which part of a value is not of a type, or ''."""
+    """Return a clause about the part of a value that has a wrong type, or ''.
+    """
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return ('' if any(not _wrong(value, part, name) for part in parts)
@@ -213,7 +222,7 @@ def _wrong(value, kind: typing.Any, name) -> str:
     if kind is str:
         return '' if _is_text(value) else f'{value!r} as {name}'
     if kind is int:
-        # SQLite and Placement take no more
+        # the largest number in SQLite and Placement
         fits = isinstance(value, int) and abs(value) < 1 << 31
         return '' if fits else f'{value!r} as {name}'
     if not isinstance(value, kind):

@@ -2,10 +2,10 @@
 """FPGAs on the DFL drivers of Linux: Intel PAC, Silicom N5010.
 
 A card is a PCI function with an FME (the management engine) and up to four
-ports; each port is a region, programmed alone. Ports can be handed
-to VFs, which have a port but no FME. Guests get VFs: the PF has the FME, which
-programs every port, and the controller of the card's flash. A card goes to a
-guest by its PF only where [accel] whole_cards has its address.
+ports; each port is a region, programmed alone. Ports can be handed to VFs,
+which have a port but no FME. Guests get VFs: the PF has the FME, which
+programs every port, and the controller of the card's flash. A guest gets the
+PF of a card only if [accel] whole_cards has its address.
 
 A board of OFS has a slot: its port stays with the PF and has no AFU. The AFU of
 the slot has one VF for each of its interfaces, of which the first says by its
@@ -98,7 +98,7 @@ class _Port:
     """A port that the host sees now."""
 
     id: int
-    #: the PF or VF that has it
+    #: the PF or VF that has the port
     function: str
     #: its directory in sysfs
     path: str
@@ -108,11 +108,11 @@ class _Port:
 
 class DflDriver(base.PciDriver):
 
-    #: with a card that it has whole, whose flash it can write
+    #: it has the whole card, whose flash it can write
     SERVER_CAN_CHANGE_SERIAL = True
     CONTRACT = base.CONTRACT
     NAME = 'dfl'
-    #: what its ports and the FME's manager say
+    #: as its ports and the FME's manager report
     POLLED = True
 
     # Configuration
@@ -124,8 +124,9 @@ class DflDriver(base.PciDriver):
                 f'{sriov.OPTION}: remove it from one of the two.')
 
     def check(self, device=None):
-        """See the base class; the option may have named the card when a
-        server got it."""
+        """Check that no server has a card that [accel] whole_cards no longer
+        allows; see the base class.
+        """
         if (device and pci.driver(self.kernel, device.address) == VFIO
                 and device.address not in base.whole_cards()):
             yield base.Finding(
@@ -135,10 +136,10 @@ class DflDriver(base.PciDriver):
                 f'it is free', is_failure=False)
 
     def set_up(self, address):
-        """Hand ports to VFs as [accel] virtual_functions asks for.
+        """Assign ports to VFs as [accel] virtual_functions requests.
 
-        The first ports go, one to a VF; with fewer VFs than ports no server
-        can have the others.
+        The first ports are assigned, one per VF. If there are fewer VFs than
+        ports, no server can get the others.
         """
         try:
             if (address in sriov.wanted()
@@ -168,7 +169,10 @@ class DflDriver(base.PciDriver):
         self._enable_vfs(address, range(count), implemented)
 
     def _enable_vfs(self, address, ports, implemented):
-        """:param ports: to hand to VFs; some may be released already."""
+        """Assign ports to new VFs.
+
+        :param ports: to assign; some may be released already.
+        """
         present = {port.id for port in self._ports(address, [])}
         for port in sorted(present.intersection(ports)):
             self.kernel.release_dfl_port(address, port)
@@ -212,13 +216,16 @@ class DflDriver(base.PciDriver):
         return self._identity(address, ids) if ids in _PRODUCTS else None
 
     def _is_for_rules(self, address) -> bool:
-        """Whether a rule of the driver pci has a board, of which this one can
-        give nothing."""
+        """Return whether a rule of the driver pci names a board of which this
+        driver can offer nothing.
+        """
         return ('pci' in CONF.accel.enabled_drivers
                 and pci_rule.PciRuleDriver(self.kernel).may_be_mine(address))
 
     def _is_part(self, address) -> bool:
-        """Whether a function is one of a board that the first has."""
+        """Return whether a function is a part of a board whose first function
+        is another one.
+        """
         first = f'{address.rpartition(".")[0]}.0'
         try:
             return address != first and pci.ids(self.kernel, first) == _OFS
@@ -257,13 +264,13 @@ class DflDriver(base.PciDriver):
         device = dataclasses.replace(
             device, regions=self._regions(device, fme, before))
         reason = self._why_not_whole(device.address)
-        # a server that has the card keeps it
+        # a server keeps the card that it has
         return dataclasses.replace(
             device, health=model.Health.QUARANTINED if reason
             else model.Health.OK, reason=reason, is_not_offered=bool(reason))
 
     def _why_not_whole(self, address) -> str:
-        """Why no guest is given the PF of a card without VFs, or ''."""
+        """Return why no guest gets the PF of a card without VFs, or ''."""
         if pci.has_vfs(self.kernel, address):
             return ''
         if address in sriov.wanted():
@@ -284,8 +291,8 @@ class DflDriver(base.PciDriver):
         return ''
 
     def serial(self, address):
-        """See the base class; the MAC address of the board's controller, where
-        the function has no Device Serial Number.
+        """Return the MAC address of the board's controller if the function has
+        no Device Serial Number; see the base class.
 
         Source: Documentation/ABI/testing/sysfs-driver-intel-m10-bmc of Linux,
         since 5.12.
@@ -294,14 +301,14 @@ class DflDriver(base.PciDriver):
         if found:
             return found
         if pci.driver(self.kernel, address) == VFIO:
-            # a guest has the card, or had it: it shows no FME
+            # a guest has the card, or had it: the FME is not visible
             return None
         return next(filter(None, (
             self._mac_address(fme)
             for fme in self._children(address, 'dfl-fme'))), '')
 
     def _mac_address(self, directory) -> str:
-        """The MAC address of a board, '' where it identifies none.
+        """Return the MAC address of a board, '' if it identifies none.
 
         :param directory: of the FME, or of a part of it: the controller is
             such a part, or behind an SPI bus of one.
@@ -317,8 +324,8 @@ class DflDriver(base.PciDriver):
         return ''
 
     def health(self, device):
-        """See the base class; with the errors and the alarms of the FME,
-        which the physical function shows while servers have its VFs.
+        """Read the bus, and the errors and alarms of the FME; see the base
+        class. The physical function shows them while servers have its VFs.
 
         Source: Documentation/ABI/testing/sysfs-platform-dfl-fme of Linux:
         errors (5.4) and hwmon (5.5). A bitstream of a server can heat the
@@ -351,7 +358,7 @@ class DflDriver(base.PciDriver):
                             'temperature', about=f'FME {name}')
 
     def _fme(self, address) -> str:
-        """The directory of the card's FME."""
+        """Return the directory of the card's FME."""
         found = self._children(address, 'dfl-fme')
         if not found:
             raise _Defect(f'{KERNEL_DRIVER} shows no FME of it: look whether '
@@ -359,10 +366,11 @@ class DflDriver(base.PciDriver):
         return found[0]
 
     def _children(self, address, kind) -> list[str]:
-        """The directories <kind>.<n> of a function's base region.
+        """Return the directories <kind>.<n> of a function's base region.
 
-        The class fpga_region has the base region of each function beside the
-        regions of the FME; only a base region is below the function itself.
+        The class fpga_region has the base region of each function as well as
+        the regions of the FME; only a base region is below the function
+        itself.
         """
         top = pci.path(address, 'fpga_region')
         result = []
@@ -372,7 +380,7 @@ class DflDriver(base.PciDriver):
                            for name in self.kernel.listdir(f'{top}/{region}')
                            if re.fullmatch(f'{kind}[.][0-9]+', name)]
         except FileNotFoundError:
-            # no tree at all, or it went away while we looked
+            # no tree, or it was removed during the walk
             pass
         return result
 
@@ -383,10 +391,10 @@ class DflDriver(base.PciDriver):
             return None
 
     def _region_type(self, fme) -> str | None:
-        """The compat_id that all regions of the FME have.
+        """Return the compat_id that all regions of the FME share.
 
-        The base region has that attribute as well, but reading it gives
-        ENOENT, as it does for a region that has no such id.
+        The base region has the attribute as well, but reading it gives ENOENT,
+        as for a region without a compat_id.
         """
         found = set()
         for name in self.kernel.listdir(fme):
@@ -405,7 +413,7 @@ class DflDriver(base.PciDriver):
         return found.pop() if found else None
 
     def _ports(self, address, vfs) -> list[_Port]:
-        """The ports that the host sees, of the PF and of its VFs."""
+        """Return the ports that the host sees, of the PF and of its VFs."""
         result = []
         for function in (address, *vfs):
             for path in self._children(function, 'dfl-port'):
@@ -423,7 +431,9 @@ class DflDriver(base.PciDriver):
         return result
 
     def _slot(self, address, path) -> tuple[str, ...] | None:
-        """The VFs of a slot, None for a port that has an AFU of its own."""
+        """Return the VFs of a slot, None for a port that has an AFU of its
+        own.
+        """
         if self.kernel.exists(f'{path}/afu_id') or _OFS != pci.ids(
                 self.kernel, address):
             return None
@@ -471,8 +481,9 @@ class DflDriver(base.PciDriver):
         return tuple(regions[index] for index in sorted(regions))
 
     def _known_function(self, port, fme, before) -> str | None:
-        """The function of a port; of a slot whose VFs a guest may have, as it
-        was before."""
+        """Return the function of a port. If a guest may have the VFs of a
+        slot, return the function from before.
+        """
         if not any(pci.is_for_vfio(self.kernel, vf) for vf in port.vfs or ()):
             return self._function(port, fme)
         return next((region.function_uuid for region in
@@ -480,7 +491,7 @@ class DflDriver(base.PciDriver):
                      if region.index == port.id), None)
 
     def _function(self, port, fme) -> str | None:
-        """What a port carries now."""
+        """Return the present function of a port."""
         if port.vfs is not None:
             if self._manager_state(fme) in _PROGRAMMING:
                 raise _Defect('it is being programmed')
@@ -500,10 +511,10 @@ class DflDriver(base.PciDriver):
         return None if function == _ALL_ZEROS else function
 
     def _function_of_slot(self, vfs) -> str | None:
-        """The function of the first VF; None without VFs, and where that
+        """Return the function of the first VF; None without VFs, or if it
         shows no AFU.
 
-        :raises Defect: a guest may have it, or it cannot be read.
+        :raises Defect: a guest may have the VF, or it cannot be read.
         """
         if not vfs:
             return None
@@ -519,13 +530,16 @@ class DflDriver(base.PciDriver):
                           ) from error
 
     def _check_readable(self, vfs):
-        """:raises Defect: a guest may have the first VF of a slot."""
+        """Check that no guest may have the first VF of a slot.
+
+        :raises Defect: a guest may have it.
+        """
         if vfs and pci.is_for_vfio(self.kernel, vfs[0]):
             raise _Defect(f'its function cannot be read, because {vfs[0]} is '
                           f'bound to {VFIO}: leave it without a driver')
 
     def _manager(self, fme, attribute) -> str:
-        """An attribute of the FME's FPGA manager, '' when it has none."""
+        """Return an attribute of the FME's FPGA manager, '' if it has none."""
         try:
             for name in self.kernel.listdir(fme):
                 if re.fullmatch('dfl-fme-mgr[.][0-9]+', name):
@@ -563,9 +577,9 @@ class DflDriver(base.PciDriver):
             parent=address),))
 
     def _add_hidden(self, address, regions, fme, before, common, hidden):
-        """Regions whose port the host does not see now.
+        """Add the regions whose port the host does not see now.
 
-        Those are behind VFs that a guest has (bound to vfio-pci) or that have
+        They are behind VFs that a guest has (bound to vfio-pci) or that have
         no driver, or they are released while VFs are not enabled.
         """
         for region in before.regions if before else ():
@@ -601,10 +615,10 @@ class DflDriver(base.PciDriver):
         """See the base class.
 
         After a failure the port stays disabled until dfl-pci is bound again.
-        This is done here when no other port of the card is in use.
+        This method does so if no other port of the card is in use.
 
-        :raises IncompatibleBitstream: when the card's compat_id, read now, is
-            not the bitstream's; nothing was touched.
+        :raises IncompatibleBitstream: the card's present compat_id is not the
+            bitstream's; nothing was touched.
         """
         address, index = device.address, region.index
         what = (f'{region.name} of {address} had to be programmed with '
@@ -633,9 +647,9 @@ class DflDriver(base.PciDriver):
         return function
 
     def reset_region(self, device, region):
-        """See the base class; resets the port.
+        """Reset the port; see the base class.
 
-        One that does not end in a millisecond stays disabled until dfl-pci is
+        A reset that takes more than a millisecond leaves it disabled until dfl-pci is
         bound again (__afu_port_disable() in dfl-afu-main.c of Linux).
         """
         what = f'{region.name} of {device.address} had to be reset'
@@ -655,7 +669,7 @@ class DflDriver(base.PciDriver):
         fme, port = self._prepare(address, index)
         self.kernel.reset_dfl_port(port.function, port.id)
         self._function(port, fme)
-        # what the server's guest has caused
+        # errors that the server's guest has caused
         self._clear_errors(port)
         # the ids of a VF read as ones in every state
         if not pci.answers(self.kernel, address):
@@ -682,8 +696,8 @@ class DflDriver(base.PciDriver):
 
         VFs are enabled again afterwards.
 
-        :raises DeviceError: when a guest uses a port of the card, or when the
-            card does not come back.
+        :raises DeviceError: a guest uses a port of the card, or the card does
+            not return.
         """
         kernel = self.kernel
         try:
@@ -705,7 +719,7 @@ class DflDriver(base.PciDriver):
                     f'of {", ".join(vfs)} to {KERNEL_DRIVER} first.')
             implemented = self._implemented(address)
             kernel.rebind(address, KERNEL_DRIVER)
-            # binding takes the VFs away and gives their ports to the PF
+            # binding removes the VFs and assigns their ports to the PF
             self._wait(address, implemented)
             if is_slot and vfs:
                 self._enable_slot(address, len(vfs))
@@ -721,7 +735,8 @@ class DflDriver(base.PciDriver):
             self.recover, device.address)}
 
     def _prepare(self, address, index) -> tuple[str, _Port]:
-        """The FME and the port of a region, as they are numbered now."""
+        """Return the FME and the port of a region, with their present numbers.
+        """
         if not pci.answers(self.kernel, address):
             raise _Defect('the card does not answer on the PCI bus')
         bound = pci.driver(self.kernel, address)
@@ -804,7 +819,9 @@ class DflDriver(base.PciDriver):
         return model.uuid_hex(self.kernel.read(f'{port.path}/afu_id'))
 
     def _wait(self, address, count):
-        """Until the FME and count ports are there: probing is asynchronous."""
+        """Wait until the FME and count ports exist, because probing is
+        asynchronous.
+        """
         end = time.monotonic() + REBIND_SECONDS
         while True:
             vfs = pci.virtual_functions(self.kernel, address)
@@ -828,7 +845,8 @@ def _stuck(function) -> str:
 
 
 def _is_of_one_board(mac: str) -> bool:
-    """Whether a MAC address is one that a maker has given to one device: not
-    0, not of a group, not local (IEEE 802)."""
+    """Return whether a maker has assigned a MAC address to a single device:
+    not 0, not a group, not local (IEEE 802).
+    """
     return bool(re.fullmatch('[0-9a-f]{2}(:[0-9a-f]{2}){5}', mac)
                 and int(mac[:2], 16) & 3 == 0 and set(mac) != set('0:'))

@@ -1,17 +1,18 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""GPUs that a fabric joins: NVLink, with or without NVSwitches, AMD's XGMI.
+"""Isolate GPUs that a fabric connects: NVLink, with or without NVSwitches,
+AMD's XGMI.
 
-Over the fabric a GPU reaches the memory of the others, past every IOMMU. Which
-GPUs are given together, or one alone, is therefore the operator's word,
-device by device. NVSwitches let a guest use only the partition that Fabric
-Manager has activated, before the guest starts; after the guest it has to be
-deactivated. Fabric Manager reports the GPUs of a partition only by
-numbers of modules while the host has no driver for the GPUs. So the operator
-says which GPU is which module, or has a command of his own do it.
+Over the fabric a GPU reaches the memory of the others, bypassing every IOMMU.
+Therefore the operator decides for each device whether it is allocated alone or
+in a set. NVSwitches let a guest use only the partition that Fabric Manager has
+activated, before the guest starts. It has to be deactivated after the guest.
+Fabric Manager reports the GPUs of a partition only by numbers of modules while
+the host has no driver for the GPUs. So the operator configures the module of
+each GPU, or a command of their own.
 
-amdgpu shows which hive of XGMI a GPU is in. What it shows is recorded for when
-vfio-pci has the GPU. Other GPUs are taken for joined according to their
-product, and one that is newer than this module is taken for joined.
+amdgpu shows the XGMI hive of a GPU. The hive is recorded, because it is not
+visible while vfio-pci has the GPU. Other GPUs count as connected according to
+their product. Products newer than this module count as connected.
 
 Sources: NVIDIA's Fabric Manager user guide (Shared NVSwitch) and the Mission
 Control guide for GB200; amd/MxGPU-Virtualization, mi300_xgmi.c and
@@ -66,15 +67,15 @@ _CARDS = frozenset((
     '1dba', '1dc1', '1df0', '1df4', '1df6', '2082', '20b1', '20b5', '20b7',
     '20b8', '20b9', '20c2', '20f1', '20f5', '20f6', '20fd', '2313', '2321',
     '2322', '2331', '233a', '233b'))
-#: the last of the products of NVIDIA that are known here
+#: the newest product of NVIDIA that this module knows
 _NEWEST = 0x31ff
-#: without a display: GPUs for data centers have it
+#: without a display: GPUs for data centers have this class
 _3D_CONTROLLER = 0x0302
 #: MI50 and MI60, MI100, MI210 and MI250, which bridges join
 _XGMI_BRIDGES = ((0x66a0, 0x66af), (0x7388, 0x738e), (0x7408, 0x740f))
-#: in the record of a GPU: the hive that it is in
+#: in the record of a GPU: its hive
 _HIVE, _NO_HIVE = 'xgmi_hive', '0'
-#: what KFD shows of the host's GPUs
+#: directory in which KFD shows the host's GPUs
 _KFD = 'class/kfd/kfd/topology/nodes'
 #: processing accelerators: with AMD MI300 and later, boards of eight
 INSTINCT = 0x1200
@@ -97,7 +98,7 @@ _lock = locks.Lock(
 
 def obstacle(kernel, device: model.Device, option: str,
              found: Iterable[rules.Rule]) -> str:
-    """Return why a device is not to be offered, as a clause, or ''.
+    """Return why a device must not be offered, as a clause, or ''.
 
     :param option: that has the rules, ``[accel] include_devices``.
     :param found: its rules. A rule names a device by the whole address only: a
@@ -129,8 +130,9 @@ def obstacle(kernel, device: model.Device, option: str,
 
 def recorded(kernel, device: model.Device, before: model.Device | None,
              ) -> model.Device:
-    """Return a GPU with the hive of XGMI that it is in, or was in when amdgpu
-    had it last, in its record."""
+    """Return a GPU with its XGMI hive in its record: the present one, or the
+    one when amdgpu had it last.
+    """
     found = hive(kernel, device.address)
     if found:
         return dataclasses.replace(device, record=((_HIVE, found),))
@@ -150,7 +152,7 @@ def hive(kernel, address: str) -> str:
 
 
 def _hive_by_kfd(kernel, address) -> str:
-    """The same of a GPU without a directory of its hive."""
+    """Return the hive, as hive(), of a GPU without a directory of its hive."""
     place = {'domain': str(int(address.partition(':')[0], 16)),
              'location_id': str(pci.routing_id(address))}
     try:
@@ -160,7 +162,7 @@ def _hive_by_kfd(kernel, address) -> str:
             if place.items() <= found.items():
                 return found.get('hive_id', '')
     except (OSError, ValueError):
-        # KFD is going, or is of another release
+        # KFD is being removed, or is of another release
         pass
     return ''
 
@@ -181,7 +183,7 @@ def _unknown_module(address) -> str:
 
 
 def modules() -> dict[str, int]:
-    """Number of the module by address of the GPU.
+    """Return the numbers of modules by address of the GPU.
 
     :raises ConfigurationError: the option cannot be read.
     """
@@ -193,7 +195,7 @@ def modules() -> dict[str, int]:
 
 
 def _fabric_manager() -> str:
-    """The address of Fabric Manager, '' where it is not asked by library."""
+    """Return the address of Fabric Manager, '' if its library is not used."""
     name, _, address = (CONF.accel.fabric_command or '').partition(':')
     return (address or nvfm.ADDRESS) if name == LIBRARY else ''
 
@@ -235,9 +237,10 @@ def obstacle_of_vgpus(kernel, device: model.Device) -> str:
 
 
 def has_partition(kernel, device: model.Device) -> bool:
-    """Whether a vGPU of a GPU gets the partition of that GPU alone. A vGPU
-    with a part of the GPU cannot: a partition takes one VF of each GPU, and
-    refuses more (NVIDIA/kubevirt-gpu-device-plugin pull request 193).
+    """Return whether a vGPU gets the partition of its GPU alone.
+
+    A vGPU with a part of the GPU cannot: a partition accepts one VF of each
+    GPU, and refuses more (NVIDIA/kubevirt-gpu-device-plugin pull request 193).
 
     :raises OSError: sysfs cannot be read.
     """
@@ -245,7 +248,7 @@ def has_partition(kernel, device: model.Device) -> bool:
 
 
 def obstacle_of_vfs(kernel, device: model.Device, vfs: Iterable[str]) -> str:
-    """Return why the VFs of a GPU are not to be offered, as a clause, or ''.
+    """Return why the VFs of a GPU must not be offered, as a clause, or ''.
 
     With one VF for each GPU, gim lets all GPUs of a board reach each other's
     memory, with several it does not (mi300_xgmi_is_fb_sharing_allowed()).
@@ -277,8 +280,9 @@ def _is_instinct(kernel, device) -> bool:
 
 
 def _joined(kernel, device) -> str:
-    """The begin of a sentence about what joins a GPU with others, without
-    NVSwitches; '' where nothing does."""
+    """Return the beginning of a sentence about a connection of a GPU with
+    others that has no NVSwitch; '' without a connection.
+    """
     hive_id = dict(device.record).get(_HIVE)
     if hive_id:
         return '' if hive_id == _NO_HIVE else 'XGMI joins it with other GPUs'
@@ -297,7 +301,8 @@ def _joined(kernel, device) -> str:
 
 
 def _switch(kernel, device) -> str:
-    """An NVSwitch that joins the GPU with others, '' where none does."""
+    """Return an NVSwitch that connects the GPU with others, '' if none does.
+    """
     if (device.vendor_id != _NVIDIA or pci.class_code(
             kernel, device.address) >> 8 not in pci.DISPLAYS):
         return ''
@@ -318,26 +323,29 @@ def _first_switch(kernel, functions) -> str:
 
 
 def activate(kernel, device: model.Device, vf: str = '') -> None:
-    """Have a guest reach the GPUs of a device's set by the fabric, and have
-    it reach no others. Does nothing where that is so, or for other devices.
+    """Let a guest reach the GPUs of a device's set over the fabric, and no
+    others.
 
-    :param vf: by which a guest has all of the GPU, as a vGPU.
-    :raises DeviceError: it cannot be.
+    Does nothing if that is so already, or for other devices.
+
+    :param vf: by which a guest has the whole GPU, as a vGPU.
+    :raises DeviceError: the partition cannot be activated.
     """
     _run(kernel, device, nvfm.ACTIVATE, vf)
 
 
 def deactivate(kernel, device: model.Device, vf: str = '') -> None:
-    """Undo activate(). Does nothing where that was done.
+    """Undo activate(). Does nothing if it is undone already.
 
-    :raises DeviceError: it cannot be.
+    :raises DeviceError: the partition cannot be deactivated.
     """
     _run(kernel, device, nvfm.DEACTIVATE, vf)
 
 
 def check(kernel, device: model.Device) -> Iterator[base.Finding]:
     """Ask Fabric Manager for the partition of a set, at its first device, or
-    of a GPU that makes vGPUs."""
+    of a GPU that offers vGPUs.
+    """
     members = (device.address,) if device.creatable else sets.of(
         device.address)
     if not (members and members[0] == device.address and _fabric_manager()
@@ -367,7 +375,7 @@ def _run(kernel, device, action, vf):
 
 
 def _call(action, members, vf='') -> str:
-    """Return why it was not done, '' where it was."""
+    """Call Fabric Manager; return why that failed, '' after success."""
     address = _fabric_manager()
     if address:
         numbers = modules()
@@ -380,7 +388,7 @@ def _call(action, members, vf='') -> str:
     else:
         command = [CONF.accel.fabric_command, action, *members]
     try:
-        # with -m Python finds modules in the working directory, too
+        # with -m, Python would also find modules in the working directory
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True,
             text=True, errors='replace', check=False, cwd='/',
@@ -388,7 +396,8 @@ def _call(action, members, vf='') -> str:
     except OSError as error:
         return f'{" ".join(command)}: {error.strerror or error}'
     except Exception as error:
-        # under eventlet it is that of its own copy of the module
+        # under eventlet it is the TimeoutExpired of eventlet's copy of the
+        # module
         if type(error).__name__ != subprocess.TimeoutExpired.__name__:
             raise
         return (f'{" ".join(command)} does not end in '

@@ -68,7 +68,7 @@ class GpuDriver(slot.SlotDriver):
     # Discovery
 
     def left_out(self, device):
-        """See the base class; the GPU is shared out by now."""
+        """Return the reason if the GPU is divided now; see the base class."""
         return ('it is shared out, and the driver vgpu has it'
                 if self.is_there(device)
                 and self.identify(device.address) is None else '')
@@ -118,7 +118,9 @@ class GpuDriver(slot.SlotDriver):
             handles=self.function_handles(address, companions))
 
     def state(self, address):
-        """See the base class; what shares it out changes it as well."""
+        """Return a value that also changes when the GPU is divided; see the
+        base class.
+        """
         try:
             return (*super().state(address),
                     sharing.failure(self.kernel, address),
@@ -250,9 +252,9 @@ class GpuDriver(slot.SlotDriver):
 
 
 def has_class(kernel, address: str, vendor: str) -> bool:
-    """Whether the class of a function is that of the GPUs of a vendor.
+    """Return whether the class of a function is that of a vendor's GPUs.
 
-    :raises OSError: it cannot be read.
+    :raises OSError: the class cannot be read.
     """
     return (pci.class_code(kernel, address) >> 8
             in _CLASSES.get(vendor, pci.DISPLAYS))

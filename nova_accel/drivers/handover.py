@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What is done with a device between two servers: the operator's policy."""
+"""The operator's policy for devices between two servers."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -22,11 +22,11 @@ class Policy(enum.Enum):
     NONE = 'none'
     #: the reset of the function or of the port alone
     RESET = 'reset'
-    #: reset, and whatever the driver knows to take away what a server left
+    #: the reset, and the removal of all state that the driver knows of
     CLEAR = 'clear'
-    #: the operator cleans, and gives the device back
+    #: the operator cleans the device, and releases it
     OPERATOR = 'operator'
-    #: as CLEAR, and the reset is that of the bus: see by_bus()
+    #: as CLEAR, with a reset of the bus: see by_bus()
     BUS = 'bus'
     #: as BUS, and what the device reports of itself has to show that its
     #: memory is clear: see demands_proof()
@@ -39,7 +39,7 @@ CLEARED, NOT_SHOWN = 'cleared', 'not shown'
 
 @dataclasses.dataclass(frozen=True)
 class Policies:
-    """What [accel] handover has."""
+    """The parsed value of [accel] handover."""
 
     #: by PCI address, name of a driver, and '' for all others
     named: Mapping[str, Policy]
@@ -47,10 +47,10 @@ class Policies:
     by_rule: tuple[tuple[rules.Rule, Policy], ...]
 
     def about(self, device: model.Device, *addresses: str) -> Policy | None:
-        """What an address of a device, a rule or its driver has; the first of
-        these counts.
+        """Return the policies that apply to a device, by address, rule and
+        driver; the first one takes precedence.
 
-        :param addresses: of the handle, where it has one of its own.
+        :param addresses: of the handle, if it has one of its own.
         """
         for address in (*addresses, device.address):
             if address in self.named:
@@ -62,7 +62,7 @@ class Policies:
 
 
 def policies() -> Policies:
-    """See Policies.
+    """Return the policies of [accel] handover.
 
     :raises ConfigurationError: the option cannot be read.
     """
@@ -93,8 +93,8 @@ def policies() -> Policies:
 
 
 def policy(device: model.Device, *addresses: str) -> Policy:
-    """The policy for a device: of the first address that has one, else of the
-    first rule that matches, else of its driver, else of all devices.
+    """Return the policy for a device: of the first address with one, otherwise
+    of the first matching rule, of its driver, or of all devices.
 
     :param addresses: of the handle, or of those that a server has.
     :returns: CLEAR for BUS and SHOWN.
@@ -106,10 +106,10 @@ def policy(device: model.Device, *addresses: str) -> Policy:
 
 
 def by_bus(device: model.Device, *addresses: str) -> bool:
-    """Return whether a device is reset by its bus alone: some cards keep
-    state in a reset of the function.
+    """Return whether a device is reset by its bus only, because some cards
+    keep state in a reset of the function.
 
-    :param addresses: as of policy().
+    :param addresses: as for policy().
     :raises ConfigurationError: the option cannot be read.
     """
     return _chosen(device, addresses) in (Policy.BUS, Policy.SHOWN)

@@ -1,23 +1,22 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """NVMe disks: whole controllers, or their VFs.
 
-A controller that the host uses itself is shown, and no server gets it. So is
-one that has something on it when it is first seen: what it has later, it may
-have from a server. Where disks are erased after each server it is read
-once more before the next one gets it. Sources: the PCI code of the
-NVM Express interface (010802), drivers/nvme/host of Linux for what is below a
-controller in sysfs, the NVM Express Base Specification 2.0 for what a server
-can change of a disk, the PCI ID repository for vendors.
+A controller that the host itself uses is listed and withheld, and so is one
+with data when it is first seen: later data may be a server's. If disks are
+erased after each server, a disk is read once more before the next server gets
+it. Sources: the PCI code of the NVM Express interface (010802),
+drivers/nvme/host of Linux for what is below a controller in sysfs, the NVM
+Express Base Specification 2.0 for what a server can change of a disk, the PCI
+ID repository for vendors.
 
 The record of a disk is the serial number, the firmware revision and the
-namespaces that it had when it was first seen. It is part of the device, which
-comes back as ``before`` and survives a restart in the claim store. It never
-follows the disk while the policy is ``clear``: the driver does not know
-whether what it sees was made by the operator or by the last server, and a
-record of a claim could only be made after a server got the disk. A disk that
-the host's driver never had has no record, is not offered, and is not erased:
-only that driver shows which disk it is, and what is on it. Where the operator
-keeps a disk on vfio-pci, the driver gets it for a moment before a server does.
+namespaces that it had when it was first seen. The claim store keeps it with
+the device, and the driver gets it as ``before``. With the policy ``clear`` it
+is never updated, because the driver cannot distinguish changes by the operator
+from changes by the last server. A disk that the nvme driver of the host never
+had has no record, is not offered and is not erased: only that driver shows its
+identity and content. If the operator keeps a disk on vfio-pci, the nvme driver
+gets it for a moment before a server does.
 """
 
 from collections.abc import Hashable
@@ -46,23 +45,25 @@ LOG = logging.getLogger(__name__)
 
 _NVM_EXPRESS = 0x010802
 _DRIVER = 'nvme'
-#: in which the host's driver must have begun with a disk after it is bound
+#: seconds in which the host's driver must have begun with a disk after it is
+#: bound
 _READY_SECONDS = 20
-#: in which a controller that it has begun with must be live: CAP.TO is at most
-#: 127.5 s (NVM Express; nvme_wait_ready() in core.c of Linux)
+#: seconds in which a controller that the driver has begun with must be live:
+#: CAP.TO is at most 127.5 s (NVM Express; nvme_wait_ready() in core.c of
+#: Linux)
 _LIVE_SECONDS = 130
 #: states of a controller that may become live (nvme_ctrl_state of Linux)
 _STARTING = frozenset(('new', 'connecting', 'resetting'))
-#: in which the host's driver must show the namespaces of a disk that it has
+#: seconds in which the host's driver must show the namespaces of a bound disk
 _SETTLE_SECONDS = 0.5
-#: between two reads of the state of a sanitize operation
+#: seconds between two reads of the state of a sanitize operation
 _POLL_SECONDS = 1
-#: in which its progress must change. A controller that shows none overwrites
-#: 20 TB in them, at 1 GB/s
+#: seconds in which its progress must change. A controller without progress
+#: overwrites 20 TB in them, at 1 GB/s
 _PROGRESS_SECONDS = 6 * 3600
 #: bytes; capacity that the granularity of namespaces leaves unused
 _ROUNDING = 1 << 30
-#: sysfs counts the size of block devices in these
+#: unit in which sysfs counts the size of block devices
 _SECTOR = 512
 #: names in the record of a disk; each namespace is an entry
 _SERIAL, _FIRMWARE, _NAMESPACE = 'serial number', 'firmware', 'namespace'
@@ -70,7 +71,7 @@ _ACCEPT = ('to accept it, set [accel] handover = {}=none for one start of '
            'nova-compute')
 _BIND = (f'bind it to the driver {_DRIVER} until nova-compute has seen it '
          f'there')
-#: others go by their id
+#: other vendors are named by their id
 _VENDORS = {
     '025e': 'SOLIDIGM', '1179': 'TOSHIBA', '1344': 'MICRON',
     '144d': 'SAMSUNG', '15b7': 'SANDISK', '1987': 'PHISON', '19e5': 'HUAWEI',
@@ -96,7 +97,9 @@ class NvmeDriver(base.PciDriver):
     NEEDS_RULE = True
 
     def check(self, device=None):
-        """See the base class; signatures on a disk are found by wipefs."""
+        """Check the tool that finds signatures on disks, wipefs; see the base
+        class.
+        """
         if device is None:
             # the path of privileged._signatures()
             if not CONF.accel.simulated_host and not shutil.which(
@@ -114,8 +117,9 @@ class NvmeDriver(base.PciDriver):
         return (*super().fingerprint(), usage.fingerprint(self.kernel))
 
     def state(self, address):
-        """See the base class; what the record and the VFs are compared by, and
-        whether a disk that the host does not use was written."""
+        """Return a value that changes with the record, the VFs, and writes to
+        a disk that the host does not use; see the base class.
+        """
         found = super().state(address)
         try:
             device = self.identify(address)
@@ -139,8 +143,9 @@ class NvmeDriver(base.PciDriver):
             driver=self.NAME)
 
     def recognize(self, address, before):
-        """See the base class; a device keeps its record, its content, and
-        what it can erase with."""
+        """Return a device with its record, its content, and its methods of
+        erasure; see the base class.
+        """
         device = self.identify(address)
         if device and before:
             device = dataclasses.replace(
@@ -173,8 +178,10 @@ class NvmeDriver(base.PciDriver):
     # The record
 
     def _recorded(self, device, is_new):
-        """Return the device with its record, which begins now if it has none,
-        and with what is on it if it is new.
+        """Return the device with its record.
+
+        A missing record begins now; a new device also gets the description of
+        its content.
 
         :param is_new: it was never offered.
         """
@@ -211,10 +218,10 @@ class NvmeDriver(base.PciDriver):
         return device
 
     def _erasable(self, device):
-        """Return the disk with the traits of what it can erase with.
+        """Return the disk with the traits of its methods of erasure.
 
-        :raises Defect: it must be erased after each server, and its
-            controller cannot.
+        :raises Defect: it must be erased after each server, and its controller
+            cannot erase.
         """
         must = handover.policy(device) is Policy.CLEAR
         try:
@@ -234,7 +241,9 @@ class NvmeDriver(base.PciDriver):
             naming.ERASES_PREFIX + name for name in found.erases))
 
     def _can_erase(self, device) -> Hashable:
-        """What _erasable() asks the controller, as state() has it."""
+        """Return the controller's methods of erasure, for _erasable() and
+        state().
+        """
         if not device or handover.policy(device) is not Policy.CLEAR or (
                 pci.driver(self.kernel, device.address) != _DRIVER):
             return None
@@ -245,9 +254,9 @@ class NvmeDriver(base.PciDriver):
             return error.errno
 
     def _foreign(self, address, signed=False):
-        """What is on the disks of a controller, a clause, or ''.
+        """Return a clause about data on the disks of a controller, or ''.
 
-        :param signed: only what has a signature.
+        :param signed: only data with a signature.
         """
         try:
             found = self.kernel.read_signatures(address)
@@ -271,7 +280,7 @@ class NvmeDriver(base.PciDriver):
         try:
             count = self.kernel.read_nvme(address).detached
         except OSError:
-            # where it matters _erasable() says so
+            # _erasable() reports it if it matters
             return
         if count:
             raise base.Defect(
@@ -281,8 +290,9 @@ class NvmeDriver(base.PciDriver):
                 f'nvme delete-ns')
 
     def _writes(self, address) -> tuple[str, ...]:
-        """How often each disk was written, by Documentation/block/stat.rst of
-        Linux."""
+        """Return the number of writes to each disk
+        (Documentation/block/stat.rst of Linux).
+        """
         return tuple(
             self.kernel.read(f'class/block/{name}/stat').split()[4]
             for name in usage.disks(self.kernel, address)
@@ -305,8 +315,8 @@ class NvmeDriver(base.PciDriver):
     def _identity(self, address):
         """Return (serial number, firmware revision, namespaces).
 
-        None where the host's driver does not have the disk, or has not begun
-        with it.
+        None if the host's driver does not have the disk, or has not begun with
+        it.
         """
         top = self._controller(address)
         if not top or self.kernel.read(f'{top}/state') != 'live':
@@ -316,8 +326,9 @@ class NvmeDriver(base.PciDriver):
                 self._layout(address))
 
     def _controller(self, address) -> str | None:
-        """Return the directory of the controller, None where the host's driver
-        does not have it."""
+        """Return the directory of the controller, None if the host's driver
+        does not have it.
+        """
         if pci.driver(self.kernel, address) != _DRIVER:
             return None
         names = self.names(pci.path(address, 'nvme'))
@@ -325,13 +336,16 @@ class NvmeDriver(base.PciDriver):
                 else None)
 
     def _is_dead(self, address) -> bool:
-        """Whether the host's driver has given the controller up, and stays
-        bound to it (nvme_reset_work() of Linux)."""
+        """Return whether the host's driver has given up the controller, but
+        stays bound to it (nvme_reset_work() of Linux).
+        """
         top = self._controller(address)
         return bool(top) and self.kernel.read(f'{top}/state') == 'dead'
 
     def serial(self, address):
-        """See the base class; as the host's driver shows it."""
+        """Return the serial number that the host's driver shows; see the base
+        class.
+        """
         found = self._identity(address)
         return found[0] if found else None
 
@@ -380,8 +394,9 @@ class NvmeDriver(base.PciDriver):
     # VFs
 
     def _cleanable(self, device, handles, before):
-        """Return those VFs that can be cleaned after a server and are its own
-        only, and those for which nothing has to be done."""
+        """Return the VFs that can be cleaned after a server and belong to one
+        server only, and those that need no cleaning.
+        """
         free = {h.address for h in handles if handover.policy(device, h.address)
                 in (Policy.NONE, Policy.OPERATOR)}
         obstacles: dict = {}
@@ -402,9 +417,9 @@ class NvmeDriver(base.PciDriver):
         return tuple(h for h in handles if h.address in free)
 
     def _vf_obstacles(self, device) -> dict[str, str]:
-        """Why a server cannot get a VF, '' where it can.
+        """Return address of a VF -> why a server cannot get it, '' if it can.
 
-        :returns: none where the operator answers for all VFs.
+        :returns: nothing if the operator vouches for all VFs.
         """
         address = device.address
         vfs = pci.virtual_functions(self.kernel, address)
@@ -434,8 +449,9 @@ class NvmeDriver(base.PciDriver):
     # What servers get
 
     def prepare(self, device, handle, created_type, fresh, use):
-        """See the base class; creates nothing. Refuses a disk other than the
-        recorded one, and a disk with data that no server left there."""
+        """Refuse a disk other than the recorded one, and a disk with data that
+        is not a server's; see the base class.
+        """
         self.check_unused(handle)
         try:
             if handle.address == device.address:
@@ -457,14 +473,17 @@ class NvmeDriver(base.PciDriver):
                 f'log.') from error
 
     def _check_disk(self, device, fresh):
-        """:raises Defect: a server is not to get the disk.
-        :raises OSError: it cannot be read.
+        """Check that a server may get the disk.
+
+        :raises Defect: it may not.
+        :raises OSError: the disk cannot be read.
         """
         address = device.address
         if pci.is_open(self.kernel, address):
             if fresh:
                 raise base.Defect('a guest has it: see which one')
-            # of this server, as before an unrescue: compared as it started
+            # data of this server, for example before an unrescue: compared as
+            # it started
             return
         with self._bound(address):
             now = self.serial(address)
@@ -476,12 +495,12 @@ class NvmeDriver(base.PciDriver):
                     f'its serial number is {str(now)[:20]!r}, and was '
                     f'{before[:20]!r}: put that disk back, or {_BIND}')
             if fresh and handover.policy(device) is Policy.CLEAR:
-                # it was erased after its last server, if it had one; what
-                # that leaves may be noise
+                # the disk was erased after its last server, if any; erasure
+                # may leave noise
                 foreign = self._foreign(address, signed=True)
                 if foreign:
                     raise base.Defect(foreign)
-                # it may have been on vfio-pci since the policy became this
+                # it may have been on vfio-pci since the policy changed
                 self._erasable(device)
 
     def _check_vf(self, device, vf):
@@ -495,11 +514,11 @@ class NvmeDriver(base.PciDriver):
 
         Each step can be repeated: a call that ended in the middle, or was
         killed, leaves a disk that the next call cleans from the start. A
-        sanitize operation that runs is waited for.
+        running sanitize operation is awaited.
 
-        :returns: 'sanitize <method>', 'format', 'reset controller', 'format
-            by the PF' or 'reset by the PF'; None where nothing was done.
-        :raises DeviceError: it could not be; or the disk is not as recorded.
+        :returns: 'sanitize <method>', 'format', 'reset controller', 'format by
+            the PF' or 'reset by the PF'; None if nothing was done.
+        :raises DeviceError: that failed, or the disk differs from its record.
         """
         policy = handover.policy(device, handle.address)
         if policy in (Policy.NONE, Policy.OPERATOR):
@@ -518,11 +537,12 @@ class NvmeDriver(base.PciDriver):
                 f'or free it, and it is tried again.') from error
 
     def health(self, device):
-        """See the base class; with the log page about its health, while the
-        host's driver has the disk: always where servers have its VFs.
+        """Read the bus and, while the host's driver has the disk, its SMART
+        log page; see the base class. If servers have VFs, the driver always
+        has it.
 
         Source: NVM Express Base Specification 2.0, SMART / Health Information.
-        A server wears a disk out and heats it; it cannot undo either.
+        A server can wear out and heat a disk, and can undo neither.
         """
         yield from super().health(device)
         if pci.driver(self.kernel, device.address) != _DRIVER:
@@ -539,7 +559,9 @@ class NvmeDriver(base.PciDriver):
             yield signals.Reading('temperature', about='NVMe critical warning')
 
     def steps(self, device):
-        """See the base class; a disk that the host uses is left alone."""
+        """Return the steps of recovery, except for a disk that the host uses;
+        see the base class.
+        """
         handle, address = self.whole(device), device.address
         if handle is None or handover.policy(device) in (
                 Policy.NONE, Policy.OPERATOR):
@@ -589,7 +611,7 @@ class NvmeDriver(base.PciDriver):
         address = device.address
         found = self.kernel.read_nvme(address)
         if not found.serial or _known_serial(device) != found.serial:
-            # nothing is erased that is, or may be, another disk
+            # a disk that is, or may be, another one is not erased
             self._refuse(device, found)
         if found.sanitize:
             self._sanitize(address, found.sanitize)
@@ -603,14 +625,12 @@ class NvmeDriver(base.PciDriver):
         return f'sanitize {found.sanitize}' if found.sanitize else 'format'
 
     def _sanitize(self, address, method):
-        """Sanitize a disk, and wait until that has ended.
+        """Sanitize a disk, and wait for the end.
 
-        An operation that runs already was begun here before a restart of
-        nova-compute if it is of the same kind; one that the server began
-        erases as well, but an overwrite has a pattern of its choice, which no
-        log page shows.
-        One that has ended proves nothing: the server may have written after
-        it.
+        A running operation of the same kind was begun here, before a restart
+        of nova-compute. An operation that the server began erases as well, but
+        its overwrite has a pattern that no log page shows. An operation that
+        has ended proves nothing, because the server may have written after it.
         """
         status = self.kernel.read_nvme_sanitize(address)
         is_ours = (status.state == 'running' and status.method == method
@@ -646,15 +666,15 @@ class NvmeDriver(base.PciDriver):
 
     def _exit_failure(self, address):
         if self.kernel.read_nvme_sanitize(address).state == 'failed':
-            # refused after an operation that the server began without
-            # AUSE: the next sanitize operation is accepted all the same
+            # refused after an operation that the server began without AUSE:
+            # the next sanitize operation is accepted
             with contextlib.suppress(OSError):
                 self.kernel.exit_nvme_sanitize_failure(address)
 
     def _restore_namespaces(self, address, found, layout):
         """Restore the number and sizes of the namespaces.
 
-        :returns: the controller as it is then.
+        :returns: the controller afterwards.
         """
         if _has_sizes_of(found, layout):
             return found
@@ -715,8 +735,8 @@ class NvmeDriver(base.PciDriver):
     def _resources(self, pf, number, use):
         """Return the queues and interrupts of the controller of a VF.
 
-        Going offline takes them away: they are remembered before. A call
-        after one that failed, or was killed, can then restore them.
+        Going offline releases them, so they are remembered first. A call after
+        an interrupted one can restore them.
         """
         for found in self.kernel.read_nvme_vfs(pf):
             if found.vf == number and (found.queues or found.interrupts):
@@ -725,7 +745,9 @@ class NvmeDriver(base.PciDriver):
         return tuple(use.memory or (0, 0))
 
     def _await_controller(self, address):
-        """The host's driver begins with a disk after it is bound to it."""
+        """Wait until the host's driver has begun with a disk after it was
+        bound.
+        """
         top = pci.path(address, 'nvme')
         began = time.monotonic()
         while True:
@@ -742,7 +764,7 @@ class NvmeDriver(base.PciDriver):
 
 
 def _vf_obstacle(vf: str, found: nvme_admin.Secondary | None) -> str:
-    """Why a server cannot get a VF, '' where it can; one clause.
+    """Return why a server cannot get a VF, '' if it can; a clause.
 
     :param found: its controller, None if the PF reports none.
     """
@@ -762,7 +784,7 @@ def _vf_obstacle(vf: str, found: nvme_admin.Secondary | None) -> str:
 
 
 def _known_serial(device) -> str:
-    """Return the serial number by which a disk is known, '' for none.
+    """Return the serial number that identifies a disk, '' if it has none.
 
     A disk that a guest had when nova-compute first saw it has no record while
     a server has a claim on it; the inventory has read its serial number when
@@ -772,7 +794,7 @@ def _known_serial(device) -> str:
 
 
 def _identity_difference(device, serial, firmware) -> str:
-    """Return in which way a disk is another one than recorded, or ''."""
+    """Return how a disk differs from its recorded identity, or ''."""
     known = _known_serial(device)
     if not known:
         return f'its serial number is not known from before: {_BIND}'
@@ -804,7 +826,7 @@ def _are_alike(before, now) -> bool:
 
 
 def _has_sizes_of(found, layout) -> bool:
-    """Whether the namespaces have the sizes of a layout, in bytes."""
+    """Return whether the namespaces have the sizes of a layout, in bytes."""
     if found.detached or not found.namespaces:
         return False
     if not layout:
@@ -816,7 +838,7 @@ def _has_sizes_of(found, layout) -> bool:
 
 
 def _has_formats_of(found, layout) -> bool:
-    """Whether the namespaces have the block formats of a layout."""
+    """Return whether the namespaces have the block formats of a layout."""
     return not layout or all(a.has_format_of(b) for a, b in zip(
         found.namespaces, layout, strict=True))
 

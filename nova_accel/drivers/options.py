@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The values of [accel] that have a form of their own, read in one place."""
+"""Check the values of [accel] that have a form of their own."""
 
 from collections.abc import Callable
 
@@ -41,9 +41,9 @@ _READERS: tuple[Callable[[], object], ...] = (
 
 
 def malformed() -> list[str]:
-    """A sentence for each option of [accel] that has a malformed value.
+    """Return a sentence for each option of [accel] with a malformed value.
 
-    Options of drivers that are not enabled are read as well.
+    Options of drivers that are not enabled are checked as well.
     """
     found = conf.malformed()
     for read in _READERS:

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Any PCI function that the operator names in [accel] pci_devices.
+"""Offer any PCI function that the operator names in [accel] pci_devices.
 
 For devices without a driver of their own here: NPUs, Gaudi and other AI cards,
-cryptography. What such a function is, the rule says. Source of vendors: the
+cryptography. The rule states type, vendor and product. Source of vendors: the
 PCI ID repository.
 """
 
@@ -35,7 +35,7 @@ _KEYS = ('vendor', 'product', 'subsystem', 'class', 'address', 'driver',
          'type', 'traits', 'name', 'vfs')
 #: value of the key vfs: all VFs of a function are one accelerator
 _TOGETHER = 'together'
-#: others go by their id
+#: other vendors are named by their id
 _VENDORS = {
     '1002': 'AMD', '10de': 'NVIDIA', '10ee': 'XILINX', '15b3': 'MELLANOX',
     '177d': 'CAVIUM', '19e5': 'HUAWEI', '1d22': 'BAIDU', '1da3': 'HABANA',
@@ -49,14 +49,14 @@ class PciRuleDriver(slot.SlotDriver):
 
     #: some have flash that their function can write
     SERVER_CAN_CHANGE_SERIAL = True
-    #: what the host uses of its functions, and their VFs
+    #: host drivers that the host uses, and their VFs
     POLLED = True
     CONTRACT = base.CONTRACT
     NAME = 'pci'
     POOLED = True
 
     def configure(self):
-        """See the base class; logs which rules have no effect."""
+        """Log rules without effect; see the base class."""
         for sentence in self._ineffective():
             LOG.warning('%s', sentence)
         super().configure()
@@ -66,8 +66,9 @@ class PciRuleDriver(slot.SlotDriver):
         self.make_virtual_functions(address)
 
     def _ineffective(self):
-        """A sentence for each rule that matches nothing or what it cannot
-        have, and for each function that several match."""
+        """Return a sentence for each rule that matches nothing or an unusable
+        function, and for each function that several rules match.
+        """
         found: dict = collections.defaultdict(list)
         bridges: dict = collections.defaultdict(list)
         several = []
@@ -120,7 +121,9 @@ class PciRuleDriver(slot.SlotDriver):
     # Discovery
 
     def left_out(self, device):
-        """See the base class; the rule of a function was removed."""
+        """Return the reason if the rule of a function was removed; see the
+        base class.
+        """
         return (f'no rule of {OPTION} names it' if self.is_there(device)
                 and not self.may_be_mine(device.address) else '')
 
@@ -131,7 +134,7 @@ class PciRuleDriver(slot.SlotDriver):
         return self.recognize(address, None)
 
     def may_be_mine(self, address):
-        # of most functions of a host no more is read
+        # for most functions of a host, nothing else is read
         vendor = pci.identifier(self.kernel, address, 'vendor')
         if not any(rule.matches({'address': address, 'vendor': vendor})
                    for rule in wanted()):
@@ -147,8 +150,8 @@ class PciRuleDriver(slot.SlotDriver):
         """See the base class.
 
         The driver of a function that a guest has is vfio-pci or a variant of
-        it, which libvirt 10.0 and later choose, and none while it is reset;
-        that says nothing of the one that it has otherwise.
+        it, which libvirt 10.0 and later choose, and none while it is reset.
+        Neither reveals its usual driver.
         """
         values = self._values(address)
         if _is_bridge(values):
@@ -158,7 +161,7 @@ class PciRuleDriver(slot.SlotDriver):
             self.kernel, self._device(address, values, pairs), before)
 
     def _pairs(self, address, values, before):
-        """Of the rule of a function; None without one."""
+        """Return the pairs of a function's rule; None without a rule."""
         found = [r for r in wanted() if r.matches(values)]
         if not found and before and self._may_be_a_guests(address):
             found = [r for r in wanted() if r.matches(
@@ -166,7 +169,7 @@ class PciRuleDriver(slot.SlotDriver):
         return found[0].pairs if found else None
 
     def _may_be_a_guests(self, function) -> bool:
-        """Whether a guest has the function, or had it a moment ago."""
+        """Return whether a guest has the function, or had it a moment ago."""
         return (pci.driver(self.kernel, function) is None
                 or pci.is_for_vfio(self.kernel, function))
 
@@ -209,14 +212,16 @@ class PciRuleDriver(slot.SlotDriver):
             handles=self.unused_handles(device.address, companions))
 
     def _shared_out(self, address) -> str:
-        """Why a GPU without VFs is not to be given whole, a clause, or ''."""
+        """Return why a GPU without VFs must not be given as a whole, a clause,
+        or ''.
+        """
         is_gpu = pci.class_code(self.kernel, address) >> 8 in {
             *pci.DISPLAYS, fabric.INSTINCT}
         return sharing.obstacle(self.kernel, address) if (
             is_gpu and not pci.has_vfs(self.kernel, address)) else ''
 
     def _together(self, address) -> model.AttachHandle:
-        """All VFs of a function, as one accelerator."""
+        """Return the handle of all VFs of a function, as one accelerator."""
         vfs = pci.virtual_functions(self.kernel, address)
         if not vfs:
             if address in sriov.wanted():
@@ -234,12 +239,12 @@ class PciRuleDriver(slot.SlotDriver):
                                   companions=tuple(vfs[1:]), parent=address)
 
     def company(self, address):
-        """See the base class.
+        """Return the company of a function; see the base class.
 
-        VFs are reset without a command, and so is a function for which the
-        operator wants nothing more.
+        VFs have none. Nor have PFs with VFs, and functions that the operator
+        does not want to be cleaned.
         """
-        # no rule may match it any more
+        # it may match no rule any more
         device = self._device(address, self._values(address), {'type': ''})
         if (handover.policy(device) is not handover.Policy.CLEAR
                 or pci.physical_function(self.kernel, address)
@@ -248,7 +253,9 @@ class PciRuleDriver(slot.SlotDriver):
         return super().company(address)
 
     def goes_along(self, address, function):
-        """See the base class; not what is a device of its own by a rule."""
+        """Return whether a function goes along, unless a rule makes it a
+        device of its own; see the base class.
+        """
         values = self._values(function)
         if self._may_be_a_guests(function):
             # see recognize()
@@ -272,9 +279,9 @@ def _is_bridge(values):
 
 
 def wanted() -> list[rules.Rule]:
-    """The rules in force.
+    """Return the rules in force.
 
-    :raises ConfigurationError: one of them cannot be read.
+    :raises ConfigurationError: a rule cannot be read.
     """
     return _parsed(tuple(CONF.accel.pci_devices))
 

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Intel QuickAssist cards: their VFs, and the services that these offer.
+"""Offer the VFs of Intel QuickAssist cards, with their services.
 
-All VFs of a physical function do the same services; since generation 4 these
+All VFs of a physical function have the same services; since generation 4 these
 are set by qat/cfg_services of the PF while it is down. Sources:
 Documentation/ABI/testing/sysfs-driver-qat of Linux, drivers/crypto/intel/qat,
 and vfio_pci.c for the functions that VFIO refuses.
@@ -24,8 +24,8 @@ from nova_accel import naming
 CONF = conf.CONF
 
 OPTION = '[accel] qat_services'
-#: seconds to wait before a card is asked again that does not respond: more
-#: than the timer of any; another reader cannot make it look dead then
+#: seconds before a silent card is read again: more than the timer of any card,
+#: during which another reader could make it look dead
 HEARTBEAT_SECONDS = 0.6
 
 
@@ -55,9 +55,8 @@ _PRODUCTS = {
     '4946': _Product('420XX', 'GEN4', '420xx'),
     '4948': _Product('6XXX', 'GEN6', '6xxx'),
 }
-#: since which Linux these drivers are there; the others have been before
-#: libvirt 8.0, or are Intel's own. Source: the log of
-#: drivers/crypto/intel/qat/Makefile
+#: the Linux release of each driver; other drivers are older than libvirt 8.0,
+#: or are Intel's own. Source: the log of drivers/crypto/intel/qat/Makefile
 _SINCE = {'4xxx': '5.11', '420xx': '6.8', '6xxx': '6.16'}
 
 
@@ -70,28 +69,27 @@ _TRAITS = frozenset(map(_trait, ('sym', 'asym', 'dc', 'dcc', 'decomp')))
 
 
 class QatDriver(base.PciDriver):
-    """One device for each PF; the VFs are what is given to guests.
+    """One device for each PF; guests get the VFs.
 
     The directories of sysfs do not show a changed service, a card that went
     down, or a lost heartbeat, and the kernel checks a heartbeat only when it
     is read. Therefore each card is examined every [accel] discovery_interval:
-    three attributes of sysfs and one of debugfs, of which only a card that
-    does not respond costs more. The kernel sees at the third read that it does
-    not.
+    three attributes of sysfs and one of debugfs. Only a card that does not
+    respond takes longer: the kernel detects it at the third read.
     """
 
     CONTRACT = base.CONTRACT
     NAME = 'qat'
     POOLED = True
     POLLED = True
-    #: VFIO resets a VF as well, and does not say whether that succeeded
+    #: VFIO resets a VF as well, but does not report whether that succeeded
     RESETS = True
     RESET_IS_ALL = True
 
     # Configuration
 
     def check(self, device=None):
-        """See the base class; a device answers by its heartbeat."""
+        """Check a device by its heartbeat; see the base class."""
         if device is not None:
             self.kernel.read_qat_heartbeat(device.address)
         return ()
@@ -99,7 +97,7 @@ class QatDriver(base.PciDriver):
     def configure(self):
         """Set up all cards; see set_up().
 
-        :raises DeviceError: of all cards on which that failed.
+        :raises DeviceError: set_up() failed for the cards in the error.
         """
         wanted = wanted_services()
         cards = [address for address in self.names(pci.DEVICES)
@@ -163,7 +161,7 @@ class QatDriver(base.PciDriver):
         if same and state == 'up':
             return
         if vfs:
-            # going down would take them away, once no guest has one
+            # going down would remove the VFs, once no guest has one
             raise exception.DeviceError(
                 f'{what}, and it does {before} and has VFs, which may be in '
                 f'use: write 0 to its sriov_numvfs when no server has one, '
@@ -188,7 +186,7 @@ class QatDriver(base.PciDriver):
                 f'{result}: {remedy}.') from e
 
     def _put_back(self, address, services) -> bool:
-        """Whether the card is up again with what it did before."""
+        """Restore the services of a card; return whether it is up again."""
         try:
             if self.kernel.read(pci.path(address, 'qat/state')) != 'up':
                 self._write(address, 'cfg_services', services)
@@ -206,7 +204,7 @@ class QatDriver(base.PciDriver):
             return
         total = int(self.kernel.read(pci.path(address, 'sriov_totalvfs')))
         if count != total:
-            # the kernel makes all of them whatever the number
+            # the kernel creates all of them, whatever the number
             raise exception.ConfigurationError(
                 f'{sriov.OPTION} wants {count} VFs of {address}, and a QAT '
                 f'card has all of its {total} or none: write {total}, and '
@@ -249,7 +247,9 @@ class QatDriver(base.PciDriver):
         return device
 
     def _with_services(self, device, before):
-        """Without attributes of the services nothing is known of them."""
+        """Return the device with its services; without attributes they are
+        unknown.
+        """
         text = self.attribute(device.address, 'qat/cfg_services')
         if text is None:
             return device
@@ -257,20 +257,20 @@ class QatDriver(base.PciDriver):
             raise base.Defect(f'its qat/cfg_services is {text!r}, which are '
                               f'not services: read dmesg')
         traits = {_trait(service) for service in text.split(';')}
-        # also those of services that only a newer kernel has
+        # including those of services that only a newer kernel has
         volatile = {*_TRAITS, *traits,
                     *(before.state_traits if before else ())}
         return dataclasses.replace(device, traits=tuple(sorted(traits)),
                                    state_traits=tuple(sorted(volatile)))
 
     def _defect(self, device, before) -> str:
-        """Why its VFs would not do their work, or ''."""
+        """Return why its VFs would not work, or ''."""
         state = self.attribute(device.address, 'qat/state')
         if state not in (None, 'up'):
             return (f'it is {state}: write up to its qat/state' if
                     state == 'down' else f'its qat/state is {state!r}, which '
                     f'is neither up nor down: read dmesg')
-        # the kernel sets it to 0 when it starts the card again
+        # the kernel sets it to 0 when it restarts the card
         fatal = self.attribute(device.address, 'qat_ras/errors_fatal')
         if fatal not in (None, '0'):
             return (f'it had fatal errors (qat_ras/errors_fatal is {fatal}): '
@@ -281,10 +281,10 @@ class QatDriver(base.PciDriver):
         return ''
 
     def health(self, device):
-        """See the base class; with the errors that the card counts.
+        """Read the bus and the error counters of the card; see the base class.
 
         Source: Documentation/ABI/testing/sysfs-driver-qat_ras of Linux. Fatal
-        ones and a lost heartbeat are defects, see look().
+        errors and a lost heartbeat are defects, see look().
         """
         yield from super().health(device)
         text = self.attribute(device.address, 'qat_ras/errors_nonfatal')
@@ -296,8 +296,8 @@ class QatDriver(base.PciDriver):
         """Return whether the driver of the card reports that the card does not
         respond.
 
-        Read only for a card that was found before, by nova-compute: nova-accel
-        discover has no privileges to read it.
+        Only nova-compute reads this, for cards that it found before:
+        nova-accel discover lacks the privileges.
         """
         try:
             if self.kernel.read_qat_heartbeat(address) == 0:
@@ -310,7 +310,8 @@ class QatDriver(base.PciDriver):
 
 
 def wanted_services() -> dict[str | None, str]:
-    """Services by address of the PF; None has those for all others.
+    """Return services by address of the PF; the key None has those for all
+    others.
 
     :raises ConfigurationError: the option cannot be read.
     """

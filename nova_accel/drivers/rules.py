@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Rules by which the operator picks devices.
+"""Match devices with rules of the operator.
 
-A rule is one line of ``key=value`` pairs; a device matches when every pair
-does, a value may have the wildcards of the shell.
+A rule is one line of ``key=value`` pairs; a device matches if every pair does.
+Values may contain shell wildcards.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -22,13 +22,13 @@ CONF = conf.CONF
 INCLUDE = '[accel] include_devices'
 EXCLUDE = '[accel] exclude_devices'
 TRAITS = '[accel] device_traits'
-#: what a rule may ask of any device
+#: properties that a rule may name for any device
 KEYS = ('address', 'vendor', 'product', 'subsystem')
-#: keys whose values are names, in which the case matters
+#: keys whose values are case-sensitive names
 _AS_WRITTEN = ('driver', 'type', 'traits', 'name', 'vfs')
 #: hexadecimal digits of an identifier
 _DIGITS = {'vendor': 4, 'product': 4, 'class': 6}
-#: how lspci writes them
+#: identifiers as lspci prints them
 _IDS = re.compile('[0-9A-Fa-f]{4}:[0-9A-Fa-f]{4}')
 _WILDCARD = re.compile('[*?[]')
 _SUBSYSTEM = re.compile('[0-9a-f]{4}:[0-9a-f]{4}')
@@ -36,21 +36,21 @@ _SUBSYSTEM = re.compile('[0-9a-f]{4}:[0-9a-f]{4}')
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One line of an option."""
+    """A rule: one line of an option."""
 
     option: str
     text: str
     pairs: Mapping[str, str]
 
     def matches(self, values: Mapping[str, str]) -> bool:
-        """Whether every pair whose key is in values fits the value there."""
+        """Return whether every pair whose key is in values matches."""
         return all(fnmatch.fnmatchcase(values[key], pattern)
                    for key, pattern in self.pairs.items() if key in values)
 
     def matches_device(self, device: model.Device, address: str = '') -> bool:
-        """Whether the rule, of KEYS, fits a device.
+        """Return whether the rule, with keys of KEYS, matches a device.
 
-        :param address: of a function of it, instead of its own.
+        :param address: of one of its functions, instead of its own.
         """
         return self.matches({
             'address': address or device.address,
@@ -61,8 +61,8 @@ class Rule:
         """Return the sentence for a rule that matches no device of a driver.
 
         :param functions: of the host.
-        :param left_out: addresses of devices that drivers find, and that other
-            rules leave out.
+        :param left_out: addresses of devices that drivers find and other rules
+            leave out.
         """
         found = [f for f in functions if self.matches(f.values)]
         whole = [f.address for f in found if not f.pf]
@@ -88,9 +88,9 @@ class Rule:
 class Function:
     """A PCI function of the host, whether or not a driver has it."""
 
-    #: what rules compare
+    #: the values that rules compare
     values: Mapping[str, str]
-    #: its PF; '' of others than VFs
+    #: its PF; '' if it is not a VF
     pf: str
 
     @property
@@ -99,7 +99,7 @@ class Function:
 
 
 def functions(kernel) -> list[Function]:
-    """Return the PCI functions of the host that can be read, but bridges."""
+    """Return the readable PCI functions of the host, without bridges."""
     found: list[Function] = []
     addresses: list[str] = []
     with contextlib.suppress(OSError):
@@ -115,9 +115,9 @@ def functions(kernel) -> list[Function]:
 
 
 def _values_at(kernel, address) -> dict[str, str]:
-    """What a rule compares of a PCI function.
+    """Return the values of a PCI function that rules compare.
 
-    :raises OSError, ValueError: it cannot be read.
+    :raises OSError, ValueError: they cannot be read.
     """
     vendor, product = pci.ids(kernel, address)
     return {'address': address, 'vendor': vendor, 'product': product,
@@ -125,16 +125,17 @@ def _values_at(kernel, address) -> dict[str, str]:
 
 
 def values_of(device: model.Device) -> dict[str, str]:
-    """What a rule compares of a device, but for its address."""
+    """Return the values of a device that rules compare, without its address.
+    """
     return {'vendor': device.vendor_id, 'product': device.product_id,
             'subsystem': device.subsystem}
 
 
 def parse(option: str, lines: Iterable[str], keys: Iterable[str],
           ) -> list[Rule]:
-    """The rules of an option.
+    """Return the rules of an option.
 
-    :param option: how errors name it, ``[accel] exclude_devices``.
+    :param option: its name in errors, ``[accel] exclude_devices``.
     :param keys: that a rule may have.
     :raises ConfigurationError: naming option, rule and key.
     """
@@ -170,8 +171,9 @@ def _rule(option, text, keys):
 
 
 def _instead_of(word):
-    """Return what to write where a word has no key: other tools name devices
-    by the values alone."""
+    """Return the remedy for a word without a key: other tools name devices by
+    values alone.
+    """
     if _IDS.fullmatch(word):
         vendor, product = word.lower().split(':')
         return f'vendor={vendor} product={product}'
@@ -201,9 +203,10 @@ def _value(key, value):
 
 
 def numbers(option: str, items: Iterable[str]) -> dict[str, int]:
-    """What an option has by PCI address, ``<PCI address>=<number>``.
+    """Return the numbers of an option by PCI address, ``<PCI
+    address>=<number>``.
 
-    :param option: how errors name it.
+    :param option: its name in errors.
     :raises ConfigurationError: an item cannot be read.
     """
     result = {}
@@ -225,9 +228,9 @@ def numbers(option: str, items: Iterable[str]) -> dict[str, int]:
 
 
 def traits_of(rule: Rule) -> tuple[str, ...]:
-    """What a rule of device_traits gives.
+    """Return the traits of a rule of device_traits.
 
-    :raises ConfigurationError: nothing, or no custom traits.
+    :raises ConfigurationError: it has none, or other than custom traits.
     """
     found = tuple(rule.pairs.get('traits', '').split(','))
     for trait in found:
@@ -240,7 +243,8 @@ def traits_of(rule: Rule) -> tuple[str, ...]:
 
 
 class DeviceRules:
-    """[accel] include_devices, exclude_devices and device_traits."""
+    """The rules of [accel] include_devices, exclude_devices and device_traits.
+    """
 
     def __init__(self):
         """:raises ConfigurationError: a rule cannot be read."""
@@ -252,10 +256,10 @@ class DeviceRules:
                 TRAITS, CONF.accel.device_traits, (*KEYS, 'traits'))]
         self._matched = set()
         self._both = set()
-        #: names of drivers with a device that a rule of include_devices
-        #: names: of their devices it leaves out the others
+        #: names of drivers with a device that a rule of include_devices names:
+        #: their other devices are left out
         self._limited: set[str] = set()
-        #: addresses of devices that drivers find, and no server gets
+        #: addresses of devices that drivers find and rules leave out
         self.left_out: set[str] = set()
 
     def found(self, driver: str, addresses: Iterable[str], kernel) -> None:
@@ -264,7 +268,7 @@ class DeviceRules:
         for address in addresses if self.include else ():
             values = {'address': address}
             if pci.ADDRESS.fullmatch(address):
-                # what cannot be read may be the one that a rule names
+                # a device that cannot be read may be the one that a rule names
                 with contextlib.suppress(OSError, ValueError):
                     values = _values_at(kernel, address)
             else:
@@ -273,8 +277,9 @@ class DeviceRules:
                 self._limited.add(driver)
 
     def known(self, devices: Iterable[model.Device]) -> None:
-        """Note the same for devices of an earlier start, also of those that
-        are not here any more: the others stay left out."""
+        """Note, as found(), devices of an earlier start, including absent
+        ones: the others stay left out.
+        """
         self._limited.update(
             device.driver for device in devices
             if any(rule.matches_device(device) for rule in self.include))
@@ -311,8 +316,11 @@ class DeviceRules:
                 for region in device.regions))
 
     def hides_others_of(self, device: model.Device) -> bool:
-        """Return whether devices are left out because a rule names this one,
-        which is gone: a restart would offer them if it were forgotten."""
+        """Return whether other devices are left out because a rule names this
+        device.
+
+        If it is absent and were forgotten, a restart would offer them.
+        """
         return bool(self.left_out) and any(
             rule.matches_device(device) for rule in self.include)
 
@@ -336,11 +344,11 @@ class DeviceRules:
 
     def unused(self, functions: Callable[[], list[Function]] = list,
                ) -> list[str]:
-        """Return a sentence for each rule that did nothing, or worked against
+        """Return a sentence for each rule without effect, or in conflict with
         another.
 
-        :param functions: returns those of the host; it is called if a rule
-            did nothing.
+        :param functions: returns those of the host; called if a rule had no
+            effect.
         """
         idle = [rule for rule in (*self.include, *self._exclude,
                                   *(rule for rule, _ in self._traits))

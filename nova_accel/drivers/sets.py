@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Devices that are only given together: the operator's sets."""
+"""Read the operator's sets of devices that are allocated together."""
 
 from nova_accel import conf
 from nova_accel import exception
@@ -13,7 +13,7 @@ Set = tuple[str, ...]
 
 
 def wanted() -> list[Set]:
-    """The sets of this host.
+    """Return the sets of this host.
 
     :raises ConfigurationError: the option cannot be read, or a device is in
         two sets.
@@ -41,7 +41,7 @@ def wanted() -> list[Set]:
 
 
 def of(address: str) -> Set | None:
-    """The set of a device, None without one.
+    """Return the set of a device, None without one.
 
     :raises ConfigurationError: the option cannot be read.
     """

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""GPUs that another program of the host shares out, or is about to.
+"""Detect GPUs that another program of the host divides, or is about to.
 
-Such a GPU is not given whole. Sources: the user guide of NVIDIA vGPU for
-nvidia_vgpu_vfio, the module of its manager, and sriov-manage, which takes a GPU
-from its driver and binds it again; amd/MxGPU-Virtualization for gim;
+Such a GPU is not offered as a whole. Sources: the user guide of NVIDIA vGPU for
+nvidia_vgpu_vfio, the module of its manager, and sriov-manage, which unbinds a
+GPU from its driver and binds it again; amd/MxGPU-Virtualization for gim;
 Documentation/gpu/xe of Linux for survivability_mode.
 """
 
@@ -11,37 +11,37 @@ from nova_accel.drivers import sriov
 from nova_accel.host import pci
 
 _NVIDIA, _AMD = '10de', '1002'
-#: a driver takes the GPU next, or has done
+#: the next driver binds to the GPU, or has done so
 _MANAGER = {_NVIDIA: ('nvidia', 'module/nvidia_vgpu_vfio'),
             _AMD: ('gim', 'module/gim')}
 _WAY_OUT = f'bind it to {pci.VFIO} if servers must have it whole'
 
 
 def is_shared(kernel, address: str) -> bool:
-    """Whether a function is, or will be, shared out by the host's kernel.
+    """Return whether the host's kernel divides a function, or will divide it.
 
-    :raises OSError: it cannot be read.
+    :raises OSError: the function cannot be read.
     """
     return (address in sriov.wanted() or _has_types(kernel, address)
             or pci.has_vfs(kernel, address))
 
 
 def is_display(kernel, address: str) -> bool:
-    """Whether the host has booted with a GPU as its display.
+    """Return whether the host has booted with a GPU as its display.
 
-    :raises OSError: it cannot be read.
+    :raises OSError: the GPU cannot be read.
     """
     try:
         return kernel.read(pci.path(address, 'boot_vga')) == '1'
     except FileNotFoundError:
-        # only VGA devices have it
+        # only VGA devices have the attribute
         return False
 
 
 def failure(kernel, address: str) -> str:
     """Return why a GPU does not work, as a clause, or ''.
 
-    :raises OSError: it cannot be read.
+    :raises OSError: the GPU cannot be read.
     """
     if pci.driver(kernel, address) == 'xe' and kernel.exists(
             pci.path(address, 'survivability_mode')):
@@ -51,9 +51,9 @@ def failure(kernel, address: str) -> str:
 
 
 def obstacle(kernel, address: str) -> str:
-    """Return why a GPU is not to be given whole, as a clause, or ''.
+    """Return why a GPU must not be given as a whole, as a clause, or ''.
 
-    :raises OSError: it cannot be read.
+    :raises OSError: the GPU cannot be read.
     """
     if is_display(kernel, address):
         return 'it is the display of this host (boot_vga)'
@@ -76,11 +76,12 @@ def _has_types(kernel, address) -> bool:
 
 
 def _manager(kernel, address, bound) -> str:
-    """The driver by which a manager of the host has a GPU, or will have it
-    when it has no driver for a moment; '' for others."""
+    """Return the driver by which a manager of the host has a GPU, or will have
+    it after a moment without a driver; '' for others.
+    """
     driver, module = _MANAGER.get(
         pci.identifier(kernel, address, 'vendor'), ('', ''))
     if not driver or bound not in (None, driver) or not kernel.exists(module):
         return ''
-    # others have no VFs, and types once they are shared out
+    # others have no VFs, and have types once they are divided
     return driver if kernel.exists(pci.path(address, 'sriov_totalvfs')) else ''

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Functions that share a slot with a function that a server gets.
+"""Handle functions that share a slot with a server's function.
 
-They are parts of one card. What a guest can reach through one of them the next
-server finds, if only the other is reset; so they go where the function goes,
-and are reset with it, also those in IOMMU groups of their own. VFIO, too, can
-reset a slot only when it has all of it.
+They are parts of one card, and data in one of them would reach the next server
+if only the other were reset. Hence they go to the same server and are reset
+together, even those in IOMMU groups of their own. VFIO, too, can reset a slot
+only if it has all of its functions.
 """
 
 import abc
@@ -18,29 +18,31 @@ from nova_accel import log as logging
 
 LOG = logging.getLogger(__name__)
 
-#: classes of what belongs to a card and is of no use to the host without it:
-#: sound, USB, and the USB type C controller
+#: classes of functions that belong to a card and are useless to the host
+#: without it: sound, USB, and the USB type C controller
 COMPANIONS = frozenset((0x0403, 0x0c03, 0x0c80))
-#: drivers that do nothing with a function
+#: host drivers that do nothing with a function
 _IDLE = (None, 'pci-stub')
 
 
 class SlotDriver(base.PciDriver):
-    """A driver that gives away and resets functions with their company."""
+    """A driver that assigns and resets functions together with their company.
+    """
 
     RESETS = True
     RESET_IS_ALL = True
 
     @abc.abstractmethod
     def goes_along(self, address: str, function: str) -> bool:
-        """Whether a function goes where the device goes.
+        """Return whether a function goes to the server of the device.
 
         :param function: of the same slot, and no VF.
         """
 
     def company(self, address: str) -> tuple[str, ...]:
-        """The functions of its slot that go where it goes, also those in IOMMU
-        groups of their own."""
+        """Return the company of a device: the functions of its slot that go to
+        the same server, even those in IOMMU groups of their own.
+        """
         return tuple(
             function for function in pci.siblings(self.kernel, address)
             if not pci.physical_function(self.kernel, function)
@@ -48,10 +50,10 @@ class SlotDriver(base.PciDriver):
 
     def checked_company(self, address: str,
                         ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The company of a device, and those of it that a guest gets with it,
-        because they are in the same IOMMU group.
+        """Return the company of a device, and the part of it that a guest gets
+        because it is in the same IOMMU group.
 
-        :raises Defect: the host or a guest uses one of them.
+        :raises Defect: the host or a guest uses a function of it.
         """
         company = self.company(address)
         for function in company:
@@ -62,7 +64,7 @@ class SlotDriver(base.PciDriver):
         return company, self._companions(address, company)
 
     def way_out(self, address: str) -> str:
-        """What else an operator can do, as the end of a sentence."""
+        """Return an alternative for the operator, as the end of a sentence."""
         return ': end that'
 
     def _companions(self, address, company):
@@ -70,8 +72,9 @@ class SlotDriver(base.PciDriver):
         return tuple(f for f in company if f in members)
 
     def _use(self, address, function) -> str:
-        """What the host or another guest uses a function for, as a clause,
-        or ''."""
+        """Return how the host or another guest uses a function, as a clause,
+        or ''.
+        """
         used = usage.usage(self.kernel, function)
         if used:
             return used
@@ -82,15 +85,16 @@ class SlotDriver(base.PciDriver):
                 and pci.class_code(self.kernel, function) >> 8
                 not in COMPANIONS):
             return f'the driver {bound} of the host has it'
-        # functions of one IOMMU group are with one guest only: this device's
+        # functions of one IOMMU group belong to one guest: this device's
         if (pci.is_open(self.kernel, function) and function
                 not in self._companions(address, [function])):
             return 'a guest has it'
         return ''
 
     def state(self, address):
-        """See the base class; who uses the company changes it as well, and
-        the hive that it is in."""
+        """Return a value that also changes with the users of the company and
+        with the hive; see the base class.
+        """
         found = super().state(address)
         try:
             return (*found, fabric.hive(self.kernel, address), tuple(
@@ -100,7 +104,9 @@ class SlotDriver(base.PciDriver):
             return (*found, str(error))
 
     def check(self, device=None):
-        """See the base class; whether the partition of its set is there."""
+        """Check that the partition of a device's set exists; see the base
+        class.
+        """
         if device:
             yield from fabric.check(self.kernel, device)
 
@@ -109,10 +115,10 @@ class SlotDriver(base.PciDriver):
     def prepare(self, device, handle, created_type, fresh, use):
         """Bind the company to VFIO, and activate the partition of a set.
 
-        A guest that starts gets all functions of an IOMMU group at once. One
-        that runs, as after a resume, gets them one by one, and for the first
-        the group has to be viable already. Functions in groups of their own
-        stay with VFIO as well.
+        A starting guest gets all functions of an IOMMU group at once. A
+        running one, for example after a resume, gets them one by one, and the
+        group has to be viable before the first one. Functions in groups of
+        their own stay with VFIO as well.
 
         :raises DeviceUnavailable: the host or another guest uses one of them.
         :raises DeviceError: the kernel refused.
@@ -141,8 +147,8 @@ class SlotDriver(base.PciDriver):
         """Deactivate the partition of a set; reset the function and its
         company.
 
-        :raises DeviceError: it could not be done, or the host or another guest
-            uses what would be reset with it.
+        :raises DeviceError: that failed, or the host or another guest uses a
+            function that would be reset.
         """
         fabric.deactivate(self.kernel, device)
         if not self.is_reset(device, handle):

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""VFs that the operator wants and the kernel forgets at each boot."""
+"""Create the VFs that nova.conf requests, because each boot removes them."""
 
 import errno
 
@@ -10,14 +10,14 @@ from nova_accel.host import pci
 
 CONF = conf.CONF
 OPTION = '[accel] virtual_functions'
-#: why a device that lacks its VFs is not given to servers, a clause: until
+#: the reason, as a clause, why a device without its VFs is withheld until
 #: AcceleratorDriver.set_up() reports the cause
 NONE = (f'{OPTION} wants VFs of it, and it has none: nova-compute creates them '
         f'when it starts, and later if no server has the device')
 
 
 def wanted() -> dict[str, int]:
-    """Number of VFs by address of the PF.
+    """Return the number of VFs by address of the PF.
 
     :raises ConfigurationError: the option cannot be read.
     """
@@ -27,8 +27,8 @@ def wanted() -> dict[str, int]:
 def missing(kernel, pf: str) -> int:
     """Return how many VFs a PF without VFs must get, 0 if none are missing.
 
-    :raises ConfigurationError: more are wanted than it can have.
-    :raises DeviceError: it has another number, or does not say.
+    :raises ConfigurationError: more are requested than it supports.
+    :raises DeviceError: it has another number of VFs, or does not report it.
     """
     count = wanted().get(pf, 0)
     if not count:
@@ -53,8 +53,8 @@ def missing(kernel, pf: str) -> int:
 
 
 def make(kernel, pf: str) -> None:
-    """Create the wanted VFs of a PF, without drivers of the host: what a
-    server leaves in one must not meet such a driver before it is reset.
+    """Create the requested VFs of a PF, without binding them to host drivers:
+    data of a server must not reach such a driver before a reset.
 
     :raises AcceleratorError: see missing(), or the kernel refused.
     """

@@ -1,12 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Clocks that a guest gets whole: OCP time cards, and others by name.
+"""Offer clocks that a guest gets as a whole: OCP time cards, and others by
+name.
 
 A time card (driver ptp_ocp) reports its serial number, whether it follows its
-GNSS receiver, and how far it is from its source; of any other PTP hardware
-clock sysfs shows that it is one. While a guest has the card nothing of that can
-be seen. A guest can write the card's settings, its memory and its flash:
-after it the card is reset, its serial number and firmware are compared with
-what they were, and its settings restored. Sources:
+GNSS receiver, and how far it is from its source; for any other PTP hardware
+clock, sysfs shows only its existence. While a guest has the card, none of this
+can be read. A guest can write the card's settings, memory and flash. After the
+guest the card is reset, its serial number and firmware are compared with their
+earlier values, and its settings are restored. Sources:
 Documentation/ABI/testing/sysfs-timecard and sysfs-ptp of Linux,
 drivers/ptp/ptp_ocp.c.
 """
@@ -40,9 +41,9 @@ _PRODUCTS = {
 }
 #: class and subclass of a network controller begin so
 _NETWORK = 0x02
-#: nanoseconds -> how the trait says it
+#: nanoseconds -> the word in the trait
 _BANDS = {100: '100NS', 1000: '1US', 10000: '10US'}
-#: what is restored after a server, in this order
+#: the settings that are restored after a server, in this order
 _SETTINGS = ('utc_tai_offset', 'ts_window_adjust', 'irig_b_mode',
              'tod_correction', *(f'freq{n}/seconds' for n in range(1, 5)),
              'sma1', 'sma2', 'sma3', 'sma4', 'clock_source')
@@ -53,7 +54,7 @@ _GENERATORS = {f'gen{n}/signal': 10 + n for n in range(1, 5)}
 #: of a card whose memory was never written
 _NO_SERIAL = '00:00:00:00:00:00'
 _SETTING, _FIRMWARE = 'setting ', 'firmware '
-#: in which the host's driver should show a card after it is bound to it
+#: seconds in which the host's driver should show a card after it is bound
 _READY_SECONDS = 20
 #: of ptp_ocp.c; NONE means that there is not a source
 _SOURCES = ('TOD', 'IRIG', 'PPS', 'PTP', 'RTC', 'DCF', 'REGS', 'EXT')
@@ -64,7 +65,7 @@ def _trait(*words: str) -> str:
 
 
 _GNSS = _trait('GNSS_SYNC')
-#: every trait of the present state of a clock
+#: all traits of the present state of a clock
 _STATES = frozenset((
     _GNSS, *(_trait('OFFSET', 'WITHIN', band) for band in _BANDS.values()),
     *(_trait('SOURCE', source) for source in _SOURCES)))
@@ -93,7 +94,7 @@ class TimecardDriver(base.PciDriver):
             try:
                 network = self._is_network(address)
             except (OSError, ValueError):
-                # not there now; discover() finds out
+                # absent now; discover() finds it later
                 continue
             if network:
                 raise exception.ConfigurationError(
@@ -104,7 +105,9 @@ class TimecardDriver(base.PciDriver):
     # Discovery
 
     def left_out(self, device):
-        """See the base class; the option does not name a device any more."""
+        """Return the reason if the option no longer names the device; see the
+        base class.
+        """
         return (f'{OPTION} does not name it' if self.is_there(device)
                 and self.identify(device.address) is None else '')
 
@@ -130,7 +133,7 @@ class TimecardDriver(base.PciDriver):
                 or bool(self._children(address, 'net')))
 
     def _children(self, address, name) -> tuple[str, ...]:
-        """Devices of a class that are right below the function.
+        """Return the devices of a class directly below the function.
 
         Their numbers, as in ocp0, change whenever a driver is bound.
         """
@@ -161,14 +164,15 @@ class TimecardDriver(base.PciDriver):
     def _seen(self, device, card, before):
         serial = self._serial(card)
         traits = {*serial, *self._gnss(card), *self._clock(card)}
-        # what another card had in this slot, or this one under another kernel
+        # the facts of another card in this slot, or of this one under another
+        # kernel
         old = {*before.traits, *before.state_traits} if before else set()
         return dataclasses.replace(
             device, traits=tuple(sorted(traits)), state_traits=tuple(sorted(
                 _STATES.union(traits, old).difference(serial))))
 
     def serial(self, address):
-        """See the base class; that of an OCP time card."""
+        """Return the serial number of an OCP time card; see the base class."""
         ids = pci.ids(self.kernel, address)
         if ids not in _PRODUCTS:
             return super().serial(address)
@@ -185,8 +189,8 @@ class TimecardDriver(base.PciDriver):
         card, = self._children(address, 'timecard')
         top = pci.path(address, 'timecard', card)
         found = {'serial': self._attribute(top, 'serialnum')}
-        # a host without devlink knows no firmware; one that loses it during
-        # a server's life does not accept the card
+        # a host without devlink cannot read the firmware; if devlink is lost
+        # during a server's life, the card is not accepted
         with contextlib.suppress(OSError):
             for name, version in sorted(
                     self.kernel.read_firmware(address).items()):
@@ -223,9 +227,9 @@ class TimecardDriver(base.PciDriver):
                           f'nor LOST: read dmesg')
 
     def _clock(self, card) -> set[str]:
-        """The source, and how far the clock is from it."""
+        """Return the source of a clock, and its offset from the source."""
         source = self._attribute(card, 'clock_source')
-        # (null) is how the kernel writes one that it has no name for
+        # the kernel writes (null) for a source without a name
         if source in (None, 'NONE', '(null)'):
             return set()
         if not re.fullmatch('[A-Za-z0-9_]+', source):
@@ -244,8 +248,9 @@ class TimecardDriver(base.PciDriver):
         return traits
 
     def _resettable(self, device):
-        """See the base class; a change of the power state alone leaves an FPGA
-        as it is."""
+        """Return the device if it can be reset; see the base class. A change
+        of the power state alone does not reset an FPGA.
+        """
         for handle in device.handles:
             if self.is_reset(device, handle) and pci.reset_methods(
                     self.kernel, handle.address) == ('pm',):
@@ -259,11 +264,11 @@ class TimecardDriver(base.PciDriver):
     # What servers get
 
     def release(self, device, handle, created_type, use):
-        """Reset the card, compare it with what it was, restore its settings.
+        """Reset the card, compare it with its record, restore its settings.
 
-        Only what the host saw of the card before can be compared.
+        Only values that the host read before can be compared.
 
-        :raises DeviceError: the card could not be reset, is another one or
+        :raises DeviceError: the card could not be reset, is another one, or
             has other firmware than before, or refuses its settings.
         """
         done = super().release(device, handle, created_type, use)
@@ -310,17 +315,17 @@ class TimecardDriver(base.PciDriver):
                 f'accepts it.')
 
     def _restore(self, address, before, now) -> int:
-        """Write settings that are others than before, and end signals.
+        """Write settings that have changed, and end signals.
 
-        :returns: how many settings there were.
+        :returns: how many settings had changed.
         """
         top = pci.path(address, 'timecard',
                        *self._children(address, 'timecard'))
         others = [(name, before[key]) for name in _SETTINGS
                   if before.get(key := f'{_SETTING}{name}')
                   and now.get(key) != before[key]]
-        # without its interrupt a generator has its attribute all the same, and
-        # in a write the kernel follows a null pointer: seen on 6.12
+        # without its interrupt a generator still has its attribute, and a
+        # write makes the kernel follow a null pointer: seen on 6.12
         interrupts = len(self.names(pci.path(address, 'msi_irqs')))
         for name, value in (*others, *(
                 (name, '0') for name, its in _GENERATORS.items()
@@ -353,8 +358,8 @@ def _unseen(device, before):
 
 
 def named() -> set[str]:
-    """Addresses of [accel] ptp_devices.
+    """Return the addresses of [accel] ptp_devices.
 
-    :raises ConfigurationError: the option has what is not a PCI address.
+    :raises ConfigurationError: an entry is not a PCI address.
     """
     return set(pci.addresses(OPTION, CONF.accel.ptp_devices))

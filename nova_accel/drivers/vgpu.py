@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""vGPUs: mediated devices, NVIDIA's VFIO without them, and VFs of GPUs.
+"""Offer vGPUs: mediated devices, NVIDIA's VFIO without them, and VFs of GPUs.
 
 A device is a GPU by its physical function, or a parent of mediated devices
 that is not a PCI device. Sysfs shows which of four shapes it has: mediated
@@ -33,11 +33,11 @@ LOG = logging.getLogger(__name__)
 
 OPTION = '[accel] vgpu_types'
 QUOTAS = '[accel] xe_quotas'
-#: what the kernel has of mediated devices, below their parents
+#: where the kernel shows mediated devices, below their parents
 MDEV_BUS = 'class/mdev_bus'
 
 _NVIDIA = '10de'
-#: parents of other mediated devices (vfio-ccw, vfio-ap) have another one
+#: parents of other mediated devices (vfio-ccw, vfio-ap) have another value
 _DEVICE_API = 'vfio-pci'
 #: more than any parent can have
 _SLOTS = 256
@@ -46,14 +46,15 @@ _NAMESPACE = uuid.UUID('8f0a2c52-5a3d-5d0e-9d0f-1f2f4a6f2a11')
 _MIG_BACKED = re.compile('_[0-9]_[0-9]+(C|CME|CGFX|Q)$')
 #: of any type: GB and series (NVIDIA's vGPU user guide)
 _GIGABYTES = re.compile('_([1-9][0-9]*)(A|B|C|CME|CGFX|Q)$')
-#: what xe lets each VF have, below sriov_admin/.bulk_profile, and since which
-#: Linux. Source: Documentation/ABI/testing/sysfs-driver-intel-xe-sriov
+#: attributes of each VF's quota with xe, below sriov_admin/.bulk_profile, and
+#: the Linux release that added them. Source:
+#: Documentation/ABI/testing/sysfs-driver-intel-xe-sriov
 _SINCE = {'vram_quota': '7.0', 'exec_quantum_ms': '6.19',
           'preempt_timeout_us': '6.19'}
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
-#: errno of a mediated device for which no room, or no type, is left
+#: errno if no room, or no type, is left for a mediated device
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EUSERS, errno.ENOENT, errno.ENODEV))
-#: errno of a removal where another one has been at it
+#: errno of a removal if another process is removing it
 _REMOVED = frozenset((errno.ENOENT, errno.ENODEV, errno.EAGAIN))
 
 
@@ -61,41 +62,43 @@ _REMOVED = frozenset((errno.ENOENT, errno.ENODEV, errno.EAGAIN))
 class VgpuType:
     """A type of vGPUs of a device, as the kernel offers it now."""
 
-    #: 'nvidia-558', also where the kernel has only the number. Another version
-    #: of the host's driver may give that number to another type
+    #: 'nvidia-558', even if the kernel has only the number. Another version of
+    #: the host's driver may assign the number to another type
     name: str
-    #: as its vendor calls it, 'NVIDIA A40-2Q'
+    #: its vendor's name, 'NVIDIA A40-2Q'
     title: str
-    #: how many can be made now
+    #: how many can be created now
     available: int
-    #: how many there can be on the whole GPU, None where it does not say
+    #: how many the whole GPU can have, None if it does not report that
     most: int | None = None
 
     def is_called(self, text: str) -> bool:
-        """Whether the operator means it: by name, title or number."""
+        """Return whether the operator's text denotes it: by name, title or
+        number.
+        """
         text = text.lower()
         title = self.title.lower()
         return (text in (title, title.partition(' ')[2])
                 or self.is_called_by_number(text))
 
     def is_called_by_number(self, text: str) -> bool:
-        """Return whether that is not the name that its vendor gave it."""
+        """Return whether the text is not the vendor's name of the type."""
         name = self.name.lower()
         return text.lower() in (name, name.partition('-')[2])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Offer:
-    """What of vGPUs a device has, whatever the operator wants of it."""
+    """The vGPUs of a device, independent of the operator's options."""
 
     types: Mapping[str, VgpuType]
-    #: handles that can be made into something -> names of those types
+    #: handles that can be made into vGPUs -> names of their types
     free: Mapping[model.AttachHandle, frozenset[str]]
-    #: those that nova_accel made and that exist
+    #: existing vGPUs that nova_accel created
     made: tuple[model.AttachHandle, ...] = ()
-    #: whether it says all that it could make if nothing were in use
+    #: whether it reports all that it could create if nothing were in use
     complete: bool = True
-    #: names of the types of what was made of VFs, by whomever
+    #: names of the types of VFs in use, set by any program
     taken: tuple[str, ...] = ()
 
 
@@ -103,15 +106,15 @@ class VgpuDriver(base.PciDriver):
 
     CONTRACT = base.CONTRACT
     NAME = 'vgpu'
-    #: types that can be made, and what VFs are now
+    #: types that can be created, and present types of VFs
     POLLED = True
-    #: VFs that are vGPUs as they are; the others have a type, and are made
+    #: VFs that are vGPUs as they are; the others get a type
     RESET_IS_ALL = True
 
     # Configuration
 
     def configure(self):
-        """See the base class; warns of types that no device offers."""
+        """Warn of types that no device offers; see the base class."""
         try:
             super().configure()
         finally:
@@ -137,7 +140,7 @@ class VgpuDriver(base.PciDriver):
                 f'{elsewhere} before it starts.')
 
     def _share_out(self, address):
-        """Write what each VF of a GPU gets, before its VFs are made."""
+        """Write the quota of each VF of a GPU before its VFs are created."""
         if not sriov.missing(self.kernel, address):
             return
         for name, value in wanted_quotas().get(address, {}).items():
@@ -182,7 +185,9 @@ class VgpuDriver(base.PciDriver):
     # Discovery
 
     def left_out(self, device):
-        """See the base class; the GPU is not shared out any more."""
+        """Return the reason if the GPU is not divided any more; see the base
+        class.
+        """
         return ('it has neither VFs nor types of vGPUs now' if (
             pci.ADDRESS.fullmatch(device.address) and self.is_there(device)
             and not self.may_be_mine(device.address)) else '')
@@ -212,9 +217,10 @@ class VgpuDriver(base.PciDriver):
         return device.address in self._virtual_parents()
 
     def _virtual_parents(self) -> list[str]:
-        """Return parents beside PCI devices, as those of the kernel's samples.
+        """Return parents that are not PCI devices, for example those of the
+        kernel's samples.
 
-        Such a parent is known by its name.
+        Such a parent is identified by its name.
         """
         return [name for name in self.names(MDEV_BUS)
                 if not pci.ADDRESS.fullmatch(name) and self._has_types(name)]
@@ -233,7 +239,8 @@ class VgpuDriver(base.PciDriver):
             return ''
 
     def may_be_mine(self, address):
-        # what the types are, the card's driver is asked by examine()
+        # only the existence of types matters; examine() asks the card's driver
+        # for them
         return self._is_gpu_with_vfs(address) or bool(
             self.names(f'{MDEV_BUS}/{address}/mdev_supported_types'))
 
@@ -254,7 +261,7 @@ class VgpuDriver(base.PciDriver):
             driver=self.NAME)
 
     def check(self, device=None):
-        """See the base class; whether there is a partition for its vGPUs."""
+        """Check that a partition for its vGPUs exists; see the base class."""
         if device:
             yield from fabric.check(self.kernel, device)
 
@@ -265,8 +272,8 @@ class VgpuDriver(base.PciDriver):
             raise base.Defect(joined)
         offer = self._offer(device.address)
         if not offer.types and device.vendor_id != _NVIDIA:
-            # with xe the reset is what clears a VF's memory
-            # (xe_gt_sriov_pf_control.c of Linux)
+            # with xe the reset clears a VF's memory (xe_gt_sriov_pf_control.c
+            # of Linux)
             return self._resettable(dataclasses.replace(
                 device, handles=self._ready_vfs(device)))
         try:
@@ -280,7 +287,7 @@ class VgpuDriver(base.PciDriver):
             chosen = _whole(chosen, offer, traits, before)
         names = {t.name for t in chosen}
         most = max((t.available for t in chosen), default=0)
-        # the ones that can become most are there for any request
+        # handles with the most possible types are left for any request
         free = sorted(
             (h for h, types in offer.free.items() if types & names),
             key=lambda h: -len(offer.free[h] & names))
@@ -290,7 +297,7 @@ class VgpuDriver(base.PciDriver):
             for t in chosen)
         before_types = before.creatable if before else ()
         if not offer.complete:
-            # not shown now, because all that it needs is in use
+            # absent now, because all that it needs is in use
             creatable += tuple(
                 dataclasses.replace(t, available=0, kernel_name=(
                     '' if t.kernel_name in traits else t.kernel_name))
@@ -315,8 +322,9 @@ class VgpuDriver(base.PciDriver):
         return handles
 
     def _offer(self, address) -> _Offer:
-        """
-        :raises Defect: it has VFs, and nothing works with them.
+        """Return the vGPUs of a device, independent of the operator's options.
+
+        :raises Defect: it has VFs that cannot be used.
         """
         virtual = not pci.ADDRESS.fullmatch(address)
         vfs = [] if virtual else pci.virtual_functions(self.kernel, address)
@@ -345,7 +353,7 @@ class VgpuDriver(base.PciDriver):
             there = self._devices(parent)
             for called in there.values():
                 counts[called] = counts.get(called, 0) + 1
-            # one that is being removed does not show its type any more
+            # a device that is being removed does not show its type any more
             made += [_handle(address, parent, name)
                      for name in slots if there.get(name)]
             for name in there:
@@ -357,7 +365,7 @@ class VgpuDriver(base.PciDriver):
                     break
                 free[_handle(address, parent, slot)] = frozenset(
                     t.name for t in here if t.available > n)
-        # each VF says 1 as long as the GPU has room for one more
+        # each VF reports 1 as long as the GPU has room for one more
         return _Offer(
             {name: t if t.most is None else dataclasses.replace(
                 t, available=max(0, min(
@@ -373,7 +381,7 @@ class VgpuDriver(base.PciDriver):
             try:
                 text = self.kernel.read(f'{place}/{name}/available_instances')
             except FileNotFoundError:
-                # the driver goes away
+                # the driver is being removed
                 continue
             if not re.fullmatch('[0-9]+', text):
                 raise base.Defect(f'its type {name} says {text!r} of '
@@ -392,10 +400,10 @@ class VgpuDriver(base.PciDriver):
             return ''
 
     def _devices(self, parent) -> dict[str, str | None]:
-        """UUID -> type of the mediated devices of a parent.
+        """Return UUID -> type of the mediated devices of a parent.
 
-        While one is removed that a process keeps open, its directory is there
-        without the link to its type.
+        While a device is being removed that a process keeps open, its
+        directory exists without the link to its type.
         """
         return {name: self._type_of(parent, name)
                 for name in self.kernel.listdir(f'{MDEV_BUS}/{parent}')
@@ -429,8 +437,8 @@ class VgpuDriver(base.PciDriver):
                 problems.append(problem)
                 continue
             titles |= catalog
-            # if it is not 0, the vGPU is a server's, which the claims show,
-            # or another program's
+            # if not 0, the vGPU is a server's, which the claims show, or
+            # another program's
             if current != '0':
                 taken.append(_vendor_name(current))
             elif catalog:
@@ -446,13 +454,13 @@ class VgpuDriver(base.PciDriver):
             complete=not taken, taken=tuple(taken))
 
     def _current(self, vf) -> str:
-        """Number of the type of a VF, '0' for none."""
+        """Return the number of the type of a VF, '0' if it has none."""
         text = self.kernel.read(pci.path(vf, 'nvidia/current_vgpu_type'))
         if not re.fullmatch('[0-9]+', text.strip()):
             raise ValueError(f'{vf} says {text!r} of current_vgpu_type')
         return text.strip()
 
-    # Making and taking back
+    # Creation and removal
 
     def prepare(self, device, handle, created_type, fresh, use):
         if created_type is None:
@@ -464,8 +472,8 @@ class VgpuDriver(base.PciDriver):
             self._make_of_vf(what, device, handle.address, created_type,
                              fresh)
             if fresh:
-                # no other server has the GPU, or the VF could not have
-                # become that
+                # no other server has the GPU, otherwise the VF would have no
+                # room for that type
                 fabric.deactivate(self.kernel, device, handle.address)
             fabric.activate(self.kernel, device, handle.address)
 
@@ -482,8 +490,9 @@ class VgpuDriver(base.PciDriver):
             device, handle.address).get(current, _vendor_name(current))
 
     def moved(self, handle, before, now):
-        """See the base class; the names of mediated devices are those of
-        their parent."""
+        """Return a handle with its new name; the names of mediated devices are
+        those of their parent. See the base class.
+        """
         found = super().moved(handle, before, now)
         number = _slots(handle.parent or before).get(handle.address)
         if handle.type is not model.HandleType.MDEV or number is None:
@@ -493,7 +502,9 @@ class VgpuDriver(base.PciDriver):
             if slot == number))
 
     def release(self, device, handle, created_type, use):
-        """See the base class; resets a VF that is a vGPU as it is."""
+        """Reset a VF that is a vGPU as it is, or remove a created one; see the
+        base class.
+        """
         if created_type is None:
             return (self.reset(device, handle)
                     if handle.type is model.HandleType.PCI and handle.managed
@@ -586,8 +597,9 @@ class VgpuDriver(base.PciDriver):
             pci.path(vf, 'nvidia/creatable_vgpu_types')))
 
     def _types_of_vf(self, device, vf) -> dict[str, str]:
-        """Return number -> trait of the types of a VF: of those that can be
-        created now, and of the others as the device showed them before."""
+        """Return number -> trait of the types of a VF: types that can be
+        created now, and types that the device showed before.
+        """
         return {
             **{t.kernel_name.rpartition('-')[2]: t.trait
                for t in device.creatable if t.kernel_name},
@@ -597,8 +609,9 @@ class VgpuDriver(base.PciDriver):
     def _is_made(self, device, vf, current, created_type) -> bool:
         """Return whether the type of a VF is the one that a server has.
 
-        A type that the GPU has never shown since its vGPUs were created counts
-        as the server's: a boot of the host or another driver makes it 0.
+        A type that was never shown since the vGPUs of the GPU were created
+        counts as the server's: a boot of the host or another driver sets it to
+        0.
         """
         if current == '0' or not naming.is_custom(created_type):
             return _vendor_name(current) == created_type
@@ -635,7 +648,7 @@ class VgpuDriver(base.PciDriver):
                 return 'was absent'
             self._write(vf, '0')
         except FileNotFoundError:
-            # it went with its VF or its driver
+            # it disappeared with its VF or its driver
             return 'was absent'
         except (OSError, ValueError) as error:
             raise exception.DeviceError(
@@ -664,12 +677,12 @@ def _made_by(device) -> str:
 
 def _within_room(offer: _Offer, traits: Mapping[str, str],
                  before: model.Device | None) -> _Offer:
-    """Return the offer of NVIDIA's VFs by the memory that is left, where
-    the names of types say how much they have.
+    """Return the offer of NVIDIA's VFs limited by the free memory, if the
+    names of types contain their size.
 
-    A VF only says that there is room for one more (kernel/hypeman pull request
-    383). The memory of the GPU is that of the largest type that was ever seen
-    of it, which has all of it.
+    A VF only reports that one more has room (kernel/hypeman pull request 383).
+    The memory of the GPU is the size of the largest type that was ever seen,
+    which occupies the whole GPU.
 
     :param traits: by the name of the type.
     """
@@ -683,7 +696,8 @@ def _within_room(offer: _Offer, traits: Mapping[str, str],
     taken = [known.get(name, 0) for name in offer.taken]
     left = whole - sum(taken)
     if not all(taken) or left < max(sizes.values(), default=0):
-        # others have made what is not known, or the GPU was never seen empty
+        # other programs have created unknown types, or the GPU was never seen
+        # empty
         return offer
     return dataclasses.replace(offer, types={
         name: dataclasses.replace(type_, available=min(
@@ -694,7 +708,7 @@ def _within_room(offer: _Offer, traits: Mapping[str, str],
 def _whole(types: Iterable[VgpuType], offer: _Offer,
            traits: Mapping[str, str], before: model.Device | None,
            ) -> list[VgpuType]:
-    """Those that have all of their GPU.
+    """Return the types that occupy their whole GPU.
 
     :param traits: by the name of the type.
     """
@@ -728,7 +742,7 @@ def _size(trait: str) -> int:
 def title(kernel, parent: str, name: str) -> str:
     """Return the vendor's name of a type of a parent of mediated devices.
 
-    :param name: as its kernel calls it.
+    :param name: the kernel's name.
     """
     try:
         return kernel.read(f'{MDEV_BUS}/{parent}/mdev_supported_types/{name}/'
@@ -761,7 +775,9 @@ def _way_on(fresh: bool) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _slots(parent) -> Mapping[str, int]:
-    """UUID -> number of the mediated devices that prepare() may have made."""
+    """Return UUID -> number of the mediated devices that prepare() may have
+    created.
+    """
     return {str(uuid.uuid5(_NAMESPACE, f'{parent}/{number}')): number
             for number in range(_SLOTS)}
 
@@ -780,7 +796,7 @@ def _catalog(text) -> dict[str, str]:
 
 
 def _vendor_name(number) -> str:
-    """As where the same type is one of mediated devices."""
+    """Return the vendor's name of a type, as for mediated devices."""
     return f'nvidia-{int(number)}'
 
 
@@ -790,9 +806,9 @@ def _natural(name):
 
 
 def wanted_types() -> list[tuple[str | None, str]]:
-    """(address or None, type) of [accel] vgpu_types.
+    """Return (address or None, type) for each entry of [accel] vgpu_types.
 
-    :raises ConfigurationError: it cannot be read.
+    :raises ConfigurationError: the option cannot be read.
     """
     result = []
     for item in CONF.accel.vgpu_types:
@@ -812,9 +828,9 @@ def wanted_types() -> list[tuple[str | None, str]]:
 
 
 def wanted_quotas() -> dict[str, dict[str, str]]:
-    """Address of a PF -> attribute -> value, of [accel] xe_quotas.
+    """Return address of a PF -> attribute -> value, of [accel] xe_quotas.
 
-    :raises ConfigurationError: it cannot be read.
+    :raises ConfigurationError: the option cannot be read.
     """
     result: dict[str, dict[str, str]] = {}
     for item in CONF.accel.xe_quotas:

@@ -48,11 +48,11 @@ from nova_accel import naming
 
 MANAGEMENT_DRIVER = 'xclmgmt'
 USER_DRIVER = 'xocl'
-#: seconds to wait for the two drivers to find each other after xocl was bound
+#: seconds until the two drivers find each other after xocl was bound
 READY_SECONDS = 3
-#: attribute of the management function with the requests that are refused
+#: attribute of the management function with the refused requests
 MAILBOX = 'config_mailbox_channel_disable'
-#: has xclmgmt load the host's file in place of what a guest sends
+#: makes xclmgmt load the host's file in place of the guest's data
 FETCH = 'config_xclbin_change'
 #: of which FETCH takes the payload
 FETCHED_REQUESTS = privileged.FETCHED_REQUESTS
@@ -67,7 +67,7 @@ CHANGE_REQUESTS = LOAD_REQUESTS | 1 << 5 | 1 << 9 | 1 << 15
 
 _Defect = base.Defect
 _NULL = '0' * 32
-#: a read of a binary attribute gives no more
+#: maximum length of a read of a binary attribute
 _PAGE = 4096
 _ALVEO, _VERSAL = 'ALVEO', 'VERSAL'
 #: sold with AMD's AVED and its driver ami, not with XRT
@@ -99,18 +99,19 @@ _PRODUCTS = {
     ('10ee', 'd020'): ('U50', _ALVEO), ('10ee', 'd03c'): ('U30', _ALVEO),
     ('10ee', 'd04c'): ('U25', _ALVEO),
 }
-#: of a card whose shell cannot be loaded (Xilinx/video-sdk issue 99, of a U30)
+#: the name of a card whose shell cannot be loaded (Xilinx/video-sdk issue 99,
+#: of a U30)
 _RECOVERY = ('10ee', 'abcd')
-#: product -> what an earlier release called it, which stays a trait
+#: product -> its name in an earlier release, which stays a trait
 _FORMERLY = {'VCK5000': 'VERSAL_5048'}
 #: product -> its memory, which no attribute shows; from AMD's data sheets
 _MEMORY = {'U200': (('DDR', 65536),), 'U250': (('DDR', 65536),),
            'U280': (('DDR', 32768), ('HBM', 8192)),
            'U50': (('HBM', 8192),), 'U55C': (('HBM', 16384),)}
 #: (vendor, device) of the management function -> device of the user function,
-#: where it is not the next number; devices.h
+#: if it is not the next number; devices.h
 _USERS = {('13fe', '006c'): '0065', ('13fe', '0078'): '0077'}
-#: errno of the ioctl -> what it means; others are failures of the card
+#: errno of the ioctl -> its meaning; others are failures of the card
 _REFUSALS = {
     errno.EACCES: 'its DNA certificate is not for this card',
     errno.EBUSY: 'the function that is loaded is in use',
@@ -130,7 +131,9 @@ class XrtDriver(base.PciDriver):
     NAME = 'xrt'
 
     def check(self, device=None):
-        """See the base class; what keeps guests from their functions."""
+        """Check what separates guests from the functions of the card; see the
+        base class.
+        """
         if device is None or self._is_the_guests(device.address):
             return
         address = device.address
@@ -164,8 +167,9 @@ class XrtDriver(base.PciDriver):
             for name in (MANAGEMENT_DRIVER, USER_DRIVER)))
 
     def state(self, address):
-        """See the base class; another one each time while the mailbox has to
-        be closed."""
+        """Return a value that changes each time while the mailbox has to be
+        closed; see the base class.
+        """
         found = super().state(address)
         try:
             return (*found, self._refused(address), self._layout(address),
@@ -179,7 +183,7 @@ class XrtDriver(base.PciDriver):
         ids = pci.ids(self.kernel, address)
         product, family = _PRODUCTS.get(ids, (None, None))
         if product is None:
-            # a card that is newer than the table, or of another brand
+            # a card newer than the table, or of another brand
             if ids != _RECOVERY and not self.kernel.exists(
                     pci.path(address, 'mgmt_pf')):
                 return None
@@ -216,7 +220,9 @@ class XrtDriver(base.PciDriver):
         return dataclasses.replace(device, regions=(region,))
 
     def _quarantined(self, device, before, reason):
-        """See the base class; its mailbox may be open all the same."""
+        """Return the quarantined device, whose mailbox may be open; see the
+        base class.
+        """
         return self._with_mailbox(
             super()._quarantined(device, before, reason))
 
@@ -237,7 +243,7 @@ class XrtDriver(base.PciDriver):
             for region in device.regions))
 
     def confine(self, device):
-        """See the base class; closes the mailbox."""
+        """Close the mailbox; see the base class."""
         problem = self._close_mailbox(device.address)
         device = self._with_mailbox(device)
         if not problem or device.health is not model.Health.OK:
@@ -246,8 +252,8 @@ class XrtDriver(base.PciDriver):
             device, health=model.Health.QUARANTINED, reason=problem)
 
     def health(self, device):
-        """See the base class; with the firewalls, which the management
-        function shows while a server has the user function.
+        """Read the bus and the firewalls; see the base class. The management
+        function shows the firewalls while a server has the user function.
 
         A kernel of the server trips them; programming clears them. Source:
         firewall.c of XRT's xclmgmt.
@@ -262,7 +268,10 @@ class XrtDriver(base.PciDriver):
                                             f'{level} has tripped')
 
     def _check_management(self, address, product=None):
-        """:raises Defect: the management function is not in order."""
+        """Check the management function.
+
+        :raises Defect: it is not usable.
+        """
         bound = pci.driver(self.kernel, address)
         if product == _V80 and bound != MANAGEMENT_DRIVER:
             raise _Defect(f'a {_V80} is sold with the driver ami, and has no '
@@ -290,16 +299,16 @@ class XrtDriver(base.PciDriver):
                 raise _Defect(meaning)
 
     def _number(self, address, name) -> int | None:
-        """Return an attribute in decimal or 0x..., None where it is missing."""
+        """Return an attribute in decimal or 0x..., None if it is missing."""
         try:
             return int(self.kernel.read(pci.path(address, name)), 0)
         except FileNotFoundError:
             return None
 
     def _user_function(self, device) -> str:
-        """PCI address of the user function of a card.
+        """Return the PCI address of the user function of a card.
 
-        :raises Defect: it is missing, or not in order.
+        :raises Defect: it is missing or not usable.
         """
         head, number = device.address.split('.')
         user = f'{head}.{int(number) + 1}'
@@ -308,7 +317,7 @@ class XrtDriver(base.PciDriver):
                           f'a shell by xbmgmt program --base')
         bound = pci.driver(self.kernel, user)
         if bound != USER_DRIVER:
-            # without its driver there are only the ids
+            # without its driver only the ids are known
             ids = device.vendor_id, device.product_id
             wanted = (device.vendor_id, _USERS.get(
                 ids, f'{int(device.product_id, 16) + 1:04x}'))
@@ -334,7 +343,7 @@ class XrtDriver(base.PciDriver):
         return user
 
     def _shell(self, address) -> str | None:
-        """The logic UUID of the topmost partition below the user's."""
+        """Return the logic UUID of the topmost partition below the user's."""
         try:
             return self._last_uuid(address, 'logic_uuids')
         except OSError:
@@ -362,7 +371,7 @@ class XrtDriver(base.PciDriver):
     # The mailbox
 
     def _refused(self, address) -> int:
-        """Requests of the mailbox that are refused, a bit for each."""
+        """Return the refused requests of the mailbox, a bit for each."""
         return self._number(address, MAILBOX) or 0
 
     def _takes(self, address, requests) -> bool:
@@ -374,10 +383,10 @@ class XrtDriver(base.PciDriver):
         return harmless & requests != requests
 
     def _close_mailbox(self, address) -> str:
-        """Have the requests refused that change the card.
+        """Close the mailbox for requests that change the card.
 
-        :returns: why they are not, a clause; '' when they are, or the operator
-            lets guests do it.
+        :returns: why that failed, a clause; '' after success, or if the
+            operator permits guests to change it.
         """
         if address in base.whole_cards():
             return ''
@@ -409,9 +418,10 @@ class XrtDriver(base.PciDriver):
     # What servers get
 
     def prepare(self, device, handle, created_type, fresh, use):
-        """See the base class; closes the mailbox, also after xclmgmt was
-        bound since the last look. For a server that had it before, confine()
-        does."""
+        """Close the mailbox, because xclmgmt may have been bound since the
+        last look; see the base class. If the server had the card before,
+        confine() closes it.
+        """
         problem = self._close_mailbox(device.address) if fresh else ''
         if problem:
             raise exception.DeviceUnavailable(
@@ -431,8 +441,8 @@ class XrtDriver(base.PciDriver):
             return None
         if self._is_the_guests(address) or base.is_fixed(address):
             return function
-        # a guest may have loaded what is offered for another card, and could
-        # not load what is not offered
+        # a guest may have loaded a file of another card, and could not load
+        # one that is not offered
         if (self.kernel.xclbin_layout(address) not in (None, layout)
                 or not self.kernel.offers_xclbin(
                     function, self._file_interface(address) or '')):
@@ -447,9 +457,9 @@ class XrtDriver(base.PciDriver):
     def _file_interface(self, address) -> str | None:
         """The interface UUID in the names of files that xclmgmt loads.
 
-        The first of the shell, as it spells it; before it is that of the base
-        (interface_uuids_show() in mgmt-sysfs.c, xclmgmt_get_interface_uuid()
-        in mgmt-utils.c).
+        It is the shell's first one, in its spelling; the line before it has
+        the base's (interface_uuids_show() in mgmt-sysfs.c,
+        xclmgmt_get_interface_uuid() in mgmt-utils.c).
         """
         try:
             lines = self.kernel.read(
@@ -472,7 +482,8 @@ class XrtDriver(base.PciDriver):
         return None if function == _NULL else function
 
     def serial(self, address):
-        """See the base class; as the card's controller has it.
+        """Return the serial number of the card's controller; see the base
+        class.
 
         Source: serial_num in xmc.c of XRT.
         """
@@ -536,7 +547,8 @@ class XrtDriver(base.PciDriver):
             self._load(what, address, bitstream)
             return self._read_back(what, address, user, bitstream)
         except exception.AcceleratorError:
-            # what cannot be withdrawn counts no more: layouts differ
+            # a file that cannot be withdrawn does not matter any more: layouts
+            # differ
             with contextlib.suppress(OSError):
                 self.kernel.withdraw_xclbin(address)
             raise
@@ -558,11 +570,11 @@ class XrtDriver(base.PciDriver):
                 f'that directory writable for nova-compute.') from error
 
     def reset_region(self, device, region):
-        """See the base class; resets the dynamic region.
+        """Reset the dynamic region; see the base class.
 
-        Source: mgmt_reset_store() in mgmt-sysfs.c of XRT. On Versal it does
-        nothing and says nothing: what it calls there is of the ICAP, which
-        these cards do not have (xclmgmt_ocl_reset(), mgmt-core.c).
+        Source: mgmt_reset_store() in mgmt-sysfs.c of XRT. On Versal it
+        silently does nothing: it calls functions of the ICAP, which these
+        cards lack (xclmgmt_ocl_reset(), mgmt-core.c).
         """
         address = device.address
         what = f'{region.name} of {address} had to be reset'
@@ -574,7 +586,7 @@ class XrtDriver(base.PciDriver):
                 raise _Defect('xclmgmt cannot reset the region of a Versal: '
                               'upload a clearing image for its type')
             self.kernel.write_attribute(address, 'mgmt_reset', '2')
-            # it reports nothing of how that ended
+            # it does not report its result
             if not pci.answers(self.kernel, address):
                 raise _Defect('it does not answer on the PCI bus')
             self._check_management(address)
@@ -592,7 +604,7 @@ class XrtDriver(base.PciDriver):
             return False
 
     def _forget_shown(self, what, user, bitstream):
-        """Have xocl not show what is about to be replaced behind its back."""
+        """Make xocl forget the function that is about to be replaced."""
         try:
             if self._shown(user) not in (None, bitstream.function_uuid):
                 self.kernel.rebind(user, USER_DRIVER)
