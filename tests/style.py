@@ -51,12 +51,13 @@ EXEMPT = {PAGE, ROOT / 'tests/style.py', ROOT / 'tests/unit/test_style.py'}
 #: with which docstrings of the public functions of ROOMS begin
 VERBS = set("""
 Accept Add Allocate Ask Assemble Attach Begin Bring Call Carry Change Check
-Choose Claim Clean Compare Complete Configure Copy Count Create Discard Draw
-Drop End Ensure Fence Find Finish Forget Get Give Have Hold Judge Keep Leave
-Let Listen Log Look Make Mark Move Note Offer Parse Plan Plug Prepare Program
-Put Query Read Recover Release Remove Replace Report Restore Restrict Retry
-Return Revert Scan See Send Set Settle Show Start Stop Store Take Transfer Try
-Update Wait Withhold Write Yield
+Choose Claim Clean Compare Complete Configure Continue Convert Copy Count
+Create Define Detach Detect Discard Draw Drop End Ensure Explain Fence Find
+Finish Forget Get Give Have Hold Judge Keep Leave Let Lift Listen Log Look Make
+Mark Move Note Offer Parse Plan Plug Prepare Prevent Process Program Put Query
+Raise Read Recover Release Remove Replace Report Restore Restrict Retry Return
+Revert Scan See Send Set Settle Show Start Stop Store Take Transfer Try Update
+Wait Withhold Write Yield
 """.split())
 ROOMS = ('admin', 'attach', 'inventory', 'notify', 'store')
 

@@ -223,8 +223,7 @@ class Snapshot:
 
     def strangers(self) -> dict[str, str]:
         """Return the devices in running guests that no claim has: address ->
-        server of the guest.
-        """
+        server of the guest."""
         claimed = {c.handle.address for c in (*self.before, *self.after)}
         return {address: server for server, addresses in self.running.items()
                 for address in set(addresses) - claimed}

@@ -101,7 +101,7 @@ class StoreAge:
             self._guests_compared = True
 
     def before_report(self, tree, node: str) -> bool:
-        """Detect an outdated store before Nova's first report.
+        """Find an outdated store before Nova's first report.
 
         Called under the lock of Nova's resource tracker.
 

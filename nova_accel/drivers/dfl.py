@@ -649,8 +649,9 @@ class DflDriver(base.PciDriver):
     def reset_region(self, device, region):
         """Reset the port; see the base class.
 
-        A reset that takes more than a millisecond leaves it disabled until dfl-pci is
-        bound again (__afu_port_disable() in dfl-afu-main.c of Linux).
+        A reset that takes more than a millisecond leaves it disabled until
+        dfl-pci is bound again (__afu_port_disable() in dfl-afu-main.c of
+        Linux).
         """
         what = f'{region.name} of {device.address} had to be reset'
         try:
