@@ -41,7 +41,7 @@ _CLASSES = {'1002': pci.DISPLAYS | {0x1200}}
 #: memory for lost after most resets, which is not cleared
 #: (amdgpu_device_check_vram_lost() of Linux); xe clears the memory of VFs alone
 #: (pf_sanitize_lmem() in xe_gt_sriov_pf_config.c)
-_UNKNOWN = {
+UNKNOWN = {
     '10de': 'it is not known where this product of NVIDIA reports that it has '
             'cleared its memory',
     '1002': 'no document of AMD says that a reset clears the memory, or where '
@@ -133,7 +133,7 @@ class GpuDriver(slot.SlotDriver):
     def unshowable(self, device):
         """See the base class; of the GPUs of NVIDIA that host.nvidia knows it
         is read whether they have cleared their memory."""
-        return '' if _family(device) else _UNKNOWN[device.vendor_id]
+        return '' if _family(device) else UNKNOWN[device.vendor_id]
 
     def reset_methods(self, device, handle, function):
         """See the base class; a GPU that clears its memory when it boots is
@@ -191,7 +191,7 @@ class GpuDriver(slot.SlotDriver):
             device) or ('' if methods[:1] == ('bus',) else
                         'the function was reset, and not its bus')
         if why or function != device.address:
-            return _not_shown(
+            return not_shown(
                 super().reset_function(device, function, methods), why)
         refused = []
         for by in 'VFIO', 'sysfs':
@@ -207,7 +207,7 @@ class GpuDriver(slot.SlotDriver):
                 refused.append(f'{by}: {error.strerror}')
             else:
                 return self._judged(function, by, family, watched)
-        return _not_shown(
+        return not_shown(
             super().reset_function(device, function, methods),
             f'its registers cannot be read ({"; ".join(refused)})')
 
@@ -242,7 +242,7 @@ class GpuDriver(slot.SlotDriver):
                 self.attribute(function, f'current_link_{what}')
                 for what in ('speed', 'width'))))}
         doubt = nvidia.doubt(family, watched)
-        return (_not_shown('reset bus', doubt, **facts) if doubt
+        return (not_shown('reset bus', doubt, **facts) if doubt
                 else base.Cleaned('reset bus', memory=handover.CLEARED,
                                   **facts))
 
@@ -264,7 +264,7 @@ def _family(device: model.Device) -> str:
     return nvidia.family(device.vendor_id, device.family, device.product_id)
 
 
-def _not_shown(done: str, why: str, **facts: typing.Any) -> str:
+def not_shown(done: str, why: str, **facts: typing.Any) -> str:
     """Return done with the reason why it shows nothing of the memory; as it is
     without one."""
     return base.Cleaned(done, memory=handover.NOT_SHOWN, why=why,

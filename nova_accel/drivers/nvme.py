@@ -622,7 +622,12 @@ class NvmeDriver(base.PciDriver):
         if formats or not found.sanitize:
             self.kernel.format_nvme(address, formats)
         self._refuse(device, found)
-        return f'sanitize {found.sanitize}' if found.sanitize else 'format'
+        # both were compared with those of the record
+        facts = {'serial': 'as before', 'firmware': 'as before'}
+        if found.sanitize:
+            return base.Cleaned(f'sanitize {found.sanitize}',
+                                sanitize_status='completed', **facts)
+        return base.Cleaned('format', **facts)
 
     def _sanitize(self, address, method):
         """Sanitize a disk, and wait for the end.

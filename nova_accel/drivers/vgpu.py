@@ -37,6 +37,11 @@ QUOTAS = '[accel] xe_quotas'
 MDEV_BUS = 'class/mdev_bus'
 
 _NVIDIA = '10de'
+#: vendor -> why it is not shown that the memory of a VF is clear. Source:
+#: pf_sanitize_lmem() in xe_gt_sriov_pf_config.c of Linux
+_NOT_SHOWN = {**gpu.UNKNOWN, '8086': (
+    'the driver xe clears the memory of a VF after its reset, and nothing of '
+    'that can be read')}
 #: parents of other mediated devices (vfio-ccw, vfio-ap) have another value
 _DEVICE_API = 'vfio-pci'
 #: more than any parent can have
@@ -506,7 +511,8 @@ class VgpuDriver(base.PciDriver):
         base class.
         """
         if created_type is None:
-            return (self.reset(device, handle)
+            return (gpu.not_shown(self.reset(device, handle),
+                                  _NOT_SHOWN.get(device.vendor_id, ''))
                     if handle.type is model.HandleType.PCI and handle.managed
                     and self.is_reset(device, handle) else None)
         if handle.type is model.HandleType.MDEV:

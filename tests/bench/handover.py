@@ -15,6 +15,9 @@ gone or ACTIVE. "boot later" is a boot when the region is clean already.
 Programmings are counted from a delete to the end of the next boot, and "same
 card" says how many of these boots got the card of the server before: where
 another card is programmed there is one programming more, and fewer of these.
+The same for a GPU that takes as long as a programming to boot and clear its
+memory: "reset" is that of the function, and under "clear" and "shown" the end
+of the clearing is read.
 "elsewhere" is a boot for which the second card is programmed, because the
 first is held: what a boot under "clear" must not take longer than.
 """
@@ -29,9 +32,9 @@ from tests.functional import base
 
 from nova_accel import sim  # noqa: I100 (base chooses the threading)
 
-POLICIES = ('none', 'reset', 'clear')
 ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 10
 SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
+CLASS = 'CUSTOM_ACCELERATOR_GPU'
 
 
 FIRST, SECOND = '0000:5e:00.0', '0000:af:00.0'
@@ -40,6 +43,7 @@ FIRST, SECOND = '0000:5e:00.0', '0000:af:00.0'
 class Handovers(base.AcceleratorTestBase):
 
     FRESH_CLOUD = True
+    POLICIES = 'none', 'reset', 'clear'
     HOSTS = {'compute1': {'cards': [base.card(
         FIRST, programming_seconds=SECONDS)]}}
 
@@ -56,7 +60,7 @@ class Handovers(base.AcceleratorTestBase):
 
     def runTest(self):
         flavor = self.flavor(base.CRYPTO)
-        results = {policy: [] for policy in POLICIES}
+        results = {policy: [] for policy in self.POLICIES}
         self.boot_now(flavor)
         for number in range(ROUNDS + 1):
             for policy, found in results.items():
@@ -65,7 +69,7 @@ class Handovers(base.AcceleratorTestBase):
                 # the first ones also warm up Python
                 if number:
                     found.append(result)
-        show(f'{sum(len(h["cards"]) for h in self.HOSTS.values())} card(s)',
+        show(f'{sum(map(len, self.HOSTS["compute1"].values()))} card(s)',
              results)
 
     def flavor(self, function):
@@ -123,6 +127,21 @@ class BesideAnotherCard(Handovers):
         print(f'elsewhere: {statistics.median(found):.2f} s', file=boot.OUT)
 
 
+class Gpu(Handovers):
+
+    POLICIES = 'reset', 'clear', 'shown'
+    HOSTS = {'compute1': {'gpus': [{
+        'address': FIRST, 'reset_method': 'flr bus', 'iommu_group': 7,
+        'boot_seconds': SECONDS / 2, 'clear_seconds': SECONDS / 2}]}}
+
+    def _setup_compute_service(self):
+        super()._setup_compute_service()
+        self.flags(enabled_drivers=['gpu'], group='accel')
+
+    def flavor(self, function):
+        return self._create_flavor(extra_spec={f'resources1:{CLASS}': '1'})
+
+
 def show(what, results):
     print(f'{what}, median of {ROUNDS} rounds each, a programming of '
           f'{SECONDS} s\n'
@@ -140,4 +159,4 @@ def show(what, results):
 
 if __name__ == '__main__':
     boot.main(lambda: unittest.TestSuite(
-        (Handovers(), BesideAnotherCard())))
+        (Handovers(), BesideAnotherCard(), Gpu())))

@@ -633,7 +633,9 @@ class Release(TestCase):
     @ddt.unpack
     def test_by_its_bus(self, handover, done, ends):
         """What a reset of the function leaves; then it is as it was."""
-        self.start(handover=handover, reset_method='flr bus')
+        # of NVIDIA's more is read then: test_gpu_clearing
+        self.start(handover=handover, reset_method='flr bus', vendor='1002',
+                   device='744c')
         self.use()
         self.kernel.set_fault(A, attributes={'power_state': 'EIO'},
                               ends_by='card reset')

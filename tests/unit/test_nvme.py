@@ -479,7 +479,7 @@ class ReleaseTestCase(TestCase):
         return calls
 
     def release(self):
-        self.driver.release(self.device, self.handle, None, base.Use(
+        return self.driver.release(self.device, self.handle, None, base.Use(
             memory=self.memory, remember=self.remember))
 
     def remember(self, value):
@@ -635,7 +635,8 @@ class Sanitize(ReleaseTestCase):
     def test_best_method(self, methods, chosen):
         self.start(sanitize=methods)
         calls = self.watch()
-        self.release()
+        self.assertEqual('completed', base.facts_of(
+            self.release())['sanitize_status'])
         # nothing is left for Format NVM
         self.assertEqual(['reset_nvme', 'start_nvme_sanitize'], calls)
         self.assertEqual((chosen, ''), (

@@ -889,7 +889,9 @@ class ReadyVfs(VgpuTestCase):
         self.kernel.guest_takes(VF[0])
         self.kernel.guest_returns(VF[0])
         device = self.device()
-        self.driver.release(device, device.handles[0], None, base.Use())
+        done = self.driver.release(
+            device, device.handles[0], None, base.Use())
+        self.assertEqual('not shown', base.facts_of(done)['memory'])
         self.assertEqual([None, None], [
             pci.driver(self.kernel, vf) for vf in VF[:2]])
 
