@@ -1,9 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Whether a GPU has cleared its memory after a server, on simulated hosts."""
 
+import itertools
 import json
+import types
 
 import ddt
+import fixtures
 
 from nova_accel.drivers import base
 from nova_accel.drivers import handover
@@ -242,7 +245,10 @@ class WatchedTest(TestCase):
                              tuple(map(bool, self.judge(*seen))), seen)
 
     def test_readings_that_change_for_ever(self):
-        numbers = iter(range(10 ** 9))
+        numbers, clock = iter(range(10 ** 9)), itertools.count()
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.host.nvidia.time', types.SimpleNamespace(
+                monotonic=lambda: next(clock) / 200, sleep=lambda _: None)))
         watched = nvidia.watch(lambda offset: next(numbers), lambda: None,
                                'ada', 0.5)
         self.assertEqual(64, len(watched.seen))
