@@ -60,6 +60,21 @@ def levels(text: str) -> tuple[Level, ...]:
     return tuple(map(Level._make, found.items()))
 
 
+def room(level: str, free: Mapping[str, int],
+         domains: Mapping[str, Domains]) -> dict[str, int]:
+    """Return how many servers fit into each domain of a level.
+
+    :param free: host -> servers that fit on it.
+    :param domains: of each host.
+    """
+    found: dict[str, int] = {}
+    for host, servers in free.items():
+        domain = domains[host].get(level)
+        if domain is not None:
+            found[domain] = found.get(domain, 0) + servers
+    return found
+
+
 def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
            domains: Mapping[str, Domains], members: Collection[Domains] = (),
            chance: Callable[[], float] = random.random, *,

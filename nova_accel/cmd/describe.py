@@ -8,6 +8,7 @@ from nova_accel.cmd import configuration
 from nova_accel.cmd import fits
 from nova_accel import exception
 from nova_accel import naming
+from nova_accel import near
 from nova_accel import request
 
 
@@ -42,7 +43,8 @@ class DescribeFlavors(fits.OfFlavors):
                               f'nova-api refuses it: {question}'))
                 continue
             wanted = question.server.requests
-            description, specs = _described(wanted), {
+            description, specs = _described(
+                wanted, question.server.affinity.levels), {
                 ':architecture': 'heterogeneous_computing',
                 ':category': _category(wanted)}
             if not parsed_args.replace:
@@ -59,7 +61,8 @@ class DescribeFlavors(fits.OfFlavors):
         return self.COLUMNS, found
 
 
-def _described(wanted: Iterable[request.AcceleratorRequest]) -> str:
+def _described(wanted: Iterable[request.AcceleratorRequest],
+               levels: Iterable[near.Level]) -> str:
     """Return the devices of a flavor as text, such as 2 GPU NVIDIA H200."""
     found: collections.Counter[str] = collections.Counter()
     for one in wanted:
@@ -73,7 +76,11 @@ def _described(wanted: Iterable[request.AcceleratorRequest]) -> str:
         found[' '.join(filter(None, (
             type_, *names, 'with ' + ' or '.join(map(str, functions))
             if any(functions) else '')))] += one.amount
-    return ', '.join(f'{amount} {what}' for what, amount in found.items())
+    wishes = ', '.join(
+        f'{level.name} {"required" if level.required else "preferred"}'
+        for level in levels)
+    return ', '.join(f'{amount} {what}' for what, amount in found.items()) + (
+        f'; servers near each other: {wishes}' if wishes else '')
 
 
 def _category(wanted: Iterable[request.AcceleratorRequest]) -> str:

@@ -14,6 +14,7 @@ from nova_accel.cmd import why
 from nova_accel import exception
 from nova_accel import files
 from nova_accel import naming
+from nova_accel import near
 from nova_accel.planning import capacity
 from nova_accel import request
 from nova_accel import text
@@ -98,6 +99,10 @@ class Fits(OfFlavors):
         parser.add_argument(
             '--by-host', action='store_true', help='a line for each host, too')
         parser.add_argument(
+            '--near', metavar='LEVEL',
+            help='how many servers of a job fit into one domain of this level '
+                 'of [accel] near, with a line for each domain')
+        parser.add_argument(
             '--public', metavar='FILE',
             help='replace this file, for tenants: whether none, few or many '
                  'servers of each public flavor fit, as JSON, without a name '
@@ -127,7 +132,7 @@ class Fits(OfFlavors):
         self.nothing = 'No flavor asks for accelerators.'
         return self.COLUMNS, rows(
             self.cloud(parsed_args), parsed_args.flavors, parsed_args.host,
-            parsed_args.by_host)
+            parsed_args.by_host, parsed_args.near)
 
     def _publish(self, parsed_args) -> str:
         """Write the file and the properties; return a sentence."""
@@ -171,16 +176,26 @@ def public(cloud: clouds.Cloud, flavors: Iterable[str] = (),
 
 def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
          names: Iterable[str] = (), by_host: bool = False,
-         ) -> list[tuple[str, str, int, str]]:
+         level: str | None = None) -> list[tuple[str, str, int, str]]:
     """Return flavor, host or ALL, how many servers fit, and what limits them.
 
     :param flavors: names or ids; all that ask for accelerators, without any.
     :param names: of compute nodes; all of them, without any.
     :param by_host: whether there is a row for each host, too.
-    :raises AcceleratorError: as hosts().
+    :param level: of which there is a row for each domain; ALL then has the
+        most that fit into one.
+    :raises AcceleratorError: as hosts(); no host has a domain of the level.
     """
     asked = questions(cloud, flavors)
     there = hosts(cloud, names) if asked else []
+    domains = {host.name: naming.near_of(host.known.providers[0].traits)
+               for host in there}
+    known = sorted({name for found in domains.values() for name in found})
+    if level and there and level not in known:
+        raise exception.NotThere(
+            f'No host reports a domain of the level {level}: set [accel] near '
+            f'of nova-compute, or name one of the levels '
+            f'{", ".join(known) or "that it reports"}.')
     found: list[tuple[str, str, int, str]] = []
     for flavor, question in asked:
         name = flavor['name']
@@ -190,8 +205,19 @@ def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
             continue
         of_hosts = [(host.name, *of_host(wanted(question), host))
                     for host in there]
-        found.append((name, ALL, sum(n for _, n, _ in of_hosts),
-                      most_common(of_hosts)))
+        if level:
+            room = near.room(level, {host: number for host, number, _
+                                     in of_hosts}, domains)
+            found += [(name, ALL, max(room.values(), default=0),
+                       f'the most in one {level}'), *(
+                (name, domain, number, most_common(
+                    one for one in of_hosts
+                    if domains[one[0]].get(level) == domain))
+                for domain, number in sorted(
+                    room.items(), key=lambda one: (-one[1], one[0])))]
+        else:
+            found.append((name, ALL, sum(n for _, n, _ in of_hosts),
+                          most_common(of_hosts)))
         if by_host:
             found += [(name, host, number, limit.text)
                       for host, number, limit in of_hosts]

@@ -21,6 +21,7 @@ from nova_accel import exception
 from nova_accel import grouping
 from nova_accel import model
 from nova_accel import naming
+from nova_accel import near
 from nova_accel.planning import reasons
 from nova_accel import profiles
 from nova_accel import request
@@ -367,6 +368,11 @@ class Answer:
         wrong = of_service(self._nodes.get(providers[0].root), providers[0])
         if wrong:
             return [wrong]
+        domains = naming.near_of(providers[0].traits)
+        for level in self._scheduling.affinity.levels:
+            if level.required and level.name not in domains:
+                return [f'{near.KEY} requires a {level.name}, and the host '
+                        f'reports none ([accel] near)']
         if offered and not kept:
             return [f'the flavor wants all accelerators '
                     f'{self._scheduling.affinity}, and they are on '

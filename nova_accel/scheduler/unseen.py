@@ -21,6 +21,7 @@ import nova.conf
 from nova.scheduler import utils
 
 from nova_accel import log as logging
+from nova_accel import near
 from nova_accel import request
 from nova_accel.scheduler import candidates as placement
 from nova_accel.scheduler import scheduling
@@ -122,19 +123,13 @@ def add_domains(get: Callable, found: scheduling.Scheduling, manager, context,
             allocation_requests=list, provider_summaries=dict)
         _add(answer, candidates, summaries)
         found.expected.whole.update(some)
-        if max(_room(found, level.name, candidates, some).values(),
-               default=0) >= found.expected.servers:
+        room = near.room(level.name, {
+            provider: found.facts.servers(listed)
+            for provider, listed in candidates.items()}, {
+            provider: found.facts.domains(provider)
+            for provider in candidates})
+        if max(room.get(one, 0) for one in some) >= found.expected.servers:
             return
-
-
-def _room(found, level, candidates, domains):
-    """Return how many servers fit into each of some domains."""
-    room: collections.Counter[str] = collections.Counter()
-    for provider, listed in candidates.items():
-        domain = found.facts.domains(provider).get(level)
-        if domain in domains:
-            room[domain] += found.facts.servers(listed)
-    return room
 
 
 def _is_cut(candidates):

@@ -127,6 +127,27 @@ class FitsTest(CloudTestCase):
             ('one', 'compute1', 3, f'1 {GPU} for each, 3 free of 4'),
         ], self.rows('fits', 'one', '--host', 'compute1', '--by-host'))
 
+    def test_near(self):
+        for name, rack, gpus in (('compute4', 'A', 8), ('compute5', 'B', 4),
+                                 ('compute6', 'A', 2)):
+            root = self.services.provider(
+                name, inventory={'VCPU': 64, 'MEMORY_MB': 65536},
+                traits=[f'CUSTOM_NEAR_RACK_{rack}'])
+            self.services.provider(f'{name}_accel_pool_GPU', root, {GPU: gpus})
+            self.nodes.append({
+                'id': root, 'hypervisor_hostname': name, 'state': 'up',
+                'status': 'enabled', 'service': {
+                    'host': f'{name}.example', 'disabled_reason': None}})
+        self.assertEqual([
+            ('four', '(all)', 2, 'the most in one rack'),
+            ('four', 'CUSTOM_NEAR_RACK_A', 2, f'{GPU} (on 2 of 2 hosts)'),
+            ('four', 'CUSTOM_NEAR_RACK_B', 1, f'{GPU} (on 1 of 1 hosts)'),
+        ], self.rows('fits', 'four', '--near', 'rack'))
+        done = self.run_command('fits', '--near', 'rail')
+        self.assertEqual(1, done.returncode)
+        self.assertIn('No host reports a domain of the level rail', done.stderr)
+        self.assertIn('one of the levels rack.', done.stderr)
+
     def test_places_that_placement_does_not_show(self):
         """A pool on several nodes; one device is on one node anyway."""
         for gpus, hides in (4, True), (1, False):
@@ -296,6 +317,12 @@ class DescribeTest(CloudTestCase):
 
     def test_dry_run(self):
         self.assertEqual('planned', self.described('one', '--dry-run')[0][3])
+        self.flavors[0]['extra_specs']['accel:near'] = (
+            'nvlink=required,rack=preferred')
+        self.assertEqual(
+            '1 GPU NVIDIA L40S; servers near each other: nvlink required, '
+            'rack preferred',
+            self.described('one', '--replace', '--dry-run')[0][1])
         self.assertEqual([], self.services.written)
 
     def test_categories(self):

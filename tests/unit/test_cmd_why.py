@@ -3,6 +3,7 @@
 are made up. What real services answer is in tests/functional/test_why.py.
 """
 
+import dataclasses
 import os
 import types
 
@@ -204,6 +205,23 @@ class AnswerTest(configured.TestCase):
     def image(self, **more):
         return types.SimpleNamespace(id='i', entry={
             'visibility': 'public', 'accel:function_id': FUNCTION, **more})
+
+    def test_near(self):
+        """A host in no domain of a required level."""
+        question = why.Question.of({**FLAVOR, 'extra_specs': {
+            f'resources1:{FPGA}': '1',
+            'accel:near': 'rail=preferred,rack=required'}}, {})
+        cloud = Cloud()
+        for traits, said in (
+                (set(), ['accel:near requires a rack, and the host reports '
+                         'none ([accel] near)', 'free']),
+                ({'CUSTOM_NEAR_RACK_A'}, ['free'])):
+            cloud.root = dataclasses.replace(
+                cloud.root, traits=frozenset(traits))
+            found = why.Answer(cloud, question, 'compute1', 'p').of_host(
+                'root')
+            self.assertEqual((said[1:] == [], said), (
+                found.cost is not None, [row[-1] for row in found.rows]))
 
     def test_no_image(self):
         """Nova would send the server there, and the build would fail."""
