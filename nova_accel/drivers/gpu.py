@@ -200,7 +200,7 @@ class GpuDriver(slot.SlotDriver):
                     watched = self.kernel.reset_gpu(
                         function, by, family,
                         # the error comes before that of the limit
-                        CONF.accel.device_timeout * 900)
+                        CONF.accel.device_timeout * 500)
             except OSError as error:
                 if error.errno == errno.EBUSY:
                     raise

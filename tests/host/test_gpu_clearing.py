@@ -21,7 +21,7 @@ class TestCase(test_reset.HandoverTestCase):
 
     def start(self, *policy, **more):
         self.config.config(group='accel', handover=list(policy),
-                           device_timeout=1)
+                           device_timeout=4)
         self.start_host(gpus=[{**CARD, **more}], drivers=('gpu',))
 
     def policy(self, *policy):
