@@ -58,7 +58,13 @@ SEARCHES = {
     'vfio-pci': 'gpu-hosts', 'one-time-use': 'operate/handover',
     'format disk': 'devices/nvme', 'OVMF': 'devices/index',
     'bash completion': 'operate/commands', 'colors': 'operate/commands',
-    'man page': 'reference', 'first server': 'quickstart'}
+    'man page': 'reference', 'first server': 'quickstart',
+    'broken card': 'troubleshooting', 'broken GPU': 'troubleshooting',
+    'Xid': 'troubleshooting', 'fallen off the bus': 'troubleshooting',
+    'fenced': 'troubleshooting', 'Deleting': 'troubleshooting',
+    'paused server': 'troubleshooting', 'hanging': 'troubleshooting',
+    'quarantined': 'operate/withheld', 'in-use': 'operate/withheld',
+    'does not start': 'troubleshooting', 'exchanged': 'troubleshooting'}
 #: elements whose text is as it stands
 _CODE = {'pre', 'code', 'tt', 'kbd', 'script', 'style', 'title'}
 _VOID = {'area', 'base', 'br', 'col', 'hr', 'img', 'input', 'link', 'meta',
