@@ -56,8 +56,9 @@ _OTHERS = re.compile('others([0-9]*): *(.*)')
 SNAPSHOT_PROPERTY = 'accel:snapshot'
 #: what a region must carry; at most one for a group
 _FUNCTION_KEYS = ('bitstream_id', 'function_id', 'function_name')
-#: whether the owner of the server may choose what its region carries: by its
-#: image, by its metadata, or by an image of his own with the flavor's function
+#: whether the owner of the server may choose what its region carries: by the
+#: image or the metadata of the server, or by an image of their own with the
+#: flavor's function
 RUNTIME = 'runtime_programming'
 #: traits of devices that do better than others, the best one first
 _PREFER = 'prefer'

@@ -1,5 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Choose free handles of the allocated providers for a server."""
+"""Choose free handles of the allocated providers for a server.
+
+Healthy handles come before suspect ones, and those with which guests have
+failed to start come last. Of the remaining handles the closest ones are chosen
+(attach.closeness). For example, Placement has allocated two GPUs of a pool of
+four, one of which is suspect: of the three healthy ones, the two that share a
+PCIe switch are chosen.
+"""
 
 import collections
 from collections.abc import Iterable, Iterator

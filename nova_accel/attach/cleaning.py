@@ -8,8 +8,8 @@ the operator's image     programmed with it again         reset
 the operator's, an image reset                            reset
 that is not known, or is
 not in Glance any more
-of unknown origin        as the operator's, where Glance  reset
-                         says that the image is his;
+of unknown origin        as the operator's if the image   reset
+                         is the operator's in Glance;
                          else as a project's
 a project's, or what the programmed with the clearing     reset
 guest could load itself, image of the region's type, else

@@ -1,5 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Calls of drivers about the handle of one claim."""
+"""Call drivers for the handle of one claim, with a time limit.
+
+A driver gets the handle, and base.Use: the facts of the claim that it may see,
+and what it has remembered of the handle.
+"""
 
 from collections.abc import Callable
 import functools

@@ -1,5 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Show in Placement at once what the periodic report would show later."""
+"""Show changed providers in Placement at once, before the periodic report.
+
+For example, a region was programmed for a server. Until Placement shows its new
+function, nova-scheduler sends servers there that need the old one. A change
+that Placement does not accept now is in the next report.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 import time

@@ -1,5 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Prepare devices for their server: program, prepare and bind them."""
+"""Prepare devices for their server: program, prepare and bind them.
+
+BOUND is stored last: after a crash, a claim in another state is made ready
+again. For example, a server starts after its host lost the power. Its FPGA
+region is programmed with the function of the claim, its vGPU is created again,
+and its GPU is bound to vfio-pci.
+"""
 
 from collections.abc import Iterable, Sequence
 import dataclasses

@@ -213,7 +213,8 @@ class Reshape:
         for move in moves:
             claim = move.claim
             before = given[claim.provider_uuid]
-            # devices of one server may have changed places
+            # two devices of one server may have changed places: then Placement
+            # has from each provider the amount that its claims need there
             if all(there.get(claim.consumer_uuid, {}).get(
                     claim.resource_class, 0) == shown[
                         claim.consumer_uuid, uuid, claim.resource_class]

@@ -470,7 +470,7 @@ class Answer:
         """(choice, image) as nova-compute will find it, and its file checked
         as far as its header allows."""
         client = self._cloud.images()
-        # the operator sees all images: his own, and those of tenants
+        # the operator sees all images: their own, and those of tenants
         operators = (client if CONF.accel.bitstream_owners
                      and not wanted.chosen_by_owner else None)
         try:

@@ -5,7 +5,7 @@ A hand-over has the hash of the one before of the same card, and a signature of
 the key of the host. It states in public what was done. The rest of it, which is
 about other servers, projects and addresses, is sealed: of that the statement
 has a salted hash only. The next owner of the device can therefore check the
-signature of the statement in the metadata of his server, and learns nothing
+signature of the statement in the metadata of their server, and learns nothing
 more. For example, a GPU was reset after its first server::
 
     statement  {"method": "reset flr", "result": "clean", "seal": <SHA-256 of

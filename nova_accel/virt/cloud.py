@@ -356,7 +356,7 @@ class NovaCloud:
             # Read at the last moment: a save writes all keys and removes the
             # others (_instance_metadata_update_in_place of nova.db.main.api),
             # and what nova-conductor offers compares none. What an owner
-            # writes between the two is lost, as between two of his own
+            # writes between the two is lost, as between two of their own
             # requests; docs/source/tenants.rst states it.
             instance = objects.Instance.get_by_uuid(
                 context, instance_uuid, expected_attrs=['metadata'])
