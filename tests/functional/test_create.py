@@ -26,14 +26,14 @@ class CreateTest(operations.OperationsTestBase):
             **more}})
 
     def test_one(self):
-        """Create: attached, programmed where the function is not loaded."""
+        """Create: attached, programmed if the function is not loaded."""
         for function in (base.NLB3, self.function):
             server = self.boot(base.fpga_flavor(function_id=function))
             self.assertFunction(self.assertHas(server), function)
         self.delete_all()
 
     def test_one_too_many(self):
-        """Create several at once (``min_count``), where a device is missing:
+        """Create several at once (``min_count``), if a device is missing:
         all of them are in ERROR, nothing is held."""
         self.post(self._create_flavor(extra_spec=self.specs), min_count=5)
         servers = self.api.get_servers()
@@ -89,7 +89,7 @@ class CreateTest(operations.OperationsTestBase):
         self.delete_in_error(server)
 
     def test_alternate_host(self):
-        """Create, where the first host fails to program: released there, and
+        """Create, if the first host fails to program: released there, and
         built on another."""
         kernel = type(self.kernel('compute1'))
         program = kernel.program_dfl_port
@@ -130,7 +130,7 @@ class CreateTest(operations.OperationsTestBase):
         self.assertFunction(self.assertHas(server), self.function)
 
     def test_device_is_gone(self):
-        """Create, where the device has gone from the first host: built on
+        """Create, if the device has gone from the first host: built on
         another."""
         host, address = self.preferred()
         other = next(h for h in self.HOSTS if h != host)
@@ -144,7 +144,7 @@ class CreateTest(operations.OperationsTestBase):
         self.delete_all()
 
     def test_region_is_taken(self):
-        """Create, where a server that Nova has forgotten has the device on
+        """Create, if a server that Nova has forgotten has the device on
         the first host: built on another."""
         self.flags(running_deleted_instance_action='noop')
         host, card = self.preferred()
@@ -181,7 +181,7 @@ class CreateTest(operations.OperationsTestBase):
         self.delete_all()
 
     def test_no_host_is_left(self):
-        """Create, where no host is left to try: ERROR; the fault says why."""
+        """Create, if no host is left to try: ERROR; the fault says why."""
         self.break_cards()
         server = self.boot(self.specs, expected_state='ERROR')
         self.assertIn('CRC', self.fault(server))

@@ -211,7 +211,7 @@ class GuestTest(operations.OperationsTestBase):
             self.allocated(self.server['id']))
 
     def test_suspend_fails(self):
-        """Suspend, where the guest does not release a device: it goes on
+        """Suspend, if the guest does not release a device: it goes on
         with all of them."""
         self.suspend_fails()
         self.assertKept()
@@ -267,7 +267,7 @@ class GuestTest(operations.OperationsTestBase):
         self.assertKept()
 
     def test_guest_lets_go_late(self):
-        """Suspend, where the guest releases a device after the time limit: it
+        """Suspend, if the guest releases a device after the time limit: it
         gets it again when nova-compute next compares."""
         reconciler = self.computes[self.host].driver.parts.reconciler
         late = self.suspend_fails()

@@ -40,7 +40,7 @@ class DetachTest(LiveMigrationTestBase):
         self.assertFunction(self.before, self.function)
 
     def test_detach(self):
-        """Live migration where the flavor has
+        """Live migration if the flavor has
         ``accel:live_migration=detach``: devices on the new host, programmed
         there before the guest releases the old ones; it has none while it
         moves."""
@@ -62,7 +62,7 @@ class DetachTest(LiveMigrationTestBase):
         self.delete_all()
 
     def test_guest_keeps_its_device(self):
-        """Live migration where the guest does not release a device: it
+        """Live migration if the guest does not release a device: it
         stays, with all of them."""
         self.useFixture(fixtures.MockPatchObject(guest, '_DETACH_SECONDS', 1))
         with mock.patch.object(
@@ -74,7 +74,7 @@ class DetachTest(LiveMigrationTestBase):
         self.delete_all()
 
     def test_fails(self):
-        """Live migration that fails, as where the hosts lose the network
+        """Live migration that fails, as when the hosts lose the network
         between them: the guest goes on with its devices, and those on the new
         host are released."""
         self.live_migration_fails()
@@ -326,7 +326,7 @@ class TransparentTest(TransparentTestBase):
         self.assertEqual([], self.held(self.server, model.Role.OLD))
 
     def test_vgpu(self):
-        """Live migration where the flavor has
+        """Live migration if the flavor has
         ``accel:live_migration=transparent``: equal devices on the new host,
         into which QEMU loads the state of the old ones; the guest has its
         devices all the time."""
@@ -408,7 +408,7 @@ class TransparentTest(TransparentTestBase):
     # the new host does not answer
     @cloud.fresh
     def test_arrives_without_nova_compute(self):
-        """Live migration with the state of devices where nova-compute of the
+        """Live migration with the state of devices if nova-compute of the
         new host ends while the guest moves: the guest has its devices; they
         are the server's when nova-compute starts."""
         def migrate(domain, *args, **kwargs):
@@ -434,7 +434,7 @@ class TransparentTest(TransparentTestBase):
         self.delete_all()
 
     def test_refused(self):
-        """Live migration with the state of devices where libvirt or QEMU of
+        """Live migration with the state of devices if libvirt or QEMU of
         either host is older than 10.0 or 8.2.2, ``nova.conf`` permits
         post-copy, the guest has an IOMMU of its own, or it would stand still
         for longer than it may: refused by the compute host before anything

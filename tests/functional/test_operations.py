@@ -100,7 +100,7 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
                 self.server, 'PAUSED' if action == 'pause' else 'ACTIVE')
 
     def step_resume_fails(self):
-        """Resume, where a function cannot be put back: it stays suspended,
+        """Resume, if a function cannot be put back: it stays suspended,
         with its memory and its devices."""
         server = self._suspend_server(self.server)
         host = self.before[0][0]
@@ -147,7 +147,7 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
 
     def test_rebuild_with_an_image_that_asks_for_a_function(self):
         """Rebuild with an image that asks for another function
-        (``accel:bitstream_id``): programmed again, where the flavor has
+        (``accel:bitstream_id``): programmed again, if the flavor has
         ``accel<N>:runtime_programming=true``."""
         image = self.other_image(
             **{'accel:bitstream_id': self.bitstreams[base.NLB3]})

@@ -150,7 +150,7 @@ class OwnerTest(RuntimeTestCase):
         self.assertNothingToDo()
 
     def test_not_allowed(self):
-        """Programming at run time where the flavor does not allow it:
+        """Programming at run time if the flavor does not allow it:
         refused."""
         fixed = self.boot(base.asks(FUNCTION), B)
         done, status = self.ask(self.other, fixed)
