@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Room in a guest's address space for the memory regions (BARs) of devices.
+"""Calculate the room in a guest's address space for memory regions (BARs) of
+devices.
 
-A device whose region the guest's firmware cannot place is there without
-memory: with four H100, servers of 256, 512 and 768 GiB saw three, two and one
+A device whose region the guest's firmware cannot place has no memory: with
+four H100, servers of 256, 512 and 768 GiB saw three, two and one
 (blog.rackspacecloud.com, December 2025). QEMU gives a guest 40 bits of
 physical addresses, unless it has the host's CPU or a number is given
 (x86_cpu_realizefn(), host_cpu_max_instance_init() in target/i386 of QEMU).
@@ -14,18 +15,18 @@ from nova_accel.host import pci
 
 #: bits of a CPU model's guest (TCG_PHYS_ADDR_BITS of QEMU)
 DEFAULT_BITS = 40
-#: what OVMF and SeaBIOS use of more, for old Linux kernels' sake
+#: a reduction by OVMF and SeaBIOS for old Linux kernels
 #: (PlatformAddressWidthFromCpuid() in OvmfPkg, 2026)
 MOST_BITS = 46
 #: bytes of a region that fits only above the first 4 GiB of a guest
 LARGE = 1 << 32
-#: OVMF takes 40 bits for a default, and has one window of this size then
+#: OVMF treats 40 bits as a default, and has one window of this size then
 _CLASSIC_WINDOW = 32 << 30
-#: of the memory at most this much is below 4 GiB, the rest above it (q35)
+#: at most this much of the memory is below 4 GiB, the rest above it (q35)
 _BELOW_4G = 2 << 30
-#: BARs of a function in its attribute resource, the first lines of it
+#: BARs of a function are the first lines of its attribute resource
 _BARS = 6
-#: modes of a guest's CPU in which it is the host's
+#: modes in which a guest's CPU has the host's number
 HOSTS_CPU = ('host-passthrough', 'maximum')
 #: flag of a memory region; source: IORESOURCE_MEM in include/linux/ioport.h
 _IS_MEMORY = 0x200
@@ -102,8 +103,8 @@ def placed(memory: int, sizes: Iterable[int], bits: int) -> int:
 
 
 def fits_uefi(sizes: Iterable[int], bits: int) -> bool:
-    """Whether OVMF's window has room: an eighth of the address space, as
-    PlatformDynamicMmioWindow() had it until August 2026 (a quarter since).
+    """Return whether OVMF's window has room: an eighth of the address space,
+    as in PlatformDynamicMmioWindow() until August 2026 (a quarter since).
 
     :param sizes: see placed().
     :param bits: see placed().

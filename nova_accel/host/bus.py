@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What the PCI bus reports of the health of a function.
+"""Read the health of a function from the PCI bus.
 
 It needs neither a driver nor privileges, and goes on while a guest has the
 function. Sources, all of Linux 6.12: Documentation/ABI/testing/
@@ -8,8 +8,8 @@ sysfs-bus-pci-devices-aer_stats (aer_dev_*, since 4.19), sysfs-bus-pci
 4.13), drivers/pci/pcie/aer.c (the names of errors).
 
 GPUs of AMD since Vega 10 and of Intel since Alchemist are below a switch of
-their own card. Their function shows the link inside the card, which is always
-the same, or what means nothing (2.5 GT/s, one lane, of Intel's). The link of
+their own card. Their function shows the link inside the card, which never
+changes, or a meaningless value (2.5 GT/s, one lane, with Intel). The link of
 the slot is that of the upstream port of the card's switch. Sources: the PCI ID
 repository; issue 512 of nokyan/resources, pull request 344 of Syllo/nvtop, and
 topologies of machines in ROCm/rccl.
@@ -47,10 +47,10 @@ _SWITCHES = {
 #: drivers that do so mask the error in the port first, as
 #: myri10ge_mask_surprise_down() of Linux
 _OF_LINK = frozenset(('DLP', 'SDES', 'RxOF'))
-#: errors that any guest can provoke, and that harm nothing: unsupported
-#: request, completer abort, completion timeout
+#: errors that any guest can provoke without harm: unsupported request,
+#: completer abort, completion timeout
 _HARMLESS = frozenset(('UnsupReq', 'CmpltAbrt', 'CmpltTO'))
-#: corrected ones that say that a guest has provoked another one (advisory
+#: corrected errors that report another one provoked by a guest (advisory
 #: non-fatal)
 _ADVISORY = frozenset(('NonFatalErr',))
 #: a line of a counter that is not 0
@@ -112,10 +112,10 @@ def readings(kernel, function: str, bridges: tuple[str, ...],
 
 def of_the_slot(kernel, function: str, bridges: tuple[str, ...],
                 ) -> tuple[int, int]:
-    """Return what most() returns of the link of a card's slot.
+    """Return the result of most() for the link of a card's slot.
 
     :param bridges: as pci.bridges().
-    :raises OSError: one of its ends is not there.
+    :raises OSError: one end of the link is absent.
     """
     vendor = kernel.read(pci.path(function, 'vendor'))
     *ports, at = _to_the_slot(
@@ -124,8 +124,8 @@ def of_the_slot(kernel, function: str, bridges: tuple[str, ...],
 
 
 def _to_the_slot(kernel, vendor, path):
-    """Return the path of a function without what is inside its card: it ends
-    with the card's end of the slot's link.
+    """Return the path of a function without the part inside its card: its last
+    element is the card's end of the slot's link.
 
     :param path: the ports above the function, and the function.
     """
@@ -144,7 +144,7 @@ def most(kernel, function: str, port: str) -> tuple[int, int]:
     """Return the (lanes, MT/s) that a link supports, 0 for an unknown value.
 
     :param port: the function at its other end.
-    :raises OSError: one of the two is not there.
+    :raises OSError: one end is absent.
     """
     own, other = (kernel.read_some(pci.path(end), _LIMITS.values())
                   for end in (function, port))
@@ -168,7 +168,7 @@ def _errors(found, where) -> Iterator[signals.Reading]:
     total = sum(value for name, value in corrected.items()
                 if name not in _ADVISORY)
     if total:
-        # their number counts, whatever they are
+        # the number matters, whatever the errors are
         yield signals.Reading(
             'corrected_errors', total, f'of all kinds{where}')
 
@@ -186,10 +186,11 @@ def _counters(text: str) -> Mapping[str, int]:
 
 
 def _link(own, port) -> Iterator[signals.Reading]:
-    """Yield readings of a link that does less than both of its ends support.
+    """Yield readings of a link that is slower or narrower than both ends
+    support.
     """
     width, most = _number(own, _WIDTH), _least(own, port, _MOST_WIDTH)
-    # 0, or a width of another kind, while the link is not known
+    # 0, or another width, while the link state is unknown
     if width and most and width < most:
         yield signals.Reading(
             'link_width_half' if 2 * width < most else 'link_width', width,
@@ -200,7 +201,7 @@ def _link(own, port) -> Iterator[signals.Reading]:
 
 
 def _least(own, port, name) -> int:
-    """Return what both ends support, 0 if one is unknown."""
+    """Return the maximum that both ends support, 0 if one is unknown."""
     return min(_number(own, name), _number(port, name))
 
 
@@ -217,5 +218,5 @@ def _parsed(text: str) -> int:
         return 0
     if number[3]:
         return int(number[1]) * 1000 + int(number[2] or 0) * 100
-    # 255 lanes of a function that does not answer
+    # a function that does not answer shows 255 lanes
     return int(number[1]) if int(number[1]) <= 32 else 0

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Versions of firmware, as devlink reports them, over generic netlink.
+"""Read versions of firmware from devlink, over generic netlink.
 
 Needs no privileges and no subprocess. Numbers: include/uapi/linux/netlink.h,
 genetlink.h and devlink.h of Linux; `devlink dev info` of iproute2 shows the
@@ -19,7 +19,8 @@ _REQUEST = 1
 _ERROR = 2
 _CONTROL, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 16, 3, 1, 2
 _INFO_GET, _BUS_NAME, _DEVICE_NAME = 51, 1, 2
-#: fixed, running; what is stored counts after the next start of the card
+#: fixed and running versions; stored ones apply after the next start of the
+#: card
 _VERSIONS = (100, 101)
 _VERSION_NAME, _VERSION_VALUE = 103, 104
 _SECONDS = 10

@@ -1,12 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Files that xclmgmt loads where a guest asks for an xclbin.
+"""Place files that xclmgmt loads when a guest requests an xclbin.
 
-With its attribute config_xclbin_change at 1, xclmgmt takes of what a guest
-sends only the UUID, and programs the file of that name from a directory that
-is one for the host (xclmgmt_xclbin_fetch_and_download() in mgmt-utils.c of
-XRT). Each card has a directory of its own below it, with the file of what it
-carries; a link where xclmgmt looks leads there. A file that an operator has
-placed is not touched.
+With its attribute config_xclbin_change at 1, xclmgmt uses only the UUID that a
+guest sends, and programs the file of that name from a directory of the host
+(xclmgmt_xclbin_fetch_and_download() in mgmt-utils.c of XRT). Each card has a
+subdirectory with the file of its present function; a link in the directory
+points to it. Files of an operator are not touched.
 """
 
 import contextlib
@@ -17,11 +16,11 @@ import re
 import time
 import uuid
 
-#: where xclmgmt looks
+#: the directory from which xclmgmt reads
 XCLBINS = '/lib/firmware/xilinx/xclbins'
 _OURS = 'nova_accel'
 _LAYOUT = 'layout'
-#: a lock is held for the time that one file takes to be written
+#: seconds for which a lock is held at most: one file is written
 _SECONDS = 30
 _INTERFACE = re.compile('[0-9A-Za-z-]{1,64}')
 
@@ -31,7 +30,7 @@ def file_name(function: str, interface: str) -> str:
 
     :param function: UUID of the xclbin, in any spelling.
     :param interface: the interface UUID as the card's shell spells it.
-    :raises ValueError: one of them is not such a thing.
+    :raises ValueError: an argument is malformed.
     """
     if not _INTERFACE.fullmatch(interface):
         raise ValueError(interface)
@@ -40,21 +39,21 @@ def file_name(function: str, interface: str) -> str:
 
 def offer(place: str, card: str, name: str, content: bytes, ip_layout: bytes,
           ) -> None:
-    """Place a file for a card, in place of the earlier one.
+    """Place a file for a card, replacing the earlier one.
 
     :param place: XCLBINS, or a simulated host's.
     :param card: PCI address of its management function, already checked.
     :param name: see file_name().
     :param content: of the file.
-    :param ip_layout: what layout() returns from now on.
-    :raises OSError: it cannot be written, as on a file system that is
-        read-only, or another process keeps the directory locked.
+    :param ip_layout: the result of layout() from now on.
+    :raises OSError: the file cannot be written, for example on a read-only
+        file system, or another process keeps the directory locked.
     """
     own = os.path.join(place, _OURS, card)
     os.makedirs(own, exist_ok=True)
     with _locked(place):
         _empty(own)
-        # another project's bitstream is for the kernel alone
+        # only the kernel may read another project's bitstream
         with open(os.path.join(own, '.new'), 'wb', opener=_secret) as file:
             file.write(content)
             file.flush()
@@ -66,7 +65,7 @@ def offer(place: str, card: str, name: str, content: bytes, ip_layout: bytes,
 
 
 def withdraw(place: str, card: str) -> None:
-    """Offer nothing for a card.
+    """Remove the file of a card.
 
     :raises OSError: the file cannot be removed, or another process keeps the
         directory locked.
@@ -78,13 +77,14 @@ def withdraw(place: str, card: str) -> None:
 
 
 def is_offered(place: str, name: str) -> bool:
-    """Return whether xclmgmt finds a file, also one of the operator."""
+    """Return whether xclmgmt finds a file, including one of the operator."""
     return os.path.exists(os.path.join(place, name))
 
 
 def layout(place: str, card: str) -> bytes | None:
-    """Return the IP_LAYOUT of the file offered for a card, as offer() was
-    given it; None where none is."""
+    """Return the IP_LAYOUT of the file offered for a card, as given to
+    offer(); None without a file.
+    """
     try:
         with open(os.path.join(place, _OURS, card, _LAYOUT), 'rb') as file:
             return file.read()
@@ -98,7 +98,9 @@ def _secret(path, flags):
 
 @contextlib.contextmanager
 def _locked(place):
-    """Cards are programmed side by side, also by several processes."""
+    """Lock the directory, because cards are programmed in parallel, also by
+    several processes.
+    """
     fd = os.open(os.path.join(place, _OURS), os.O_RDONLY | os.O_DIRECTORY)
     try:
         end = time.monotonic() + _SECONDS
@@ -123,7 +125,7 @@ def _empty(own):
 
 
 def _link(place):
-    """Create one link for each file that is offered, and remove others."""
+    """Create a link for each offered file, and remove others."""
     wanted = {name: os.path.join(_OURS, card, name)
               for card in os.listdir(os.path.join(place, _OURS))
               for name in os.listdir(os.path.join(place, _OURS, card))

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""This machine's kernel, as the drivers see it.
+"""Access this machine's kernel, for drivers.
 
 Drivers reach the host through the class Kernel only, which lets a simulated
 host (nova_accel.sim) replace it. Reads run in this process, operations in the
@@ -31,7 +31,7 @@ from nova_accel.host import vfio
 _NETLINK_KOBJECT_UEVENT = 15
 #: multicast group of the kernel's messages; udev repeats them in another one
 _KERNEL_GROUP = 1
-#: what a message says of the health of a device, by subsystem. Sources, of
+#: keys of messages about the health of a device, by subsystem. Sources, of
 #: Linux: pci_uevent_ers() in pci/pci-driver.c (4.15), "Device Wedging" in
 #: drm-uapi.rst (6.15), nvme_aen_uevent() in nvme/host/core.c (4.16)
 _ON_HEALTH = {'pci': 'ERROR_EVENT', 'drm': 'WEDGED', 'nvme': 'NVME_AEN'}
@@ -42,12 +42,12 @@ _PAGE = 4096
 class Change(typing.NamedTuple):
     """A message of the kernel about a device."""
 
-    #: '' when messages were lost
+    #: '' if messages were lost
     subsystem: str
-    #: PCI address of the device, or of the one that it is a part of
+    #: PCI address of the device, or of the device that it belongs to
     function: str = ''
-    #: what it says of the health of the device, 'ERROR_EVENT=FAILED_RECOVERY';
-    #: '' of a device that is added or removed
+    #: the text about its health, 'ERROR_EVENT=FAILED_RECOVERY'; '' if the
+    #: device was added or removed
     said: str = ''
 
 
@@ -111,14 +111,15 @@ class Kernel:
         return os.readlink(self._at(path))
 
     def changes(self, over: threading.Event) -> Iterator[Change | None]:
-        """Yield what the kernel says of devices that are added or removed, or
-        that are not well.
+        """Yield the kernel's messages about devices that are added, removed or
+        unhealthy.
 
         Ends within a second after ``over`` is set. Yields None after a second
         without a message. Source: kobject_uevent of Linux, which needs no
         privileges.
 
-        :raises OSError: the kernel sends no events, as inside a container.
+        :raises OSError: the kernel sends no events, for example inside a
+            container.
         """
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM,
                            _NETLINK_KOBJECT_UEVENT) as events:
@@ -195,7 +196,7 @@ class Kernel:
 
         Source: modules.alias, as libvirt reads it.
 
-        :returns: None where no module is for it.
+        :returns: None if no module supports it.
         :raises OSError: the modules of the kernel cannot be read.
         """
         path = f'/lib/modules/{os.uname().release}/modules.alias'
@@ -208,11 +209,11 @@ class Kernel:
         """Return whether the kernel can report to QEMU what a device has
         written.
 
-        VFIO needs functions for this that are left out without
+        VFIO needs functions for this that are missing without
         CONFIG_IOMMUFD_DRIVER (include/linux/iova_bitmap.h of Linux). Without
         them QEMU begins a migration, and fails.
         """
-        # a module can bring the function
+        # a module can add the function
         return _has_iova_bitmap(
             os.path.join(self._proc, 'kallsyms'),
             tuple(sorted(os.listdir(self._at('module')))))
@@ -252,8 +253,8 @@ class Kernel:
         """Call an operation of a driver's own package.
 
         :param operation: a privileged function of that package; its first
-            parameter is the PCI address of a function. A simulated host has
-            the device play it (sim.card.Card.OPERATIONS).
+            parameter is the PCI address of a function. On a simulated host,
+            the device simulates it (sim.card.Card.OPERATIONS).
         :returns: what it returns.
         :raises OSError: as the operation does.
         """
@@ -261,22 +262,22 @@ class Kernel:
 
     def rebind(self, function: str, driver: str,
                by: Callable[[str, str], None] = privileged.rebind) -> None:
-        """Bind a function to driver; unbind it from its driver before.
+        """Unbind a function from its driver, and bind it to another one.
 
-        :param by: the privileged function that does it: the default knows
+        :param by: the privileged function that does it: the default accepts
             privileged.DRIVERS, that of a driver's own package others.
         """
         by(function, driver)
 
     def processes(self, functions: Iterable[str],
                   ) -> list[host_processes.Process]:
-        """Return which processes have device nodes of functions open, also
-        those of their VFIO groups.
+        """Return the processes that have device nodes of functions, or of
+        their VFIO groups, open.
 
         Takes some milliseconds for each hundred processes.
 
-        :raises OSError: that cannot be read, as in a container without
-            CAP_SYS_PTRACE.
+        :raises OSError: the processes cannot be read, for example in a
+            container without CAP_SYS_PTRACE.
         """
         return [host_processes.Process(*found)
                 for found in privileged.processes(list(functions))]
@@ -296,7 +297,7 @@ class Kernel:
                         = privileged.write_attribute) -> None:
         """Write an attribute of a PCI function.
 
-        :param by: the privileged function that does it: the default knows
+        :param by: the privileged function that does it: the default accepts
             privileged.WRITABLE, that of a driver's own package others.
         """
         by(function, attribute, value)
@@ -304,8 +305,8 @@ class Kernel:
     def offer_xclbin(self, function: str, path: str, size: int,
                      function_uuid: str, interface: str, layout: bytes,
                      ) -> None:
-        """Place the file that the guest of a card under XRT may load, in place
-        of the one before: see nova_accel.host.firmware.
+        """Place the file that the guest of an XRT card may load, replacing the
+        earlier one; see nova_accel.host.firmware.
 
         :param function: PCI address of the management function.
         :param path: as for program_xclbin().
@@ -313,15 +314,17 @@ class Kernel:
         :param function_uuid: that of the file.
         :param interface: as the card's shell spells it.
         :param layout: the IP_LAYOUT of the file, at most a page.
-        :raises OSError: it cannot be written; ValueError: no such names.
+        :raises OSError: the file cannot be written; ValueError: a name is
+            malformed.
         """
         privileged.offer_xclbin(
             function, path, size,
             firmware.file_name(function_uuid, interface), layout)
 
     def offers_xclbin(self, function_uuid: str, interface: str) -> bool:
-        """Whether guests can load a function, as nova-compute or the operator
-        has placed its file; see offer_xclbin()."""
+        """Return whether guests can load a function, because nova-compute or
+        the operator has placed its file; see offer_xclbin().
+        """
         return firmware.is_offered(
             firmware.XCLBINS, firmware.file_name(function_uuid, interface))
 
@@ -331,13 +334,13 @@ class Kernel:
         return firmware.layout(firmware.XCLBINS, function)
 
     def read_signatures(self, function: str) -> list[tuple[str, str]]:
-        """Return what is on the disks of a function, as wipefs(8) finds it:
-        file systems, partition tables, and members of RAID, LVM, ZFS, LUKS
-        and Ceph, swap; of a disk without them samples are read.
+        """Return the signatures on the disks of a function, as found by
+        wipefs(8): file systems, partition tables, swap, and members of RAID,
+        LVM, ZFS, LUKS and Ceph. Samples are read of a disk without signatures.
 
         :returns: (name of the disk, type), for example ('nvme0n1', 'ext4') or
             ('nvme0n1', nvme_admin.UNSIGNED); empty for blank disks.
-        :raises OSError: ENOENT without wipefs, EIO when it fails, ETIMEDOUT.
+        :raises OSError: ENOENT without wipefs, EIO if it fails, ETIMEDOUT.
         """
         return [(disk, kind) for disk, kind
                 in privileged.read_signatures(function)]
@@ -375,7 +378,7 @@ class Kernel:
         return nvme_admin.HealthLog(*privileged.read_nvme_health(function))
 
     def read_nvme_sanitize(self, function: str) -> nvme_admin.SanitizeStatus:
-        """Return how far the last sanitize operation is.
+        """Return the state of the last sanitize operation.
 
         :raises OSError: see read_nvme().
         """
@@ -402,7 +405,7 @@ class Kernel:
             ) -> None:
         """Delete all namespaces, and create and attach these.
 
-        :param namespaces: none for one of the full capacity.
+        :param namespaces: empty: one of the full capacity.
         :raises OSError: EOPNOTSUPP when the controller has no Namespace
             Management or no such block format, otherwise as format_nvme().
         """
@@ -420,9 +423,9 @@ class Kernel:
 
 
 def _read(path: str, directory: int | None) -> str:
-    """Return an attribute of a directory, by a third of the calls of open().
+    """Return an attribute of a directory, with a third of the calls of open().
 
-    :param directory: its file descriptor; None where the path is absolute.
+    :param directory: its file descriptor; None if the path is absolute.
     """
     file = os.open(path, os.O_RDONLY, dir_fd=directory)
     try:
@@ -464,10 +467,10 @@ def _vfio_aliases(path, changed):
 
 @functools.lru_cache(maxsize=1)
 def _has_iova_bitmap(path, modules):
-    """See Kernel.has_iova_bitmap().
+    """Return the result of Kernel.has_iova_bitmap().
 
     :param path: of kallsyms, which has some 200,000 lines.
-    :param modules: names of those that are loaded.
+    :param modules: names of loaded modules.
     """
     with open(path, 'rb') as file:
         return any(b' iova_bitmap_for_each' in line for line in file)

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""A time limit for calls into the kernel, which may never return.
+"""Limit the time of calls into the kernel, which may never return.
 
 Under eventlet (nova-compute of Nova 31 to 33) threads are green ones: all of
-them are one thread of the operating system, which a system call stops whole.
+them share one thread of the operating system, and a system call blocks all.
 """
 
 from collections.abc import Callable
@@ -22,18 +22,18 @@ from nova_accel import locks
 from nova_accel import log as logging
 
 LOG = logging.getLogger(__name__)
-#: seconds to wait for one of our threads of eventlet's pool
+#: seconds to wait for one of our threads in eventlet's pool
 _POOL_SECONDS = 10
-#: seconds after which work in the background is said to wait
+#: seconds after which background work is logged as waiting
 _LATE = 600
 
 
 class _Pool:
     """The part of eventlet's pool of threads that nova_accel may use.
 
-    Half of it: calls of libvirt run in the other half, which cards that hang
-    cannot stop. Only green threads come here, and none gives way between a
-    read of the number and its change.
+    It may use half: calls of libvirt run in the other half, which hanging
+    cards cannot block. Only green threads call this, and none yields between
+    reading the number and changing it.
     """
 
     def __init__(self):
@@ -61,16 +61,16 @@ _POOL = _Pool()
 
 
 def blocking(function):
-    """Decorate what a green thread must not call directly.
+    """Decorate a function that a green thread must not call directly.
 
-    Under eventlet it runs in a thread of the operating system; what it calls
-    must not wait for a green thread.
+    Under eventlet it runs in a thread of the operating system; it must not
+    wait for a green thread.
 
     :raises DeviceTimeout: under eventlet, too many such calls hang.
     """
     @functools.wraps(function)
     def call(*args):
-        # not imported: under native threads Nova forbids it
+        # not imported, because Nova forbids eventlet under native threads
         patcher = sys.modules.get('eventlet.patcher')
         if patcher and patcher.is_monkey_patched('thread'):
             from eventlet import tpool
@@ -84,7 +84,7 @@ class _Worker(threading.Thread):
 
     def __init__(self):
         super().__init__(daemon=True)
-        #: released when there is something to run
+        #: released when there is a function to run
         self._given = threading.Semaphore(0)
         self._job: typing.Any = None
 
@@ -98,7 +98,7 @@ class _Worker(threading.Thread):
             self._given.acquire()
             _, future, function, args = self._job
             tell = self._call(function, args, future)
-            # what this thread runs next must not see it, nor keep it alive
+            # the next function must neither see it nor keep it alive
             self._job = future = function = args = None
             with contextlib.suppress(AttributeError):
                 del oslo_context._request_store.context
@@ -120,27 +120,26 @@ class _Worker(threading.Thread):
             return functools.partial(future.set_exception, error)
 
 
-#: name of threads that have nothing to run
+#: name of idle threads
 IDLE = 'accel-idle'
-#: workers with nothing to run, the last one first; append and pop are atomic
+#: idle workers, the last one first; append and pop are atomic
 _IDLE: list[_Worker] = []
-#: as many cards as a host has, which are all scanned at the same time where
+#: as many as the cards of a host, which are all scanned at the same time if
 #: each takes long
 _MOST_IDLE = 128
-# threads do not live on in the child
+# threads do not exist in a forked child
 os.register_at_fork(after_in_child=_IDLE.clear)
 
 
 def start(function, *args) -> concurrent.futures.Future:
-    """Run function in a thread that does not keep the process.
+    """Run function in a thread that does not keep the process alive.
 
-    Idle threads are used again. A thread that begins or ends can take a signal
-    away from the main thread, see host.signals. Not a
-    concurrent.futures.ThreadPoolExecutor: it has a limited number of threads,
-    which calls that hang would use up, and a process that ends would wait for
-    it.
+    Idle threads are used again. A thread that begins or ends can receive a
+    signal instead of the main thread, see host.signals. A
+    concurrent.futures.ThreadPoolExecutor is unsuitable: hanging calls would
+    exhaust its threads, and the end of the process would wait for them.
 
-    :raises RuntimeError: the process can have no more threads.
+    :raises RuntimeError: the process cannot create more threads.
     """
     future: concurrent.futures.Future = concurrent.futures.Future()
     try:
@@ -156,19 +155,17 @@ class Background:
     """A task in the background, never running twice at the same time."""
 
     def __init__(self, function: Callable[[], object], failure: str):
-        """
-        :param function: what it raises is logged, and not again until it has
-            succeeded.
-        :param failure: what has failed then, the beginning of a sentence.
+        """:param function: its errors are logged once until it succeeds again.
+        :param failure: the failed task, as the beginning of a sentence.
         """
         self._function = function
         self._failure = failure
         self._once = logging.Once()
         self._lock = locks.Lock('background')
         self._runs = self._again = self._ended = False
-        #: time.monotonic() when it was last asked for
+        #: time.monotonic() of the last request
         self._asked_at = float('-inf')
-        #: the same when it last began
+        #: time.monotonic() of the last begin
         self._began_at = 0.0
 
     def start(self) -> None:
@@ -204,7 +201,7 @@ class Background:
             self.start()
 
     def postpone(self) -> None:
-        """Count as asked for now: the work is done in another way."""
+        """Count as requested now, because the work was done in another way."""
         self._asked_at = time.monotonic()
 
     def end(self) -> None:
@@ -227,7 +224,7 @@ class Background:
             self.run()
 
     def run(self) -> None:
-        """Call the function in this thread; log what it raises."""
+        """Call the function in this thread; log its errors."""
         try:
             self._function()
             self._once.forget('failure')
@@ -235,7 +232,7 @@ class Background:
             self._fails(error)
 
     def _fails(self, error):
-        # the log has the stack of what is unexpected
+        # the log has the stack of unexpected errors
         self._once.log(('failure',), functools.partial(
             LOG.warning, exc_info=exception.without_sentence(error)),
             '%s (%s); it is tried again', self._failure, error)
@@ -244,8 +241,8 @@ class Background:
 def wait(future, seconds: float, what: str):
     """Return the result of a call that was started.
 
-    :param what: the beginning of the error: who does what.
-    :raises DeviceTimeout: after seconds; the call goes on.
+    :param what: the operation, as the beginning of the error.
+    :raises DeviceTimeout: after seconds; the call continues.
     """
     try:
         return future.result(seconds)

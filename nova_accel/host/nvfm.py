@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Partitions of NVSwitches, by the library of NVIDIA's Fabric Manager.
+"""Change NVSwitch partitions by the library of NVIDIA's Fabric Manager.
 
 A program, which drivers.fabric runs with a time limit: the library's calls have
 none, and a fault of the vendor's code ends this process only.
@@ -36,7 +36,9 @@ _BY_INTERNET, _BY_SOCKET = 1, 2
 
 
 class _Parameters1(ctypes.Structure):
-    """fmConnectParams_v1, all that a library of release 470 takes."""
+    """fmConnectParams_v1, the only version that a library of release 470
+    accepts.
+    """
 
     VERSION = 1
     _fields_ = [('version', ctypes.c_uint), ('address', ctypes.c_char * 256),
@@ -66,8 +68,9 @@ class _Partition(ctypes.Structure):
                 ('count', ctypes.c_uint), ('gpus', _Gpu * 16)]
 
     def modules(self) -> dict[int, str]:
-        """Its modules, with the address of each GPU as sysfs writes it, ''
-        where Fabric Manager does not see the GPU itself."""
+        """Return its modules, with the address of each GPU as in sysfs, '' if
+        Fabric Manager does not see the GPU itself.
+        """
         return {gpu.module: pci.as_in_sysfs(
             gpu.address.decode('ascii', 'replace'))
             for gpu in self.gpus[:self.count]}
@@ -92,7 +95,7 @@ class Gpu(NamedTuple):
     """A GPU of a partition, by PCI addresses."""
 
     address: str
-    #: by which its guest has it; '' where the guest has all of it
+    #: VF by which its guest has it; '' if the guest has the whole GPU
     vf: str = ''
 
 
@@ -112,8 +115,8 @@ def change(library: Any, action: str, address: str, wanted: dict[int, Gpu],
     :param address: of Fabric Manager: <IPv4 address>:<port>, or the absolute
         path of its socket.
     :param wanted: each GPU by the number of its module.
-    :returns: what the partition is now, as a sentence.
-    :raises Failed: it is not as the action wants it.
+    :returns: the present state of the partition, as a sentence.
+    :raises Failed: the partition is not in the wanted state.
     """
     _check('fmLibInit', library.fmLibInit())
     try:
@@ -156,7 +159,10 @@ def _change(library, handle, action, wanted):
 
 
 def _connect(library, address):
-    """:returns: fmHandle_t."""
+    """Connect to Fabric Manager.
+
+    :returns: fmHandle_t.
+    """
     handle = ctypes.c_void_p()
     is_socket = address.startswith('/')
     for kind in (_Parameters2, _Parameters1):
@@ -173,8 +179,11 @@ def _connect(library, address):
 
 
 def _find(library, handle, wanted):
-    """:returns: the partition that has all wanted modules and no other, and
-    the other partitions."""
+    """Find the partition of the wanted modules.
+
+    :returns: the partition with exactly the wanted modules, and the other
+        partitions.
+    """
     found = _Partitions(_version(_Partitions))
     _check('fmGetSupportedFabricPartitions',
            library.fmGetSupportedFabricPartitions(

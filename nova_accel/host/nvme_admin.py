@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Admin commands to NVMe controllers.
+"""Send admin commands to NVMe controllers.
 
 The functions take the file descriptor of a controller's device node, and send
 each command with a time limit by the ioctl of Linux. Sources:
 NVME_IOCTL_ADMIN_CMD, NVME_IOCTL_RESCAN and struct nvme_passthru_cmd of
 include/uapi/linux/nvme_ioctl.h; NVM Express Base Specification 2.0 and NVM
-Command Set Specification 1.0, in which each command and data structure is
-found under the name that it has here.
+Command Set Specification 1.0, which use the same names for commands and data
+structures.
 """
 
 import ctypes
@@ -16,8 +16,7 @@ import fcntl
 import re
 import struct
 
-#: what stands for the type of a signature, where a disk has none and is not
-#: blank
+#: stands for the type of a signature if a disk has none and is not blank
 UNSIGNED = 'data without a signature'
 ADMIN = 0xc0484e41
 RESCAN = 0x4e46
@@ -26,15 +25,15 @@ COMMAND = struct.Struct('=BBHIIIQQII6III')
 _GET_LOG_PAGE, _IDENTIFY = 0x02, 0x06
 _NAMESPACE_MANAGEMENT, _NAMESPACE_ATTACHMENT = 0x0d, 0x15
 _VIRTUALIZATION, _FORMAT, _SANITIZE = 0x1c, 0x80, 0x84
-#: what Identify returns: a namespace, the controller, the attached namespaces,
-#: all allocated namespaces, an allocated namespace, the controllers to which a
-#: namespace is attached, the secondary controllers
+#: objects that Identify returns: a namespace, the controller, the attached
+#: namespaces, all allocated namespaces, an allocated namespace, the
+#: controllers to which a namespace is attached, the secondary controllers
 _CNS_NAMESPACE, _CNS_CONTROLLER, _CNS_ACTIVE = 0, 1, 2
 _CNS_ALLOCATED, _CNS_ALLOCATED_NAMESPACE = 0x10, 0x11
 _CNS_ATTACHED, _CNS_SECONDARY = 0x12, 0x15
 #: Optional Admin Command Support
 _OACS_FORMAT, _OACS_NAMESPACES, _OACS_VIRTUALIZATION = 1 << 1, 1 << 3, 1 << 7
-#: Format NVM Attributes: a format, or the erase of one, is of all namespaces of
+#: Format NVM Attributes: formatting, or erasing, one namespace affects all of
 #: the NVM subsystem; cryptographic erase
 _FNA_ALL, _FNA_CRYPTOGRAPHIC = 1 << 0 | 1 << 1, 1 << 2
 #: Secure Erase Settings of Format NVM
@@ -47,7 +46,7 @@ _METHODS = {'crypto': (4, 1 << 0), 'block': (2, 1 << 1),
 _ONCS_ZEROES = 1 << 3
 _EXIT_FAILURE_MODE = 1
 #: Allow Unrestricted Sanitize Exit: a controller in failure mode may leave it.
-#: Without it only a sanitize operation that succeeds ends the failure mode
+#: Otherwise only a successful sanitize operation ends the failure mode
 _UNRESTRICTED = 1 << 3
 _ONE_PASS = 1 << 4
 #: Sanitize Status; 4 is "completed, and deallocated although not asked"
@@ -60,7 +59,7 @@ _ALL = 0xffffffff
 #: milliseconds. Format NVM cannot be polled, and an erase of the user data of
 #: a large disk takes minutes
 _SHORT_MS, _FORMAT_MS = 60_000, 3_600_000
-#: namespaces of a controller; more is one that does not end its list
+#: maximum number of namespaces of a controller; a longer list does not end
 _MOST = 1 << 16
 
 
@@ -71,7 +70,7 @@ class Namespace:
     blocks: int
     #: bytes
     block_size: int
-    #: bytes for each block; None where it is not known
+    #: bytes for each block; None if unknown
     metadata: int | None
 
     def __str__(self):
@@ -80,9 +79,9 @@ class Namespace:
 
     @classmethod
     def parse(cls, text: str) -> 'Namespace':
-        """Parse what str() returned.
+        """Parse the result of str().
 
-        :raises ValueError: it did not return that.
+        :raises ValueError: the text is malformed.
         """
         found = re.fullmatch('([0-9]+)x([0-9]+)(?:[+]([0-9]+))?', text)
         if not found:
@@ -114,21 +113,21 @@ class Controller:
     has_format: bool
     #: whether it supports Namespace Management
     has_management: bool
-    #: those attached to the controller, in the order of their numbers
+    #: namespaces attached to the controller, in the order of their numbers
     namespaces: tuple[Namespace, ...]
     #: number of namespaces that are not attached to the controller
     detached: int
     #: bytes that belong to no namespace; 0 without Namespace Management
     unallocated: int
-    #: whether Format NVM of one namespace erases those of others
+    #: whether Format NVM of one namespace erases others
     formats_all: bool = False
-    #: what it can erase with, as the traits HW_NVME_* of os-traits: CES
+    #: its methods of erasure, as the traits HW_NVME_* of os-traits: CES
     #: (Sanitize by Crypto Erase), BES (by Block Erase), WZS (Write Zeroes)
     erases: tuple[str, ...] = ()
 
     @classmethod
     def from_tuple(cls, fields) -> 'Controller':
-        """Make one of what dataclasses.astuple() returned."""
+        """Create one from the result of dataclasses.astuple()."""
         found = cls(*fields)
         return dataclasses.replace(
             found, erases=tuple(found.erases), namespaces=tuple(
@@ -143,12 +142,11 @@ class HealthLog:
     #: temperature, 2 reliability degraded, 3 read-only, 4 the backup of
     #: volatile memory failed
     warning: int
-    #: percent of the spare blocks that are left, and the least that there
-    #: should be
+    #: percent of the spare blocks that are left, and their threshold
     spare: int
     least_spare: int
-    #: percent of its life that it has had, by its vendor's estimate; may be
-    #: more than 100
+    #: percent of its life that is used, by its vendor's estimate; may exceed
+    #: 100
     used: int
 
 
@@ -158,10 +156,10 @@ class SanitizeStatus:
 
     #: of the last sanitize operation: never, running, done or failed
     state: str
-    #: of the operation that runs, percent
+    #: progress of the running operation, percent
     progress: int
-    #: the method of the last operation if it was as start_sanitize() begins
-    #: one, otherwise None
+    #: the method of the last operation if start_sanitize() begins such ones,
+    #: otherwise None
     method: str | None
 
 
@@ -177,18 +175,19 @@ class Secondary:
     #: identifiers of its namespaces; None if the primary controller does
     #: not report them, because it has no Namespace Management
     namespaces: tuple[int, ...] | None = None
-    #: identifiers of the controllers that have one of them as well, the
-    #: primary one included
+    #: identifiers of all controllers that share a namespace with it, including
+    #: the primary one
     others: tuple[int, ...] = ()
-    #: flexible resources that the primary controller has assigned to it, 0
-    #: where it has none or needs none
+    #: flexible resources that the primary controller has assigned to it, 0 if
+    #: none
     queues: int = 0
     interrupts: int = 0
 
     @classmethod
     def from_tuple(cls, fields) -> 'Secondary':
-        """Make one of what dataclasses.astuple() returned, or of that
-        after JSON."""
+        """Create one from the result of dataclasses.astuple(), or from that
+        after JSON.
+        """
         found = cls(*fields)
         return dataclasses.replace(
             found, others=tuple(found.others),
@@ -249,7 +248,7 @@ def read_sanitize_status(fd: int) -> SanitizeStatus:
 def start_sanitize(fd: int, method: str) -> None:
     """Begin to sanitize a disk: all namespaces, caches and other capacity.
 
-    The operation runs on in the controller, also after a reset of it.
+    The operation continues in the controller, even after a reset.
 
     :param method: see Controller.sanitize.
     :raises OSError: EIO when the controller refuses.
@@ -261,8 +260,8 @@ def start_sanitize(fd: int, method: str) -> None:
 def exit_sanitize_failure(fd: int) -> None:
     """End the failure mode after a sanitize operation that failed.
 
-    :raises OSError: EIO when the controller refuses, as after an operation
-        that was begun without Allow Unrestricted Sanitize Exit.
+    :raises OSError: EIO if the controller refuses, for example after an
+        operation that was begun without Allow Unrestricted Sanitize Exit.
     """
     _command(fd, _SANITIZE, 0, _EXIT_FAILURE_MODE)
 
@@ -304,15 +303,15 @@ def restore_namespaces(fd: int, of: str, wanted: list[Namespace]) -> None:
     """Delete all namespaces, then create and attach others.
 
     :param of: the PCI function, for errors.
-    :param wanted: empty for one of the full capacity, with the block format
-        that the first namespace had.
-    :raises OSError: EOPNOTSUPP when the controller has no Namespace
-        Management or no such block format, EIO when it refuses.
+    :param wanted: empty: one of the full capacity, with the block format that
+        the first namespace had.
+    :raises OSError: EOPNOTSUPP when the controller has no Namespace Management
+        or no such block format, EIO when it refuses.
     """
     controller, = struct.unpack_from('<H', _able(
         fd, of, _OACS_NAMESPACES, 'Namespace Management'), 78)
     there = _namespaces(fd, _CNS_ALLOCATED)
-    # what all namespaces have in common, as the table of block formats
+    # properties that all namespaces share, such as the table of block formats
     common = _identify(fd, _CNS_NAMESPACE, _ALL)
     first = (_used_index(_identify(fd, _CNS_ALLOCATED_NAMESPACE, there[0]))
              if there else 0)
@@ -329,18 +328,19 @@ def restore_namespaces(fd: int, of: str, wanted: list[Namespace]) -> None:
         struct.pack_into('<B', page, 26, _index_bits(index))
         number = _command(fd, _NAMESPACE_MANAGEMENT, 0, _CREATE, page=page)
         _attach(fd, number, controller, _ATTACH)
-    # the driver of Linux reads the list of namespaces again
+    # the Linux driver reads the list of namespaces again
     fcntl.ioctl(fd, RESCAN)
 
 
 # VFs
 
 def read_secondaries(fd: int, of: str) -> list[Secondary]:
-    """Return the secondary controllers that are VFs, by the primary one.
+    """Return the secondary controllers that are VFs, as the primary one lists
+    them.
 
     :param of: the PCI function, for errors.
-    :raises OSError: EOPNOTSUPP when the controller has no Virtualization
-        Management, EIO when it refuses or repeats itself.
+    :raises OSError: EOPNOTSUPP if the controller has no Virtualization
+        Management, EIO if it refuses or repeats itself.
     """
     supported, = struct.unpack_from('<H', _able(
         fd, of, _OACS_VIRTUALIZATION, 'Virtualization Management'), 256)
@@ -371,8 +371,7 @@ def _namespaces_of(controller, attached):
     """Return the namespaces of a controller, and the other controllers that
     have one of them.
 
-    :param attached: number of a namespace -> its controllers, None where that
-        is not known.
+    :param attached: number of a namespace -> its controllers, None if unknown.
     """
     if attached is None:
         return None, ()
@@ -384,8 +383,8 @@ def _namespaces_of(controller, attached):
 
 
 def set_offline(fd: int, controller: int) -> None:
-    """Take a secondary controller offline, which resets it and takes its
-    flexible resources away; no error where it is offline.
+    """Take a secondary controller offline, which resets it and removes its
+    flexible resources; no error if it is offline already.
 
     Source: action 7h of Virtualization Management, NVM Express Base
     Specification 1.4, and QEMU's controller.
@@ -397,12 +396,12 @@ def set_offline(fd: int, controller: int) -> None:
 
 def set_online(fd: int, controller: int, queues: int,
                interrupts: int) -> None:
-    """Bring a secondary controller that is offline online.
+    """Bring an offline secondary controller online.
 
-    :param queues: flexible resources that it is assigned first, 0 for none.
+    :param queues: flexible resources to assign first, 0 for none.
     :param interrupts: the same.
-    :raises OSError: EIO when the primary controller refuses, as without
-        resources where it needs them.
+    :raises OSError: EIO when the primary controller refuses, for example
+        without resources that it needs.
     """
     for resource, number in ((_QUEUES, queues), (_INTERRUPTS, interrupts)):
         if number:
@@ -436,10 +435,9 @@ def private_namespaces(fd: int, of: str, controller: int) -> list[int]:
 def format_of_secondary(fd: int, of: str, namespaces: list[int]) -> None:
     """Erase namespaces of a secondary controller by the primary one.
 
-    A primary controller that accepts the command only for namespaces of its
-    own has each attached to it meanwhile, which the namespace must allow
-    (NMIC). It is never detached from its own controller: a process that is
-    killed leaves it where it was.
+    If the primary controller accepts the command only for its own namespaces,
+    each is attached to it meanwhile, which the namespace must allow (NMIC). It
+    is never detached from its own controller, even if the process is killed.
 
     :param of: the PCI function, for errors.
     :raises OSError: EOPNOTSUPP when the controller has no Format NVM or would
@@ -530,7 +528,8 @@ def _block_format(page, index) -> tuple[int, int]:
 
 
 def _format_index(page, wanted, of) -> int:
-    """Return the index of a block format; without metadata if not known."""
+    """Return the index of a block format; the one without metadata if unknown.
+    """
     for index in range(min(page[25], 63) + 1):
         metadata, exponent = struct.unpack_from('<HB', page, 128 + 4 * index)
         if (1 << exponent, metadata) == (wanted.block_size,
@@ -556,7 +555,7 @@ def _namespaces(fd, cns) -> list[int]:
 
 
 def _check_order(numbers, what):
-    """Numbers in a list are in increasing order (NVM Express Base 2.0)."""
+    """Check that the numbers of a list increase (NVM Express Base 2.0)."""
     if sorted(set(numbers)) != numbers:
         raise OSError(errno.EIO, f'the controller lists its {what} twice or '
                                  f'out of order')

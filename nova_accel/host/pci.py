@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Attributes in sysfs that every PCI function has.
+"""Read the sysfs attributes that every PCI function has.
 
 Every function takes a kernel (nova_accel.host.kernel or a simulated one) and a
 PCI address in sysfs form, and raises OSError as the kernel does, unless
@@ -17,8 +17,8 @@ DEVICES = 'bus/pci/devices'
 BRIDGE = 0x06
 #: classes and subclasses: VGA, 3D, and other display controllers
 DISPLAYS = frozenset((0x0300, 0x0302, 0x0380))
-#: the domain has more than four digits where no firmware has numbered it, as
-#: that of Intel's VMD: 10000:01:00.0
+#: the domain has more than four digits if no firmware has numbered it, for
+#: example that of Intel's VMD: 10000:01:00.0
 ADDRESS = re.compile('([0-9a-f]{4}|[1-9a-f][0-9a-f]{4,7}):'
                      '[0-9a-f]{2}:[01][0-9a-f][.][0-7]')
 #: the driver of a function that a guest has, or may have
@@ -29,13 +29,13 @@ _HARMLESS = frozenset((VFIO, 'pci-stub', 'pcieport'))
 #: IAA; source: vfio_pci_dev_in_denylist() in vfio_pci.c of Linux
 _DENYLIST = frozenset((
     '0435', '0443', '19e2', '19e3', '37c8', '37c9', '0b25', '0cfe'))
-#: resets that reach every function of a bus, which the kernel refuses where
+#: resets that affect every function of a bus, which the kernel refuses if
 #: there are several; source: pci_parent_bus_reset() in pci.c of Linux
 _OF_THE_BUS = frozenset(('bus', 'cxl_bus'))
 #: virPCIDeviceAddressIsValid() in src/util/virpci.c of libvirt
 _LAST_DOMAIN = 0xffff
-#: bit of ACS control: what a device sends to another one below the same switch
-#: goes up to the root complex. Source: PCI_ACS_RR in pci_regs.h of Linux
+#: bit of ACS control: requests of a device to another one below the same
+#: switch go up to the root complex. Source: PCI_ACS_RR in pci_regs.h of Linux
 ACS_REDIRECTS = 0x04
 
 
@@ -74,7 +74,7 @@ def from_lspci(text: str) -> str:
 def addresses(option: str, texts: Iterable[str]) -> frozenset[str]:
     """Return the PCI addresses that an option names.
 
-    :param option: how errors name it, ``[accel] fixed_devices``.
+    :param option: its name in errors, ``[accel] fixed_devices``.
     :raises ConfigurationError: one of the texts is not a PCI address.
     """
     result = set()
@@ -125,14 +125,15 @@ def identifier(kernel, function: str, attribute: str) -> str:
 
 
 def ids(kernel, function: str) -> tuple[str, str]:
-    """Return vendor and device id."""
+    """Return the vendor and device ids."""
     return (identifier(kernel, function, 'vendor'),
             identifier(kernel, function, 'device'))
 
 
 def subsystem(kernel, function: str) -> str:
-    """Return vendor and device id of the subsystem, for example 10de:1533;
-    empty for functions without one, such as bridges."""
+    """Return the vendor and device ids of the subsystem, for example
+    10de:1533; empty for functions without one, such as bridges.
+    """
     try:
         return ':'.join(identifier(kernel, function, f'subsystem_{what}')
                         for what in ('vendor', 'device'))
@@ -156,12 +157,12 @@ def numa_node(kernel, function: str) -> int | None:
 
 
 def bridges(kernel, function: str) -> tuple[str, ...]:
-    """Return what the function is below, from the widest to the narrowest.
+    """Return the bridges above a function, from the widest to the narrowest.
 
-    The root complex ('pci0000:3a', whose name has the domain and the bus where
-    it begins), the root port, and the ports of switches. A VF has those of its
-    PF. Source: the directory of the function in sysfs, Documentation/PCI/
-    sysfs-pci.rst and pci_create_root_bus() of Linux.
+    They are the root complex ('pci0000:3a', with its domain and first bus),
+    the root port, and the ports of switches. A VF has those of its PF. Source:
+    the directory of the function in sysfs, Documentation/PCI/ sysfs-pci.rst
+    and pci_create_root_bus() of Linux.
 
     :returns: () if the kernel does not show them.
     """
@@ -170,21 +171,21 @@ def bridges(kernel, function: str) -> tuple[str, ...]:
     except OSError:
         return ()
     for number, name in enumerate(above):
-        # before it may be the platform device of the root complex
+        # the element before it may be the platform device of the root complex
         if re.fullmatch('pci[0-9a-f]{4,}:[0-9a-f]{2}', name):
             return tuple(above[number:])
     return ()
 
 
 def ports(kernel, function: str) -> str:
-    """Return the path of ports to a function: where it is plugged in.
+    """Return the path of ports to a function, which identifies its slot.
 
-    The root complex, and the device and function number of each bridge and of
-    the function, without numbers of buses: firmware and kernel assign those
-    at each boot, in the order in which they find bridges. For a VF the path
-    of its PF and its distance from it. The root complex has the path that
-    ACPI gives it (firmware_node/path; sysfs-devices-firmware_node and
-    sysfs-bus-acpi in Documentation/ABI/testing of Linux), or its name on
+    It has the root complex, and the device and function number of each bridge
+    and of the function. It has no bus numbers, because firmware and kernel
+    assign these at each boot, in the order in which they find bridges. A VF
+    has the path of its PF, and its distance from it. The root complex has the
+    path that ACPI gives it (firmware_node/path; sysfs-devices-firmware_node
+    and sysfs-bus-acpi in Documentation/ABI/testing of Linux), or its name on
     hosts without ACPI.
 
     :returns: '\\_SB_.PC00/01.0/00.0', or 'pci0000:00/01.0/00.0'; '' if the
@@ -224,7 +225,7 @@ def switches(above: tuple[str, ...]) -> tuple[str, ...]:
     first.
 
     A switch is two bridges, one below the other; the last one of bridges() is
-    a port to the function. NCCL goes up in the same way
+    a port to the function. NCCL walks up in the same way
     (ncclTopoGetXmlFromSys() in xml.cc of 2.30).
     """
     return below_root(above)[-2::-2][::-1]
@@ -270,12 +271,12 @@ def virtual_functions(kernel, function: str) -> list[str]:
 
 
 def has_vfs(kernel, function: str) -> bool:
-    """Whether a function has VFs now."""
+    """Return whether a function has VFs now."""
     return kernel.exists(path(function, 'virtfn0'))
 
 
 def can_have_vfs(kernel, function: str) -> bool:
-    """Whether a function is a PF, also one without a VF now.
+    """Return whether a function is a PF, with or without VFs now.
 
     :raises ValueError: sriov_totalvfs is not a number.
     """
@@ -297,12 +298,13 @@ def answers(kernel, function: str) -> bool:
 
 
 def has_lost_vfs(kernel, function: str) -> bool:
-    """Whether the VFs that a PF has by sysfs do not answer any more.
+    """Return whether the VFs that sysfs shows for a PF do not answer any more.
 
-    A PF forgets them with a reset that fails, while the kernel counts them in
-    sriov_numvfs: only a successful one restores them (sriov_restore_state() in
-    drivers/pci/iov.c of Linux 6.12). A VF that answers reads 0xffff as its ids
-    alone (SR-IOV specification), and the kernel reads all ones where none does.
+    A PF loses them by a failed reset, while the kernel still counts them in
+    sriov_numvfs: only a successful reset restores them (sriov_restore_state()
+    in drivers/pci/iov.c of Linux 6.12). A VF that answers reads 0xffff for its
+    ids only (SR-IOV specification), and the kernel reads all ones if it does
+    not.
     """
     try:
         first = kernel.read_bytes(path(function, 'virtfn0', 'config'), 16)
@@ -312,7 +314,8 @@ def has_lost_vfs(kernel, function: str) -> bool:
 
 
 def reads_as_ones(kernel, function: str) -> bool:
-    """Whether the ids are all ones, as the kernel reads a dead device."""
+    """Return whether the ids are all ones, as the kernel reads a dead device.
+    """
     return 'ffff' in ids(kernel, function)
 
 
@@ -365,7 +368,8 @@ def obstacle(kernel, function: str, companions=()) -> str:
 
 
 def is_denied(kernel, function: str) -> bool:
-    """Whether vfio-pci refuses the function because of its deny list."""
+    """Return whether vfio-pci refuses the function because of its deny list.
+    """
     if (identifier(kernel, function, 'vendor') != '8086'
             or identifier(kernel, function, 'device') not in _DENYLIST):
         return False
@@ -373,8 +377,8 @@ def is_denied(kernel, function: str) -> bool:
     try:
         return kernel.read(f'{module}/parameters/disable_denylist') != 'Y'
     except FileNotFoundError:
-        # Linux before 5.9 has no such list; a module that is not loaded yet
-        # may have one
+        # Linux before 5.9 has no such list; a module that is not loaded may
+        # have one
         return not kernel.exists(module)
 
 
@@ -387,8 +391,8 @@ def siblings(kernel, function: str) -> list[str]:
 def _on_bus(kernel, function: str) -> list[str]:
     """Return the other functions of the same bus.
 
-    They are in one directory, that of the bridge above, which VFs share with
-    functions of other buses (virtfn_add_bus() in drivers/pci/iov.c of Linux).
+    They are in the directory of the bridge above, with VFs of other buses
+    (virtfn_add_bus() in drivers/pci/iov.c of Linux).
     """
     above = os.path.dirname(kernel.readlink(path(function)))
     bus = function.rpartition(':')[0]
@@ -399,14 +403,14 @@ def _on_bus(kernel, function: str) -> list[str]:
 
 
 def reset_methods(kernel, function: str) -> tuple[str, ...]:
-    """Return how the kernel can reset a function, the first one first.
+    """Return the reset methods of a function, in the kernel's order.
 
-    Without the resets of a whole bus where other functions are on that bus:
-    the kernel lists them for the first function that it finds there, and
-    refuses them later (pci_reset_bus_function() of Linux).
+    Resets of a whole bus are omitted if the bus has other functions: the
+    kernel lists them for the first function that it finds there, but refuses
+    them later (pci_reset_bus_function() of Linux).
 
     :returns: names as in the attribute reset_method; ('any',) from kernels
-        before 5.15, which do not name them; () when it cannot be reset.
+        before 5.15, which do not name them; () if it cannot be reset.
     """
     try:
         methods = tuple(kernel.read(path(function, 'reset_method')).split())

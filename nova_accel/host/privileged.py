@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""All functions of nova_accel that run with privileges, and what the
-privileged functions of other packages are made of.
+"""Define all privileged functions of nova_accel, and building blocks for those
+of other packages.
 
-Each function checks its arguments again, because the calling process may be
+Each function checks its arguments itself, because the calling process may be
 compromised. A caller names hardware by PCI address and number only; the
 function finds the device node or the attribute to write. The kernel's errno is
 raised as OSError. Numbers and structures: include/uapi/linux/fpga-dfl.h of
@@ -61,8 +61,8 @@ WRITABLE = {
     'config_xclbin_change': '1',
 }
 
-#: requests of the mailbox of XRT of which xclmgmt takes a UUID alone, where it
-#: fetches files itself: LOAD_XCLBIN and LOAD_SLOT_XCLBIN of mailbox_proto.h
+#: requests of XRT's mailbox from which xclmgmt uses only a UUID if it fetches
+#: files itself: LOAD_XCLBIN and LOAD_SLOT_XCLBIN of mailbox_proto.h
 FETCHED_REQUESTS = 1 << 8 | 1 << 18
 
 #: bytes of the configuration space of PCI Express, and where its extended
@@ -86,14 +86,14 @@ _DFH_TYPE_AFU = 1
 _NVME = re.compile('nvme[0-9]+')
 _METHOD = re.compile('crypto|block|overwrite')
 _NAMESPACE = re.compile('[0-9]{1,19}x[0-9]{3,10}([+][0-9]{1,5})?')
-#: reads a few blocks; a disk may take as long to fail
+#: seconds for reading a few blocks; a disk may need as long to fail
 _WIPEFS_SECONDS = 60
-#: bytes at both ends of a disk, and places between them, that are read to see
-#: whether it is blank, with the bytes at each
+#: bytes at both ends of a disk, number of places between them, and bytes at
+#: each, that are read to see whether the disk is blank
 _END, _SAMPLES, _SAMPLE = 1 << 20, 254, 4096
 #: more than a controller can have attached in practice
 _MAX_NAMESPACES = 1024
-#: of one type that a controller has
+#: maximum of one type for a controller
 _MAX_RESOURCES = 0xffff
 #: ida_alloc() of Linux gives groups their numbers
 _MAX_GROUP = 0x7fffffff
@@ -123,8 +123,10 @@ def credentials_for_processes() -> tuple:
 
 
 def credentials_here() -> tuple[int, int]:
-    """(effective user id, effective capabilities as a bit mask) of what calls
-    run as; capabilities are those of a thread. Source: proc(5)."""
+    """Return the effective user id, and the effective capabilities as a bit
+    mask, with which calls run. Capabilities are those of a thread. Source:
+    proc(5).
+    """
     with open('/proc/thread-self/status', encoding='ascii') as file:
         mask, = [int(line.split()[1], 16) for line in file
                  if line.startswith('CapEff:')]
@@ -141,10 +143,9 @@ def program_dfl_port(pf: str, port: int, path: str, offset: int,
     :param path: absolute path of the bitstream file.
     :param offset: start of the part for the hardware, bytes.
     :param size: length of that part, bytes.
-    :raises OSError: EIO when the hardware refused (the cause is in the
-        manager's status), ETIMEDOUT when it did not finish, EBUSY when
-        another process programs the card, ENODEV when the function has no
-        FME.
+    :raises OSError: EIO if the hardware refused (the manager's status has the
+        cause), ETIMEDOUT if it did not finish, EBUSY if another process
+        programs the card, ENODEV if the function has no FME.
     """
     check_function(pf)
     check_number('port', port, MAX_PORTS - 1)
@@ -155,7 +156,10 @@ def program_dfl_port(pf: str, port: int, path: str, offset: int,
 
 
 def _check_cached(path):
-    """:raises OSError: EINVAL unless it is a file of the bitstream cache."""
+    """Check that a path is a file of the bitstream cache.
+
+    :raises OSError: EINVAL if not.
+    """
     if not isinstance(path, str) or os.path.dirname(path) != _cache():
         raise _invalid('path', path)
 
@@ -166,7 +170,7 @@ def _cache() -> str:
     try:
         found = CONF.accel.bitstream_cache
     except cfg.NoSuchOptError:
-        # its default is below state_path, an option of Nova, which the
+        # its default is below state_path, an option of Nova that the
         # privileged process does not load
         conf.register_novas()
         found = CONF.accel.bitstream_cache
@@ -181,7 +185,7 @@ def release_dfl_port(pf: str, port: int) -> None:
 
 @privsep.ctx.entrypoint
 def assign_dfl_port(pf: str, port: int) -> None:
-    """Give a released port back to the PF."""
+    """Assign a released port to the PF again."""
     _move_port(_FME_PORT_ASSIGN, pf, port)
 
 
@@ -194,16 +198,16 @@ def _move_port(request, pf, port):
 
 @privsep.ctx.entrypoint
 def reset_dfl_port(function: str, port: int) -> None:
-    """Reset the user logic of a port: its registers and what is under
-    way, neither its function nor the memory of the card.
+    """Reset the user logic of a port: its registers and running operations,
+    but neither its function nor the memory of the card.
 
     Source: DFL_FPGA_PORT_RESET in include/uapi/linux/fpga-dfl.h of Linux.
 
     :param function: PCI address of the function that shows the port.
     :param port: the id of the port.
-    :raises OSError: ENODEV when the function does not show that port,
-        EBUSY when another process programs it, ETIMEDOUT when the port
-        does not end what it is doing.
+    :raises OSError: ENODEV when the function does not show that port, EBUSY
+        when another process programs it, ETIMEDOUT if the port does not end
+        its operations.
     """
     check_function(function)
     check_number('port', port, MAX_PORTS - 1)
@@ -238,7 +242,7 @@ def read_afu(function: str) -> str:
     try:
         with (mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ)
               as page, memoryview(page).cast('Q') as registers):
-            # each is read once, as a whole
+            # each register is read once, as a whole
             header, low, high = (registers[n] for n in range(3))
     finally:
         os.close(fd)
@@ -275,7 +279,7 @@ def program_xclbin(function: str, path: str, size: int) -> None:
     """
     check_function(function)
     with mapped(path, 0, size) as start:
-        # the driver copies the number of bytes that the header says
+        # the driver copies the number of bytes in the header
         if size < 312 or (ctypes.string_at(start + 304, 8)
                           != struct.pack('<Q', size)):
             raise _invalid('xclbin', path)
@@ -327,7 +331,7 @@ def set_numvfs(pf: str, count: int, probe: bool = True) -> None:
     with _disks_held(*(os.path.basename(os.path.realpath(vf)) for vf
                        in glob.glob(f'{device}/virtfn*'))):
         if count:
-            # Linux before 4.12 has it not
+            # Linux before 4.12 does not have it
             with contextlib.suppress(FileNotFoundError):
                 _write(f'{device}/sriov_drivers_autoprobe',
                        '1' if probe else '0')
@@ -345,8 +349,8 @@ def write(function: str, attribute: str, value: str,
 
     :param writable: attributes that the caller allows -> pattern of their
         values.
-    :raises OSError: EINVAL for what the caller does not allow, otherwise as
-        the kernel does.
+    :raises OSError: EINVAL for a value that the caller does not allow,
+        otherwise as the kernel does.
     """
     check_function(function)
     if (attribute not in writable or not isinstance(value, str)
@@ -357,15 +361,15 @@ def write(function: str, attribute: str, value: str,
 
 @privsep.ctx.entrypoint
 def close_mailbox(function: str, requests: int, opens: int = 0) -> None:
-    """Have the mailbox of a card under XRT refuse requests of a guest.
+    """Make the mailbox of an XRT card refuse requests of a guest.
 
-    Those that it refuses already stay refused, but for those of `opens`.
+    Requests that it refuses already stay refused, except those of `opens`.
     Source: mgmt-sysfs.c and req_is_disabled() in mailbox.c of XRT.
 
     :param function: PCI address of the management function.
     :param requests: a bit for each, by the numbers of mailbox_proto.h.
-    :param opens: privileged.FETCHED_REQUESTS, or none; only where
-        xclmgmt ignores what else a guest sends with them.
+    :param opens: privileged.FETCHED_REQUESTS, or none. Allowed only if xclmgmt
+        ignores the other data in these requests.
     :raises OSError: ENOENT when its driver has no such setting.
     """
     check_function(function)
@@ -385,7 +389,7 @@ def offer_xclbin(function: str, path: str, size: int, name: str,
     check_text('name of an xclbin', name, _XCLBIN)
     if not isinstance(layout, bytes) or len(layout) > mmap.PAGESIZE:
         raise _invalid('layout', type(layout))
-    # its firmware is a directory of the host's own file system
+    # its firmware directory is in the host's own file system
     if not os.path.exists(f'{SYS}/bus/pci/devices/{function}'):
         raise OSError(errno.ENODEV, f'{function} is not there')
     with mapped(path, 0, size) as start:
@@ -476,12 +480,12 @@ def read_signatures(function: str) -> list:
 
 
 def _has_data(fd) -> bool:
-    """Whether samples of a disk are other than of one that was erased.
+    """Return whether samples of a disk differ from an erased one.
 
     A deallocated block reads as zeros or as ones (NVM Express NVM Command Set,
-    DLFEAT). Samples are the first and the last MiB, where all that libblkid
-    knows has its mark, but for copies (util-linux,
-    libblkid/src/superblocks), and 4 KiB at 254 places between them.
+    DLFEAT). Samples are the first and the last MiB, where every signature of
+    libblkid is, apart from copies (util-linux, libblkid/src/superblocks), and
+    4 KiB at 254 places between them.
     """
     size = os.lseek(fd, 0, os.SEEK_END)
     places = [(0, _END), (max(0, size - _END), _END)] + [
@@ -492,7 +496,7 @@ def _has_data(fd) -> bool:
 
 
 def _signatures(fd) -> list[str]:
-    # without --all it only reads
+    # without --all wipefs only reads
     try:
         done = subprocess.run(
             ['wipefs', '--noheadings', '--output', 'TYPE', f'/dev/fd/{fd}'],
@@ -514,8 +518,8 @@ def _signatures(fd) -> list[str]:
 def reset_nvme(function: str) -> None:
     """Reset an NVMe controller; block until the driver has it again.
 
-    Source: nvme_sysfs_reset of drivers/nvme/host/sysfs.c of Linux. With a
-    primary controller all its secondary ones go offline.
+    Source: nvme_sysfs_reset of drivers/nvme/host/sysfs.c of Linux. If it is a
+    primary controller, all its secondary ones go offline.
 
     :raises OSError: ENODEV when the host's driver has no controller,
         EBUSY or ENETRESET when it does not come back.
@@ -540,25 +544,26 @@ def read_device_serial(function: str) -> str:
         return ''
     low, high = struct.unpack('<II', found)
     serial = f'{high:08x}{low:08x}'
-    # of a device that was never given one, or that does not answer
+    # of a device without a number, or one that does not answer
     return '' if set(serial) in ({'0'}, {'f'}) else serial
 
 
 @privsep.disks.entrypoint
 def read_acs(function: str) -> int | None:
-    """Return how a port treats traffic that passes it on its way to another
+    """Return how a port treats traffic that passes it on the way to another
     port.
 
-    :returns: the control register of ACS; None where it has no ACS.
+    :returns: the control register of ACS; None without ACS.
     :raises OSError: its configuration space cannot be read.
     """
     found = _capability(function, _ACS)
-    # after what the port is able to
+    # after the register of capabilities
     return struct.unpack_from('<H', found, 2)[0] if found else None
 
 
 def _capability(function, number) -> bytes:
-    """Return the first eight bytes of an extended capability; b'' for none.
+    """Return the first eight bytes of an extended capability; b'' if it has
+    none.
 
     Beyond its first 64 bytes the kernel shows the configuration space to
     CAP_SYS_ADMIN only (pci_read_config() of Linux).
@@ -645,7 +650,7 @@ def read_nvme_vfs(pf: str) -> list:
 def format_nvme_vf(pf: str, vf: int) -> int:
     """Take the controller of a VF offline, and erase its namespaces.
 
-    It has no queues and interrupts then: reset_nvme_vf() gives it some.
+    After that it has no queues and interrupts: reset_nvme_vf() assigns them.
 
     :param vf: its number, from 1.
     :returns: how many namespaces it has.
@@ -658,7 +663,7 @@ def format_nvme_vf(pf: str, vf: int) -> int:
     with _controller(pf) as fd, contextlib.ExitStack() as stack:
         controller = _secondary(fd, pf, vf)
         namespaces = nvme_admin.private_namespaces(fd, pf, controller)
-        # those that are attached to the PF as well
+        # namespaces that are attached to the PF as well
         _hold_disks(pf, stack, {str(number) for number in namespaces})
         nvme_admin.set_offline(fd, controller)
         nvme_admin.format_of_secondary(fd, pf, namespaces)
@@ -670,11 +675,10 @@ def reset_nvme_vf(pf: str, vf: int, queues: int, interrupts: int) -> None:
     """Take the controller of a VF offline, and bring it online.
 
     :param vf: its number, from 1.
-    :param queues: flexible resources that it needs, which going offline
-        takes away; 0 where it needs none.
+    :param queues: flexible resources that it needs, because going offline
+        removes them; 0 if it needs none.
     :param interrupts: the same.
-    :raises OSError: as format_nvme_vf(); EIO without resources where it
-        needs them.
+    :raises OSError: as format_nvme_vf(); EIO without resources that it needs.
     """
     check_number('VF', vf, MAX_VFS)
     check_number('queues', queues, _MAX_RESOURCES)
@@ -703,8 +707,8 @@ def _controllers(function) -> list[str]:
 def _controller(function, hold=False):
     """Open the controller of a function.
 
-    :param hold: open its disks exclusively as well: meanwhile no other
-        process can begin to use them.
+    :param hold: open its disks exclusively as well, which prevents other
+        processes from using them.
     :raises OSError: EBUSY when one of them is used, and as device_node().
     """
     check_function(function)
@@ -723,17 +727,17 @@ def _check_namespaces(texts) -> list[nvme_admin.Namespace]:
     return [nvme_admin.Namespace.parse(text) for text in texts]
 
 
-#: of a disk whose controller failed, which a reset may bring back, and of one
-#: without a node
+#: errors of a disk whose controller failed, which a reset may recover, and of
+#: one without a node
 _DEAD = errno.ENXIO, errno.ENODEV, errno.ENOENT, errno.EIO
 
 
 @contextlib.contextmanager
 def _disks_held(*functions):
-    """Hold the disks behind functions that leave their driver or are reset: not
-    even a bug of nova-compute takes a disk from under its file system.
+    """Hold the disks behind functions that are unbound or reset, to ensure
+    that not even a bug of nova-compute removes a disk under a file system.
 
-    :raises OSError: EBUSY when a disk is used.
+    :raises OSError: EBUSY if a disk is used.
     """
     with contextlib.ExitStack() as stack:
         for function in functions:
@@ -788,19 +792,28 @@ def _invalid(name, value) -> OSError:
 
 
 def check_function(address: str) -> None:
-    """:raises OSError: EINVAL: it is not a PCI address."""
+    """Check that a text is a PCI address.
+
+    :raises OSError: EINVAL if not.
+    """
     if not isinstance(address, str) or not pci.ADDRESS.fullmatch(address):
         raise _invalid('PCI address', address)
 
 
 def check_text(name: str, text: str, pattern: re.Pattern) -> None:
-    """:raises OSError: EINVAL: the text does not match the pattern."""
+    """Check that a text matches a pattern.
+
+    :raises OSError: EINVAL if not.
+    """
     if not isinstance(text, str) or not pattern.fullmatch(text):
         raise _invalid(name, text)
 
 
 def check_number(name: str, value: int, highest: int) -> None:
-    """:raises OSError: EINVAL: it is not a number from 0 to highest."""
+    """Check that a value is a number from 0 to highest.
+
+    :raises OSError: EINVAL if not.
+    """
     # bool is an int
     if type(value) is not int or not 0 <= value <= highest:
         raise _invalid(name, value)
@@ -812,7 +825,7 @@ def _read(path) -> str:
 
 
 def _write(path, text):
-    # an attribute takes one write(), without O_CREAT or O_TRUNC
+    # an attribute needs one write(), without O_CREAT or O_TRUNC
     fd = os.open(path, os.O_WRONLY)
     try:
         os.write(fd, text.encode('ascii'))
@@ -833,8 +846,7 @@ def device_node(pattern: str, name: re.Pattern, of: str,
     """Open the device node of the only such device of a function.
 
     Yields its file descriptor. The numbers in names change each time the
-    driver is bound. Hence the node must have the device number that sysfs
-    shows.
+    driver is bound, so the node must have the device number in sysfs.
 
     :param pattern: path of the device in sysfs, with wildcards.
     :param name: regular expression for the name of the device.
@@ -863,9 +875,9 @@ def device_node(pattern: str, name: re.Pattern, of: str,
 def mapped(path: str, offset: int, size: int):
     """Map a part of a bitstream file and yield its address in memory.
 
-    The pages are those of the page cache: a large bitstream is not copied. Also
-    for the privileged functions of other packages: this is the one path that
-    they may be given.
+    The pages are those of the page cache: a large bitstream is not copied.
+    Privileged functions of other packages use it, too: it accepts the only
+    path that a caller may pass.
 
     :param offset: start of the part, bytes; as size at most [accel]
         bitstream_max_size, and below 4 GiB.
@@ -909,7 +921,7 @@ TIMECARD_WRITABLE = {
     'utc_tai_offset': '[0-9]{1,5}',
     'tod_correction': '-?[0-9]{1,10}',
     **{f'freq{number}/seconds': '[0-9]{1,3}' for number in range(1, 5)},
-    # ends its signal
+    # value that ends its signal
     **{f'gen{number}/signal': '0' for number in range(1, 5)},
     **{f'sma{number}': '(IN|OUT):( [A-Za-z0-9_]{1,16}){0,16}'
        for number in range(1, 5)},
@@ -918,19 +930,19 @@ TIMECARD_WRITABLE = {
 
 @privsep.ctx.entrypoint
 def is_group_open(function: str) -> bool:
-    """Whether a process has a device of a function's IOMMU group open by
-    VFIO.
+    """Return whether a process has a device of a function's IOMMU group open
+    by VFIO.
 
     Waits while a process opens one, which resets the device.
 
-    :raises OSError: ENOENT when the group has no node.
+    :raises OSError: ENOENT if the group has no node.
     """
     check_function(function)
     group = os.path.basename(os.readlink(
         f'{SYS}/bus/pci/devices/{function}/iommu_group'))
     check_number('group', int(group), _MAX_GROUP)
     try:
-        # it reaches the kernel alone, and not the device
+        # the ioctl does not reach the device
         os.close(os.open(f'{DEV}/vfio/{group}', os.O_RDONLY))
     except OSError as error:
         if error.errno != errno.EBUSY:
@@ -947,7 +959,7 @@ def processes(functions: Sequence[str]) -> list:
              for node in _nodes(function)}
     found = []
     for pid, path, node in _open_nodes() if nodes else ():
-        # one that ends meanwhile does not hide the others
+        # a device that disappears meanwhile does not hide the others
         with contextlib.suppress(OSError):
             if node in nodes:
                 found.append(
@@ -960,8 +972,9 @@ _Node = tuple[bool, str]
 
 
 def _nodes(function) -> Iterator[_Node]:
-    """Yield the nodes of a function: those of all that is below it in sysfs,
-    and that of its VFIO group."""
+    """Yield the nodes of a function: those of everything below it in sysfs,
+    and the node of its VFIO group.
+    """
     device = f'{SYS}/bus/pci/devices/{function}'
     for directory, _, files in os.walk(os.path.realpath(device)):
         if 'dev' in files:
@@ -972,7 +985,7 @@ def _nodes(function) -> Iterator[_Node]:
         group = os.path.basename(os.readlink(f'{device}/iommu_group'))
         yield False, _read(f'{SYS}/class/vfio/{group}/dev')
     with contextlib.suppress(OSError):
-        # the driver of NVIDIA makes no class devices; README of its driver
+        # NVIDIA's driver creates no class devices; source: its README
         found = re.search(r'^Device Minor:\s*(\d+)', _read(
             f'{PROC}/driver/nvidia/gpus/{function}/information'), re.M)
         if found:
@@ -982,14 +995,14 @@ def _nodes(function) -> Iterator[_Node]:
 def _open_nodes() -> Iterator[tuple[int, str, _Node]]:
     """Yield each device node that a process has open: pid, path, node."""
     for pid in filter(str.isdigit, os.listdir(PROC)):
-        # processes end meanwhile
+        # processes may end meanwhile
         with contextlib.suppress(OSError):
             for name in os.listdir(f'{PROC}/{pid}/fd'):
                 file = f'{PROC}/{pid}/fd/{name}'
                 with contextlib.suppress(OSError):
                     path = os.readlink(file)
                     if path.startswith('/dev/'):
-                        # no file of a file system that does not answer
+                        # skips files of a file system that does not answer
                         found = os.stat(file)
                         yield int(pid), path, (
                             stat.S_ISBLK(found.st_mode),
@@ -1046,7 +1059,7 @@ def _check_gpu(function, family, milliseconds):
 
 @privsep.ctx.entrypoint
 def unbind(function: str) -> None:
-    """Take a function from its driver, if it has one."""
+    """Unbind a function from its driver, if it has one."""
     check_function(function)
     driver = f'{SYS}/bus/pci/devices/{function}/driver'
     with _disks_held(function):
@@ -1056,7 +1069,7 @@ def unbind(function: str) -> None:
 
 @privsep.ctx.entrypoint
 def probe(function: str) -> None:
-    """Have the kernel choose the driver of a function.
+    """Let the kernel choose the driver of a function.
 
     Source: drivers_probe in Documentation/ABI/testing/sysfs-bus-pci.
     """

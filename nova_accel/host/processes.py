@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Processes of the host that have device nodes of a function open.
+"""Find the processes of the host that have device nodes of a function open.
 
-A driver of the host may wait for the last close when a function is taken from
-it, without a limit: nvidia does (nv_pci_remove() in nv-pci.c of its open
-kernel modules), and sound (snd_card_free() of Linux). libvirt would wait as
-well. Therefore nova-compute asks which processes have a node open before it
-takes a function.
+When a function is unbound, its driver may wait for the last close without a
+limit: nvidia does (nv_pci_remove() in nv-pci.c of its open kernel modules),
+and sound (snd_card_free() of Linux). libvirt would wait as well. Therefore
+nova-compute asks which processes have a node open before it unbinds a
+function.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ import typing
 from nova_accel.host import pci
 from nova_accel import model
 
-#: processes that an error names
+#: maximum number of processes in an error
 _MOST = 3
-#: how often to ask which processes have a node open, and seconds in between
+#: how often to ask which processes have a node open, and seconds between
 _ATTEMPTS, _PAUSE = 3, 1
 
 
@@ -35,8 +35,9 @@ class Process(typing.NamedTuple):
 
 
 def named(found: Iterable[Process]) -> str:
-    """Return which processes have which nodes open, as a clause; '' without
-    processes."""
+    """Return processes and their open nodes, as a clause; '' without
+    processes.
+    """
     said = list(dict.fromkeys(
         f'{one.command} (process {one.pid}) has {one.node} open'
         for one in found))
@@ -46,12 +47,12 @@ def named(found: Iterable[Process]) -> str:
 
 def keeping(kernel, device: model.Device, handle: model.AttachHandle,
             attempts: int = _ATTEMPTS) -> str:
-    """Return which processes keep what a guest takes from the host's drivers,
-    as a clause.
+    """Return the processes that block unbinding a handle from the host's
+    drivers, as a clause.
 
-    :param attempts: how often to ask while one has it: a tool such as
-        nvidia-smi ends soon.
-    :returns: '' if none does, or if that cannot be read.
+    :param attempts: how often to ask while a process has it open: a tool such
+        as nvidia-smi ends soon.
+    :returns: '' if no process does, or if they cannot be read.
     """
     found: list[Process] = []
     with contextlib.suppress(OSError):
@@ -67,8 +68,8 @@ def keeping(kernel, device: model.Device, handle: model.AttachHandle,
 
 def of_host(kernel, device: model.Device, handle: model.AttachHandle,
             ) -> list[str]:
-    """Return the uses of a handle, and of the company of its device, by
-    drivers of the host.
+    """Return the uses of a handle, and of its device's company, by drivers of
+    the host.
 
     :raises OSError: sysfs cannot be read.
     """
@@ -89,7 +90,7 @@ def take(kernel, handle: model.AttachHandle) -> None:
 
 
 def is_taken(kernel, handle: model.AttachHandle) -> bool:
-    """Whether take() would do nothing.
+    """Return whether take() has nothing to do.
 
     :raises OSError: sysfs cannot be read.
     """
@@ -105,8 +106,8 @@ def _of_host(kernel, handle) -> list[str]:
 
 
 def restore_drivers(kernel, handle: model.AttachHandle) -> None:
-    """Have the kernel choose drivers for functions without one, as after
-    take(), when libvirt has not done so.
+    """Let the kernel choose drivers for functions without one, for example
+    after take(), if libvirt has not done so.
 
     :raises OSError: the kernel refuses.
     """

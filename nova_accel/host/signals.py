@@ -1,13 +1,14 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The main thread notices a signal although it waits in a lock.
+"""Wake the main thread for signals while it waits in a lock.
 
 Python runs the handlers of signals in the main thread only. Under native
 threads the main thread of nova-compute waits in a lock without a time limit
 (oslo_service.backend._threading.threadgroup, oslo.service 4.8). The kernel
-gives a signal of a process to any of its threads that takes signals; glibc
-blocks and unblocks them in each thread that is created or ends, and such a
-thread may take it. Then nothing wakes the main thread, and the handler of
-SIGTERM does not run: systemd kills nova-compute after TimeoutStopSec.
+delivers a signal of a process to any of its threads that does not block it.
+glibc blocks and unblocks signals in each thread that is created or ends, and
+such a thread may receive it. Then nothing wakes the main thread, and the
+handler of SIGTERM does not run: systemd kills nova-compute after
+TimeoutStopSec.
 """
 
 import os
@@ -20,11 +21,11 @@ from nova_accel import log as logging
 
 LOG = logging.getLogger(__name__)
 
-#: By default the kernel ignores it, nova-compute and its libraries do not use
-#: it.
+#: By default the kernel ignores this signal, and nova-compute and its
+#: libraries do not use it.
 _WAKES = signal.SIGURG
-#: seconds between signals to the main thread: the first may come in the moment
-#: before it waits
+#: seconds between signals to the main thread: the first may arrive in the
+#: moment before it waits
 _PAUSES = (0, 0.1, 1)
 
 
@@ -41,8 +42,8 @@ class Waker:
     def start(self) -> None:
         """Begin, unless it is unnecessary or another library does so.
 
-        Does nothing in another thread than the main one, and under eventlet,
-        where the hub of the main thread waits with a limit.
+        Does nothing outside of the main thread, or under eventlet, because the
+        hub of the main thread waits with a limit.
         """
         patcher = sys.modules.get('eventlet.patcher')
         if (self._ends or threading.current_thread()
@@ -65,7 +66,7 @@ class Waker:
                          name='accel-signals').start()
 
     def close(self) -> None:
-        """End, and leave signals as start() found them."""
+        """Stop, and restore signals as start() found them."""
         if not self._ends or (threading.current_thread()
                               is not threading.main_thread()):
             return
@@ -73,7 +74,7 @@ class Waker:
         self._ends = None
         signal.set_wakeup_fd(-1)
         signal.signal(_WAKES, signal.SIG_DFL)
-        # its reader closes the other end
+        # the reader closes the other end
         os.close(writes)
 
     @staticmethod

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Uses of a PCI function by the host itself.
+"""Detect uses of a PCI function by the host itself.
 
 Sources: Documentation/ABI (sysfs-class-net, stable/sysfs-block) and proc(5).
 The kernel does not show a process that keeps a disk open without a mount, a
@@ -14,7 +14,7 @@ _UP = 0x1
 
 
 def usage(kernel, function: str) -> str:
-    """Return what the host uses a function for, as a clause, or ''.
+    """Return how the host uses a function, as a clause, or ''.
 
     :param function: its PCI address.
     :raises OSError: an attribute cannot be read.

@@ -1,15 +1,14 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What a guest takes along when it migrates while it runs.
+"""Determine which devices can move with a guest in a live migration.
 
 QEMU asks the VFIO driver of a device twice: whether it saves and loads the
 state of the device (VFIO_DEVICE_FEATURE_MIGRATION), and whether it logs which
 memory the device has written meanwhile (VFIO_DEVICE_FEATURE_DMA_LOGGING). The
-IOMMU can do the latter too, for devices that QEMU has by iommufd
-(virt.live_migration). Nothing else can ask: a device answers a process that
-has opened it, which resets a function, and is possible only where no guest has
-it, and of a vGPU of NVIDIA only with a guest. Hence it is known here what each
-driver answers. If the driver of a device answers otherwise, libvirt refuses
-before a guest moves.
+IOMMU can do the latter too, for devices that QEMU opens by iommufd
+(virt.live_migration). Only QEMU can ask: a device answers a process that has
+opened it. Opening resets a function and requires that no guest has it; a vGPU
+of NVIDIA requires a guest. Hence this module has the answers of each driver.
+If a driver answers differently, libvirt refuses before a guest moves.
 """
 
 from collections.abc import Iterable
@@ -21,29 +20,29 @@ from nova_accel.host import pci
 from nova_accel.host import processes
 from nova_accel import model
 
-#: VFIO drivers that save the state of a device -> whether they log what it
-#: writes. Those that do also stop accesses from one device to another
-#: (VFIO_MIGRATION_P2P), as QEMU demands of several. Sources: drivers/vfio/pci
-#: (7.2) and samples/vfio-mdev/mtty.c (6.7) of Linux; NVIDIA's vGPU user guide.
-#: Names in the spelling of modules
+#: VFIO drivers that save the state of a device -> whether they log its writes.
+#: Drivers that log them also stop accesses between devices
+#: (VFIO_MIGRATION_P2P), which QEMU requires if there are several. Sources:
+#: drivers/vfio/pci (7.2) and samples/vfio-mdev/mtty.c (6.7) of Linux; NVIDIA's
+#: vGPU user guide. Names in the spelling of modules
 _DRIVERS = {
     'mlx5_vfio_pci': True, 'mtty': True, 'nvidia': True, 'pds_vfio_pci': True,
     'hisi_acc_vfio_pci': False, 'qat_vfio_pci': False,
     'virtio_vfio_pci': False, 'xe_vfio_pci': False}
-#: what sysfs has of the IOMMU above a function -> bits of it that say that it
-#: logs what the function writes. Intel: Scalable Mode and dirty bits of the
-#: second stage (ssads_supported() in drivers/iommu/intel/iommu.h); AMD:
-#: FEATURE_HDSUP (amd_iommu_types.h); of Linux 6.7. That of Arm shows nothing
+#: attribute of the IOMMU above a function -> bits that show that it logs the
+#: function's writes. Intel: Scalable Mode and dirty bits of the second stage
+#: (ssads_supported() in drivers/iommu/intel/iommu.h); AMD: FEATURE_HDSUP
+#: (amd_iommu_types.h); of Linux 6.7. Arm shows nothing
 _IOMMUS = {'iommu/intel-iommu/ecap': 1 << 43 | 1 << 45,
            'iommu/amd-iommu/features': 1 << 52}
-#: the last word of migrates() where the IOMMU logs
+#: the last word of migrates() if the IOMMU logs
 _BY_IOMMU = 'iommufd'
-#: libvirt and QEMU which bind a function to the driver that saves its state,
-#: and move that. Those of Nova for its own PCI devices
+#: versions of libvirt and QEMU that bind a function to the driver that saves
+#: its state, and move the state. They are Nova's for its own PCI devices
 #: (MIN_VFIO_PCI_VARIANT_..., 31 to 34)
 VERSIONS = (10, 0, 0), (8, 2, 2)
-#: which have devices by iommufd, also those that come into a running guest,
-#: and let the IOMMU log (NEWS.rst of libvirt 12.1 and 12.2)
+#: versions that attach devices by iommufd, also to a running guest, and let
+#: the IOMMU log (NEWS.rst of libvirt 12.1 and 12.2)
 IOMMUFD_VERSIONS = (12, 2, 0), (9, 1, 0)
 #: MiB/s of 10 Gb/s
 _BANDWIDTH = 10 ** 10 / 8 / 2 ** 20
@@ -51,9 +50,9 @@ _BANDWIDTH = 10 ** 10 / 8 / 2 ** 20
 
 def migrates(kernel, handle: model.AttachHandle, device: str,
              ) -> tuple[str, str]:
-    """Return what saves the state of a handle for another host, with its
-    version as far as it has one, for example 'nvidia 550.54.16'; '' where a
-    guest cannot take it along, and why, a clause.
+    """Return the driver that saves the state of a handle for another host,
+    with its version if it has one, for example 'nvidia 550.54.16'; or '' and
+    the reason, a clause, why a guest cannot take the handle along.
 
     :param device: address of the device.
     """
@@ -95,8 +94,9 @@ def shared_groups(kernel, device: model.Device,
 
 
 def _units(kernel, device) -> list[set[str]]:
-    """Return the functions of each handle of a device, and each other function
-    of it, which may be without a handle because of its IOMMU group."""
+    """Return the functions of each handle of a device, and its other
+    functions, which may have no handle because of their IOMMU group.
+    """
     found = [{*handle.addresses} for handle in device.all_handles
              if handle.type is model.HandleType.PCI]
     with contextlib.suppress(OSError):
@@ -106,7 +106,7 @@ def _units(kernel, device) -> list[set[str]]:
 
 
 def is_open(kernel, handle: model.AttachHandle) -> bool:
-    """Whether a process has a function of a handle open by VFIO."""
+    """Return whether a process has a function of a handle open by VFIO."""
     for function in (handle.addresses
                      if handle.type is model.HandleType.PCI else ()):
         with contextlib.suppress(OSError):
@@ -117,16 +117,17 @@ def is_open(kernel, handle: model.AttachHandle) -> bool:
 
 def opened(kernel, handle: model.AttachHandle,
            others: Iterable[str] = ()) -> str:
-    """Return which function of a handle, or of its IOMMU groups, a process
-    has open; '' for none.
+    """Return the function of a handle, or of its IOMMU groups, that a process
+    has open; '' if none.
 
     vfio-pci and its variants enable a function that is opened
     (vfio_pci_core_enable() of Linux), but a driver of the host may have left
     it enabled. A group can be opened once: vfio_group_fops_open() in
     drivers/vfio/group.c refuses it with EBUSY while a process has the group
     open, or a device of it by /dev/vfio/devices (vfio_device_block_group(),
-    Linux 6.6). Without the node of the group, as without CONFIG_VFIO_GROUP,
-    the processes that have a node of the function open are searched for.
+    Linux 6.6). If the group has no node, for example without
+    CONFIG_VFIO_GROUP, the processes with an open node of the function are
+    searched.
 
     :param others: other members of its groups.
     """
@@ -148,7 +149,7 @@ def _is_open(kernel, function) -> bool:
 
 
 def use(kernel, function: str) -> str:
-    """Return which process has a function open, as a clause."""
+    """Return the process that has a function open, as a clause."""
     with contextlib.suppress(OSError):
         found = kernel.processes([function])
         if found:
@@ -161,10 +162,10 @@ def use(kernel, function: str) -> str:
 
 def check_not_in_use(kernel, handles: Iterable[model.AttachHandle],
                      refused: str) -> None:
-    """Check that no process of the host has one of these open.
+    """Check that no process of the host has one of these handles open.
 
-    :param refused: what cannot be done then, as a clause.
-    :raises DeviceUnavailable: one has.
+    :param refused: the refused action, as a clause.
+    :raises DeviceUnavailable: a process has one open.
     """
     for handle in handles:
         if function := opened(kernel, handle):
@@ -175,7 +176,7 @@ def check_not_in_use(kernel, handles: Iterable[model.AttachHandle],
 
 
 def is_by_iommu(migrates_by: str) -> bool:
-    """Whether a device migrates by what the IOMMU logs.
+    """Return whether a device migrates because the IOMMU logs its writes.
 
     :param migrates_by: model.Device.migrates_by.
     """
@@ -183,7 +184,8 @@ def is_by_iommu(migrates_by: str) -> bool:
 
 
 def versions(migrates_by: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the versions of libvirt and QEMU that move the state of a device.
+    """Return the versions of libvirt and QEMU that can move the state of a
+    device.
     """
     return IOMMUFD_VERSIONS if is_by_iommu(migrates_by) else VERSIONS
 
@@ -196,12 +198,12 @@ def named(both: Iterable[Iterable[int]]) -> str:
 
 
 def seconds_to_copy(memory: int, bandwidth: int) -> float:
-    """Return for how long a guest stands still at most while the memory of
-    its devices is copied.
+    """Return the maximum number of seconds for which a guest is paused while
+    the memory of its devices is copied.
 
     :param memory: MiB.
-    :param bandwidth: MiB/s, as [libvirt] live_migration_bandwidth; 0: it has
-        no limit, and the network is taken for one of 10 Gb/s.
+    :param bandwidth: MiB/s, as [libvirt] live_migration_bandwidth; 0 means no
+        limit, and a network of 10 Gb/s is assumed.
     """
     return memory / (bandwidth or _BANDWIDTH)
 
@@ -220,23 +222,23 @@ def _driver(kernel, handle, device) -> str:
 
 
 def driver_of_types(names: Iterable[str]) -> str:
-    """Return what makes mediated devices of types with these names; '' of
-    none.
+    """Return the kernel module that creates mediated devices of types with
+    these names, '' if none does.
 
-    It is what they begin with: mdev_type_add() in
+    It is the prefix of the names: mdev_type_add() in
     drivers/vfio/mdev/mdev_sysfs.c of Linux.
     """
     return min(names, default='').partition('-')[0]
 
 
 def _iommu_logs(kernel, function) -> bool:
-    """Whether QEMU can have the IOMMU log what a function writes."""
+    """Return whether QEMU can let the IOMMU log a function's writes."""
     # the device that QEMU opens, /dev/iommu
     if not kernel.exists('class/misc/iommu'):
         return False
     for attribute, bits in _IOMMUS.items():
         with contextlib.suppress(FileNotFoundError):
-            # of AMD's two words, 'efr2:efr', the second one
+            # the second one of AMD's two words, 'efr2:efr'
             shown = kernel.read(pci.path(function, attribute))
             return not bits & ~int(shown.rpartition(':')[2], 16)
     return False
@@ -246,12 +248,13 @@ def _version(kernel, driver) -> str:
     try:
         return kernel.read(f'module/{driver}/version')
     except FileNotFoundError:
-        # it comes with the kernel
+        # it is part of the kernel
         return ''
 
 
 def _firmware(kernel, device) -> list[str]:
-    """Versions of the firmware by devlink, as mlx5 has them."""
+    """Return the versions of the firmware from devlink, which mlx5 supports.
+    """
     if not pci.ADDRESS.fullmatch(device):
         return []
     found = kernel.read_firmware(device)
@@ -261,8 +264,8 @@ def _firmware(kernel, device) -> list[str]:
 
 def best_variant(lines: Iterable[str], modalias: str) -> str | None:
     """Return the module that libvirt 10.0 and later load for a function in
-    place of vfio-pci (virPCIDeviceFindBestVFIOVariant in virpci.c): of those
-    that name it, the one that says most of it.
+    place of vfio-pci (virPCIDeviceFindBestVFIOVariant in virpci.c): among
+    those that match it, the most specific one.
 
     :param lines: of modules.alias.
     :param modalias: of the function, 'pci:v000015B3d...'.
