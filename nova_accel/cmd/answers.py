@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The form of what commands read of the answers of Placement and Nova.
+"""Check the form of answers of Placement and Nova that commands read.
 
 A proxy, or another service, can answer 200 with other JSON. Commands handle
 that like a service that does not answer.
@@ -19,7 +19,7 @@ _NODE = {'id': str, 'hypervisor_hostname': str, 'state': str, 'status': str,
 _SERVER = {'id': str, 'name': str}
 _ENTRY = {**_SERVER, 'status': str, 'OS-EXT-STS:task_state': (str, type(None)),
           'OS-EXT-SRV-ATTR:hypervisor_hostname': (str, type(None))}
-#: name of a part -> its form: a type or several, [form of each item], or
+#: name of a part -> its form: one or several types, [form of each item], or
 #: {key: form}
 _FORMS: Mapping[str, typing.Any] = {
     'resource_providers': [{
@@ -62,7 +62,7 @@ def has_form(found: typing.Any, form: typing.Any) -> bool:
 def part(body: typing.Any, name: str, form: str = '') -> typing.Any:
     """Return a part of an answer.
 
-    :param form: name of its form, if it is not that of the part.
+    :param form: name of its form, if it differs from name.
     :raises ValueError: the answer has another form, or lacks the part.
     """
     if not has_form(body, {name: _FORMS[form or name]}):

@@ -13,7 +13,7 @@ from nova_accel.bitstream import glance
 from nova_accel import exception
 from nova_accel import sim
 
-#: suffix of a file -> what writes it
+#: suffix of a file -> the function that writes it
 _MAKERS: dict[str, Callable[[str, str, str], None]] = {
     '.gbs': sim.make_gbs, '.xclbin': sim.make_xclbin}
 
@@ -50,7 +50,7 @@ class MakeBitstream(command.Command):
         function = _uuid('--function', parsed_args.function)
         region_type = _uuid('--region-type', parsed_args.region_type)
         try:
-            # fails where the file exists, also as a link
+            # fails if the file exists, even as a link
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY,
                              0o644))
             try:

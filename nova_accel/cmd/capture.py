@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel capture: a host's accelerators as a file, for a bug report."""
+"""nova-accel capture: write a host's accelerators into a file, for a bug
+report.
+"""
 
 import contextlib
 import io
@@ -34,7 +36,7 @@ _HEADER = """\
 # Serial numbers, MAC addresses, mount points and names of the host are
 # stand-ins.
 """
-#: of each accelerator beside what its driver reads: answered by the kernel, or
+#: reads for each accelerator besides its driver's: answered by the kernel, or
 #: from configuration space
 _ALSO = ('vendor', 'device', 'subsystem_vendor', 'subsystem_device', 'class',
          'revision', 'numa_node', 'reset_method', 'sriov_totalvfs',
@@ -44,7 +46,8 @@ _ALSO = ('vendor', 'device', 'subsystem_vendor', 'subsystem_device', 'class',
 
 
 class Capture(command.Command):
-    """Write what drivers read of this host into a file that can be played.
+    """Write the reads of drivers on this host into a file that can be
+    replayed.
 
     The file is a test case: [accel] simulated_host, or the option of
     "nova-accel discover", plays it, and discover shows the same as on the
@@ -97,7 +100,7 @@ class Capture(command.Command):
 
 
 def record(kernel, names, warn) -> recorder.Recorder:
-    """Let drivers read a host, and return what they read.
+    """Let drivers read a host, and return their reads.
 
     :param kernel: the machine's, or a simulated one.
     :param names: of the drivers.
@@ -110,7 +113,7 @@ def record(kernel, names, warn) -> recorder.Recorder:
         try:
             loaded.update(drivers.load([name], recorded))
         except Exception as error:
-            # the others may be what the report is about
+            # the report may be about the other drivers
             warn(f'driver {name}: {error}')
     if not loaded:
         raise exception.ConfigurationError(
@@ -121,7 +124,7 @@ def record(kernel, names, warn) -> recorder.Recorder:
         reads_serials=False)
     log = logging.getLogger(inventory.__name__)
     level = log.level
-    # what it would log is in what drivers find on the capture
+    # its warnings appear when drivers read the capture
     log.setLevel(logging.CRITICAL)
     try:
         found.scanner.scan()

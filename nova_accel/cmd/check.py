@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel check: what would stop nova_accel from working on this host."""
+"""nova-accel check: find problems that would stop nova_accel on this host."""
 
 import collections
 import dataclasses
@@ -13,12 +13,12 @@ from nova_accel.cmd import output
 from nova_accel import conf
 from nova_accel import exception
 
-#: exit status; those of nova-status (nova/cmd/status.py)
+#: exit statuses, as in nova-status (nova/cmd/status.py)
 _STATUS = {check_line.OK: 0, check_line.WARNING: 1, check_line.FAILURE: 2}
 _NOT_RUN = 255
 
-#: sections of nova.conf that only hosts of a service have; Nova's own sample
-#: of nova.conf says which service reads them
+#: sections of nova.conf that only hosts of one service have; the sample
+#: nova.conf of Nova says which service reads them
 _SECTIONS = {checks.COMPUTE: {'libvirt'},
              checks.SCHEDULER: {'scheduler', 'filter_scheduler'},
              checks.API: {'api', 'api_database'}}
@@ -53,7 +53,8 @@ class Check(output.Table):
 
     def run(self, parsed_args):
         self._status = 0
-        # what would be logged is shown, and what ends late is not waited for
+        # warnings are lines of the table, and calls that end late are not
+        # awaited
         if not self.app.options.debug:
             logging.disable(logging.CRITICAL)
         try:
@@ -81,7 +82,8 @@ class Check(output.Table):
                  for name, found in lines])
 
     def produce_output(self, parsed_args, column_names, data):
-        """See Table; a table ends with how many lines are not well."""
+        """Print the table, and the number of lines with problems; see Table.
+        """
         status = super().produce_output(parsed_args, column_names, data)
         if parsed_args.formatter == 'table':
             self.app.stdout.write(_summary(self._counts))
@@ -116,16 +118,16 @@ def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
     lines: list[tuple[str, check_line.Line]] = []
     for number, services in enumerate(groups.values()):
         if number:
-            # those of the services before
+            # names of files of the services before
             check_services.forget_credentials()
         configuration.read(parsed_args.config_file, _PROGRAMS[services[0]])
         lines += checks.lines(checks.Host(services))
-    # what several have to say is said once
+    # a line that applies to several services appears once
     return list(dict.fromkeys(lines))
 
 
 def _is_here(service: str) -> bool:
-    """Whether the configuration that was read has something for a service."""
+    """Return whether the configuration has options of a service."""
     there = conf.sections()
     return bool(_SECTIONS[service] & there.keys()) or (
         service == checks.COMPUTE and (

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What nova-accel check says of guests: whether they start here, see what they
-get, and have room for what is attached later."""
+"""Check guests for nova-accel check: they start here, can address their
+devices, and have room for devices that are attached later.
+"""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -23,14 +24,14 @@ CONF = conf.CONF
 Line = check_line.Line
 OK, WARNING = check_line.OK, check_line.WARNING
 
-#: has a directory for each NUMA node, with one for each size of huge pages;
+#: directory of each NUMA node, with a directory for each size of huge pages;
 #: source: Documentation/admin-guide/mm/hugetlbpage.rst of Linux
 _NODES = 'devices/system/node'
-#: ports that a guest of Nova needs for others than our devices: a disk, an
-#: interface, and the device by which its memory is asked for (memballoon)
+#: ports that a guest of Nova needs besides our devices: for a disk, an
+#: interface, and the memory balloon
 _OTHER_PORTS = 3
-#: extra specs that give a guest NUMA nodes, and its devices ports of their own
-#: (nova_accel.virt.expanders)
+#: extra specs that give NUMA nodes to a guest, and ports of their own to its
+#: devices (nova_accel.virt.expanders)
 _WITH_NODES = ('hw:numa_nodes', 'hw:mem_page_size', 'hw:cpu_policy')
 
 
@@ -78,8 +79,7 @@ def address_bits(host) -> int | None:
 
 
 def memory(host) -> Iterator[Line]:
-    """Check that Nova does not give more memory to guests than there is, where
-    VFIO holds all of it."""
+    """Check that Nova does not overcommit memory if VFIO pins all of it."""
     ratio = (CONF.ram_allocation_ratio
              or CONF.initial_ram_allocation_ratio)
     if ratio > 1 and host.guests.hold_memory:
@@ -92,8 +92,9 @@ def memory(host) -> Iterator[Line]:
 
 
 def flavors(host) -> Iterator[Line]:
-    """Check that the guests of Nova's flavors start on this host and see all
-    devices that they get. Asks Nova only where such a thing can be wrong."""
+    """Check that guests of Nova's flavors start on this host and can address
+    all their devices. Asks Nova only if this can fail.
+    """
     guests = host.guests
     if not guests.hold_memory:
         return
@@ -116,7 +117,7 @@ def flavors(host) -> Iterator[Line]:
             unknown.append(flavor['name'])
             continue
         except exception.AcceleratorError:
-            # nova-api refuses it
+            # nova-api refuses such a flavor
             continue
         for why, remedy in problems:
             yield Line(WARNING, f'a guest of the flavor {flavor["name"]} '
@@ -146,11 +147,11 @@ class Guests:
 
     @property
     def hold_memory(self) -> bool:
-        """Whether a guest can get a PCI function, for which VFIO keeps all
-        memory of the guest where it is.
+        """Return whether a guest can get a PCI function, for which VFIO pins
+        all memory of the guest.
 
-        Not for mediated devices: their drivers pin what they use
-        (vfio_pin_pages() of Linux).
+        Mediated devices do not count: their drivers pin only the memory that
+        they use (vfio_pin_pages() of Linux).
         """
         return any(handle.type is model.HandleType.PCI
                    for device in self._host.devices.values()
@@ -158,14 +159,14 @@ class Guests:
 
     @property
     def are_large(self) -> bool:
-        """Whether a device has a large memory region."""
+        """Return whether a device has a large memory region."""
         return os.uname().machine == 'x86_64' and any(
             size >= address_space.LARGE
             for handles in self._regions.values() for sizes in handles
             for size in sizes)
 
     def offers(self, specs: Mapping[str, str]) -> bool:
-        """Whether this host has all devices that extra specs ask for.
+        """Return whether this host has all devices that extra specs request.
 
         :raises AcceleratorError: they are malformed.
         """
@@ -174,9 +175,9 @@ class Guests:
 
     def problems(self, specs: Mapping[str, str], memory: int,
                  ) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong with a guest here: the rest of a sentence that
-        begins with it, and what to do. Nothing where this host has not all
-        devices that it asks for.
+        """Yield the problems of a guest on this host: the rest of a sentence
+        that begins with the guest, and the remedy. Yields nothing if the host
+        lacks a requested device.
 
         :param specs: extra specs that a server is built with.
         :param memory: of the guest, bytes.
@@ -205,7 +206,7 @@ class Guests:
                    'libvirt leaves one or two')
 
     def _unseen(self, specs, memory, sizes) -> str:
-        """Why a guest would not see each device, a clause, or ''.
+        """Return why a guest could not address each device, a clause, or ''.
 
         :param sizes: bytes of the largest memory region of each function.
         """
@@ -221,14 +222,16 @@ class Guests:
         return address_space.unseen(memory, sizes, bits)
 
     def _without_pages(self, specs, memory) -> Iterator[tuple[str, str]]:
-        """See problems(); whether this host has the huge pages."""
+        """Yield the problem that this host lacks the guest's huge pages; see
+        problems().
+        """
         asked = specs.get('hw:mem_page_size', '')
         size = _page_size(asked)
         if size is None:
             return
         pages = self._huge_pages()
         count = specs.get('hw:numa_nodes', '1')
-        # Nova places each node of a guest on one of the host, of its own
+        # Nova places each guest node on a host node of its own
         cells = int(count) if count.isdigit() and int(count) else 1
         need = -(-memory // cells)
         if not any(size in (0, kib) and need % (kib << 10) == 0 and sum(
@@ -245,7 +248,9 @@ class Guests:
                    'hugepages=<number>)')
 
     def _huge_pages(self) -> dict[int, list[int]]:
-        """KiB of a huge page -> how many each NUMA node of the host has."""
+        """Return size of a huge page in KiB -> number on each NUMA node of the
+        host.
+        """
         kernel = self._host.kernel
         found: dict[int, list[int]] = {}
         try:
@@ -253,7 +258,7 @@ class Guests:
         except OSError:
             return {}
         for node in nodes:
-            # a kernel without huge pages has none of these
+            # a kernel without huge pages lacks these directories
             with contextlib.suppress(OSError, ValueError):
                 for name in kernel.listdir(f'{_NODES}/{node}/hugepages'):
                     kib = int(
@@ -263,8 +268,9 @@ class Guests:
         return found
 
     def _sizes(self, wanted: request.AcceleratorRequest) -> list[list[int]]:
-        """The regions of each handle that a group may get here, the largest
-        first."""
+        """Return the sizes of the regions of each handle that a group may get
+        here, the largest first.
+        """
         return sorted((
             sizes for provider in self._host.providers
             if wanted.resource_class in provider.inventory
@@ -275,8 +281,8 @@ class Guests:
 
 
 def _page_size(asked: str) -> int | None:
-    """KiB of the huge pages that hw:mem_page_size asks for, 0 for any size;
-    None where it asks for none.
+    """Return the size in KiB of the huge pages that hw:mem_page_size requests,
+    0 for any size; None if it requests none.
 
     Source: _get_numa_pagesize_constraint() in nova/virt/hardware.py; a number
     alone is in KiB.
@@ -295,8 +301,9 @@ def _page_size(asked: str) -> int | None:
 
 
 def is_q35() -> bool:
-    """Whether guests are PCI Express machines, unless their image says
-    otherwise."""
+    """Return whether guests are PCI Express machines, unless their image
+    specifies another type.
+    """
     types = dict(item.partition('=')[::2]
                  for item in CONF.libvirt.hw_machine_type or ())
     return 'q35' in types.get('x86_64', '')

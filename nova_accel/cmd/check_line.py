@@ -9,16 +9,16 @@ OK, WARNING, FAILURE = 'ok', 'warning', 'failure'
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """What one check found."""
+    """The result of one check."""
 
     result: str
     found: str
-    #: what to do
+    #: the remedy
     remedy: str = ''
 
 
 def split(sentence: str) -> tuple[str, str]:
-    """Return (what was found, what to do) of an error of nova_accel."""
+    """Return the finding and the remedy of an error of nova_accel."""
     found, colon, remedy = sentence.rstrip('.').rpartition(': ')
     return (found, remedy) if colon else (remedy, '')
 

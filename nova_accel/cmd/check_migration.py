@@ -1,7 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What nova-accel check says of guests that migrate while they run.
+"""Describe live migration for nova-accel check.
 
-None of it is a fault: flavors say which guests take their devices along.
+None of the lines is a fault, because flavors determine which guests take their
+devices along.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ OK = check_line.OK
 
 
 def devices(host) -> Iterator[Line]:
-    """Say which devices guests take along, and why not the others."""
+    """Report which devices guests take along, and why not the others."""
     versions: tuple = ()
     # another check reports that libvirt does not answer
     with contextlib.suppress(Exception):

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What nova-accel check says of devices that share a PCIe switch.
+"""Check devices that share a PCIe switch, for nova-accel check.
 
-ACS of the port at which a request comes into the switch decides which way it
-goes to another device: up to the root complex, where the IOMMU judges it, or
-directly (PCI Express Base Specification, Access Control Services).
+ACS of the port at which a request enters the switch decides its way to another
+device: up to the root complex, where the IOMMU checks it, or directly (PCI
+Express Base Specification, Access Control Services).
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ OK, WARNING = check_line.OK, check_line.WARNING
 
 
 def peers(host) -> Iterator[Line]:
-    """Check each switch that is above two devices."""
+    """Check each switch that is above two or more devices."""
     below: dict[str, list[str]] = {}
     for address, device in sorted(host.devices.items()):
         for switch in pci.switches(device.bridges):
             below.setdefault(switch, []).append(address)
-    # of switches one below the other, with the same devices, the last
+    # if switches are below each other with the same devices, only the last one
     for addresses, switch in {tuple(addresses): switch for switch, addresses
                               in below.items()}.items():
         if len(addresses) > 1:
@@ -35,7 +35,7 @@ def peers(host) -> Iterator[Line]:
 
 
 def _of_switch(host, switch, addresses):
-    #: address -> the ports on its way up that redirect what it sends
+    #: address -> the ports above it that redirect its requests
     redirects = {
         address: [port for port in pci.ports_between(
                       host.devices[address].bridges, switch)

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What nova-accel check reads of [filter_scheduler].
+"""Check [filter_scheduler], for nova-accel check.
 
 An option that is set replaces Nova's default. Hence each remedy is a whole
-line for nova.conf, with what the option has now.
+line for nova.conf, with the present values of the option.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,13 +22,14 @@ _WEIGHER = 'nova_accel.scheduler.weights.AcceleratorWeigher'
 #: with Nova's own filters and weighers (nova/conf/scheduler.py)
 _ALL_FILTERS = 'nova.scheduler.filters.all_filters'
 _ALL_WEIGHERS = 'nova.scheduler.weights.all_weighers'
-#: keeps servers from hosts that are down or disabled
+#: this filter keeps servers from hosts that are down or disabled
 _COMPUTE_FILTER = 'ComputeFilter'
 
 
 def _line(option: str, values: Iterable[str]) -> str:
-    """A line of nova.conf with AcceleratorFilter, or AcceleratorWeigher, at
-    the end."""
+    """Return a line of nova.conf with AcceleratorFilter, or
+    AcceleratorWeigher, at the end.
+    """
     last = _NAME if option == 'enabled_filters' else _WEIGHER
     before = [value for value in dict.fromkeys(values) if value != last]
     return f'set {option} = {",".join((*before, last))}'
@@ -41,7 +42,7 @@ def _default_filters() -> list[str]:
 
 
 def filters(host) -> Iterator[Line]:
-    """Check how [filter_scheduler] has AcceleratorFilter."""
+    """Check AcceleratorFilter in [filter_scheduler]."""
     section = CONF.filter_scheduler
     enabled = section.enabled_filters
     remedy = _line('enabled_filters', enabled)
@@ -77,7 +78,9 @@ def filters(host) -> Iterator[Line]:
 
 
 def _unavailable(enabled, available) -> Line | None:
-    """The line on an enabled filter that nova-scheduler does not find."""
+    """Return the line about an enabled filter that nova-scheduler does not
+    find.
+    """
     names = {item.rpartition('.')[2] for item in available}
     missing = [] if _FILTER in available else [_NAME]
     if _ALL_FILTERS not in available:
@@ -97,7 +100,7 @@ def _unavailable(enabled, available) -> Line | None:
 
 
 def weigher(host) -> Iterator[Line]:
-    """Check how [filter_scheduler] has AcceleratorWeigher."""
+    """Check AcceleratorWeigher in [filter_scheduler]."""
     classes = CONF.filter_scheduler.weight_classes
     remedy = _line('weight_classes', classes)
     if _WEIGHER not in classes:

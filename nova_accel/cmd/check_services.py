@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What nova-accel check asks other services, and what it reads of theirs."""
+"""Check other services and their configuration, for nova-accel check."""
 
 import collections
 from collections.abc import Iterable, Iterator
@@ -32,27 +32,29 @@ Line = check_line.Line
 OK, WARNING = check_line.OK, check_line.WARNING
 FAILURE = check_line.FAILURE
 
-#: providers of one class on a host, of which a server wants so many: Placement
-#: tries each order of them, for 2 to 14 s with five of eight, minutes with six
-#: of eight (Nova 34, docs/source/operate/placement.rst)
+#: number of providers of one class on a host, for servers that want as many:
+#: Placement tries each order of them, for 2 to 14 s with five of eight,
+#: minutes with six of eight (Nova 34, docs/source/operate/placement.rst)
 _MANY_PROVIDERS, _MANY_WANTED = 7, 5
 _PLACEMENT_CONF = '/etc/placement/placement.conf'
-#: traits that a query may forbid and that exist (Placement API)
+#: version with which a query may forbid traits, and list existing ones
+#: (Placement API)
 _MICROVERSION = '1.38'
 #: seconds for each answer of Placement
 _TIMEOUT = 30
-#: since which Nova shows extra specs with its flavors
+#: version with which Nova shows extra specs in its flavors
 _FLAVORS_MICROVERSION = '2.61'
-#: status of an answer to a token that the service does not accept
+#: status of an answer to an invalid token
 _UNAUTHORIZED = 401
-#: sections whose credentials are used here
+#: sections whose credentials the checks use
 _CREDENTIALS = ('placement', 'service_user')
 
 
 # Placement
 
 class Refused(Exception):
-    """Placement cannot be asked; its argument is the line that says so."""
+    """Placement cannot be queried; the argument is the line that reports it.
+    """
 
 
 def _placement(path: str, part: str) -> typing.Any:
@@ -80,7 +82,7 @@ def _placement(path: str, part: str) -> typing.Any:
 def _unanswered(error, service, section, where) -> Line:
     """Return why a service did not answer.
 
-    :param where: options that say where the service is.
+    :param where: options with the address of the service.
     """
     url = glance.unreachable(error)
     if url.startswith('Keystone'):
@@ -248,10 +250,10 @@ def profiles_load(host) -> Iterator[Line]:
 
 
 def _dead_ends(found: Iterable[profiles.Profile]) -> Iterator[Line]:
-    """Tell of profiles that prefer what no provider has, or send servers to
-    regions for which no image exists.
+    """Report profiles that prefer a trait that no provider has, or lead
+    servers to regions for which no image exists.
 
-    :raises Refused: Placement cannot be asked.
+    :raises Refused: Placement cannot be queried.
     :raises ImageRefused: Glance does not show images to [service_user].
     """
     known: set[str] = set()
@@ -292,7 +294,7 @@ def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
                 *traits, *wanted.required,
                 *(f'!{trait}' for trait in known & {
                     *wanted.wanted_traits, *wanted.forbidden})}):
-            # none is there, or each carries the function already
+            # no region has the type, or each carries the function already
             continue
         try:
             glance.find_first(wanted, lambda one: glance.find(
@@ -322,8 +324,8 @@ def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
 
 
 def _types(required, known: set[str]) -> list[tuple[str, set[str]]]:
-    """The types of regions to which a request may lead, each with the traits
-    that show it.
+    """Return the types of regions to which a request may lead, each with its
+    traits.
 
     :param required: traits of the request.
     :param known: traits that providers have.
@@ -335,7 +337,9 @@ def _types(required, known: set[str]) -> list[tuple[str, set[str]]]:
 
 
 def _leads_to(traits: Iterable[str]) -> bool:
-    """Return whether a provider has these traits; those after a "!" not."""
+    """Return whether a provider has these traits, and none of those with a
+    leading "!".
+    """
     query = ','.join(sorted(traits, key=lambda t: (t.startswith('!'), t)))
     return bool(_placement('/resource_providers?' + parse.urlencode(
         {'required': query}), 'resource_providers'))
@@ -343,11 +347,11 @@ def _leads_to(traits: Iterable[str]) -> bool:
 
 def _as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
                         ) -> Iterator[Line]:
-    """Give these lines, and say what was left out where a service does
-    not answer.
+    """Yield these lines, and report the omitted part if a service does not
+    answer.
 
     :param what: the lines are about.
-    :param unasked: what was left out without credentials.
+    :param unasked: the part that is omitted without credentials.
     """
     try:
         yield from lines
@@ -372,7 +376,7 @@ def _as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
 def traits_of_flavors(host) -> Iterator[Line]:
     """Check that providers have the traits that flavors name for accelerators.
 
-    Nova says nothing of a preferred trait that no provider has.
+    Nova does not report a preferred trait that no provider has.
     """
     yield from _as_far_as_answered(
         _traits_of_flavors(), 'which traits flavors name',
@@ -409,7 +413,9 @@ def _traits_of_flavors():
 # Clearing images
 
 def clearing_images(host) -> Iterator[Line]:
-    """Check that regions which users may program can be cleared after them."""
+    """Check that regions which users may program can be cleared after their
+    servers.
+    """
     yield from _as_far_as_answered(
         _clearing_images(), 'whether images clear what users program',
         'Nova and Glance were not asked for flavors with which users program, '
@@ -427,8 +433,8 @@ def _clearing_images():
 
 
 def _asked() -> tuple[dict[str, list[request.AcceleratorRequest]], bool]:
-    """What profiles and flavors ask for, 'the flavor x' -> its requests; and
-    whether that is all that servers ask for.
+    """Return the requests of profiles and flavors: 'the flavor x' -> its
+    requests; and whether these are all requests of servers.
 
     :raises NoCredentials: [service_user] has none.
     """
@@ -446,17 +452,17 @@ def _asked() -> tuple[dict[str, list[request.AcceleratorRequest]], bool]:
             asked[name] = request.parse(
                 profiles.expand(extra, found.__getitem__))
         except KeyError:
-            # of nova-api, on another host
+            # an option of nova-api, on another host
             is_all = False
         except exception.AcceleratorError:
-            # no server starts with it
+            # no server starts with such a flavor
             continue
     return asked, is_all
 
 
 def flavors() -> tuple[list[dict], Line | None]:
     """Return Nova's flavors with name, extra_specs and ram (MiB), and a line
-    where they cannot be read.
+    if they cannot be read.
 
     :raises NoCredentials: [service_user] has none.
     """
@@ -475,9 +481,9 @@ def flavors() -> tuple[list[dict], Line | None]:
 
 
 def _flavors() -> Iterator[dict]:
-    """Nova's flavors with their extra specs.
+    """Return Nova's flavors with their extra specs.
 
-    :raises KeyError: Nova does not show these.
+    :raises KeyError: Nova does not show extra specs.
     """
     auth = ks_loading.load_auth_from_conf_options(CONF, 'service_user')
     if auth is None:
@@ -505,7 +511,7 @@ def _flavors() -> Iterator[dict]:
 def _not_cleared(users) -> Iterator[Line]:
     known = set(_placement('/traits?associated=true', 'traits'))
     client = glance.service_client()
-    #: type of regions -> why no image clears them, '' where one does
+    #: type of regions -> why no image clears them, '' if one does
     why: dict[str, str] = {}
     concerned: dict[str, list[str]] = {}
     for name, wanted in users.items():
@@ -546,10 +552,10 @@ def _why_not_cleared(client, region_type: str) -> str:
 
 
 def forget_credentials() -> None:
-    """Have CONF no longer demand the options of credentials.
+    """Make CONF no longer require the options of credentials.
 
-    keystoneauth registers some as required, of the plugin that a section
-    names; another service may do without them.
+    keystoneauth registers some options of a section's plugin as required;
+    another service may not need them.
     """
     types = {section: CONF[section].auth_type for section in _CREDENTIALS}
     CONF.reset()

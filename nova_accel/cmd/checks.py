@@ -55,43 +55,44 @@ OK, WARNING = check_line.OK, check_line.WARNING
 FAILURE = check_line.FAILURE
 
 SERVICES = COMPUTE, SCHEDULER, API = 'compute', 'scheduler', 'api'
-#: seconds that one check may take; for how long drivers read the devices,
-#: [accel] discovery_timeout says, as for nova-compute
+#: seconds that one check may take. Drivers read the devices for [accel]
+#: discovery_timeout, as in nova-compute
 _SECONDS = 60
 
 _DRIVER = 'accel.AccelLibvirtDriver'
 
-#: of the design: the oldest libvirt; those with which a function may stay
-#: bound to a vendor's VFIO driver are of Nova's
-#: MIN_VFIO_PCI_VARIANT_LIBVIRT_VERSION and ..._QEMU_VERSION
+#: the oldest supported libvirt; and Nova's
+#: MIN_VFIO_PCI_VARIANT_LIBVIRT_VERSION and ..._QEMU_VERSION, with which a
+#: function may stay bound to a vendor's VFIO driver
 _LIBVIRT, _LIBVIRT_VENDOR, _QEMU_VENDOR = (8, 0, 0), (10, 0, 0), (8, 2, 2)
 #: Nova's MIN_LIBVIRT_MAXPHYSADDR
 _LIBVIRT_BITS = (8, 7, 0)
 
-#: MiB below which no bitstream fits into the cache
+#: MiB; a smaller cache cannot hold a bitstream
 _LEAST_FREE = 16
 
 
 class Host:
-    """What the checks examine: the configuration is read already."""
+    """The input of the checks, with the configuration already read."""
 
     def __init__(self, services: Iterable[str]):
         self.services = frozenset(services)
         self.names: list[str] = []
         #: loaded drivers by name
         self.drivers: dict = {}
-        #: name of a driver that cannot be loaded -> why
+        #: name of a driver that cannot be loaded -> the reason
         self.failed: dict[str, str] = {}
         self.devices: dict[str, model.Device] = {}
         self.providers: list[shown.Provider] = []
-        #: address of a device without a provider -> why
+        #: address of a device without a provider -> the reason
         self.unreported: dict[str, str] = {}
         self.offered = offers.Offers({}, (), ())
         #: why no device could be read
         self.problem = ''
-        #: what could not be asked, see Inventory.failures()
+        #: failed queries, see Inventory.failures()
         self.failures: dict[str, str] = {}
-        #: for what nova-compute would not start, and what is without effect
+        #: errors with which nova-compute would not start, and options without
+        #: effect
         self.refused: list[str] = []
         self.without_effect: list[str] = []
         self.kernel: typing.Any = None
@@ -100,7 +101,7 @@ class Host:
             self._look()
 
     def _look(self):
-        # sudo -n asks for no password, as under nova-compute; otherwise
+        # sudo -n asks for no password, as in nova-compute; otherwise this is
         # the command of nova.utils.get_root_helper()
         helper = 'sudo -n' if CONF.workarounds.disable_rootwrap else (
             f'sudo -n nova-rootwrap {CONF.rootwrap_config}')
@@ -124,7 +125,8 @@ class Host:
                 CONF.host, shown.ANY_ROOT).values())
             self.unreported = found.shown.unreported(CONF.host)
             self.offered = found.offers.now()
-            # the readers of malformed options would say them again
+            # otherwise the readers of malformed options would report them
+            # again
             if not options.malformed():
                 self._judge(found)
                 self._read_conflicts()
@@ -137,17 +139,18 @@ class Host:
 
     @functools.cached_property
     def guests(self) -> check_guests.Guests:
-        """The guests that it could have."""
+        """Return the guests that this host could have."""
         return check_guests.Guests(self)
 
     @functools.cached_property
     def libvirt(self) -> tuple:
-        """libvirt's module, a connection, the versions of libvirt and QEMU.
+        """Return libvirt's module, a connection, and the versions of libvirt
+        and QEMU.
 
-        :raises Exception: they are not to be had.
+        :raises Exception: libvirt does not answer.
         """
         libvirt = importlib.import_module('libvirt')
-        # it prints its errors otherwise
+        # otherwise libvirt prints its errors
         getattr(libvirt, 'registerErrorHandler', lambda *a: None)(
             lambda *a: None, None)
         # as Nova does: a connection that can write, without questions
@@ -157,7 +160,7 @@ class Host:
                                      _version(connection.getVersion()))
 
     def _memory(self):
-        """A store that knows what guests have now, and nothing else."""
+        """Return a store with the claims of guests only."""
         memory = claim_store.ClaimStore(claim_store.MEMORY)
         # another check reports a store that cannot be read
         with contextlib.suppress(exception.AcceleratorsUnavailable):
@@ -166,8 +169,9 @@ class Host:
         return memory
 
     def _judge(self, found):
-        """What nova-compute does at its start, without a change to the
-        host."""
+        """Derive the results of a start of nova-compute, without changing the
+        host.
+        """
         for driver in self.drivers.values():
             try:
                 driver.check_options()
@@ -175,7 +179,7 @@ class Host:
                 self.refused.append(str(error))
         try:
             without_effect = found.configuration.without_effect()
-            # devices that were not found show nothing of rules
+            # without devices, rules cannot be judged
             if self.drivers and not self.failed and not self.failures:
                 self.without_effect = without_effect
         except exception.ConfigurationError as error:
@@ -184,12 +188,13 @@ class Host:
     def _read_conflicts(self):
         if not (CONF.pci.device_spec or CONF.devices.enabled_mdev_types):
             return
-        # it imports seconds of Nova
+        # importing it loads Nova, which takes seconds
         from nova_accel.virt import conflicts
         try:
             self._conflicts = conflicts.of_options(self.kernel)
         except Exception as error:
-            # of Nova, whose nova-compute does not start either
+            # an error of Nova, with which its own nova-compute would not start
+            # either
             self.refused.append(
                 f'Nova cannot read what it has of PCI devices and vGPUs '
                 f'({conf.why_invalid(error)}): correct [pci] device_spec or '
@@ -197,7 +202,7 @@ class Host:
 
     @property
     def unseen(self) -> dict[str, str]:
-        """Addresses of cards that could not be read -> why."""
+        """Return addresses of cards that could not be read -> the reason."""
         return {address: why for address, why in self.failures.items()
                 if pci.ADDRESS.fullmatch(address)
                 and address not in self.devices}
@@ -207,7 +212,7 @@ class Host:
         return bool(CONF.accel.simulated_host)
 
     def taken_elsewhere(self, device: model.Device) -> str:
-        """As virt.conflicts.Conflicts.taken_elsewhere()."""
+        """Return the result of virt.conflicts.Conflicts.taken_elsewhere()."""
         return (self._conflicts.taken_elsewhere(device)
                 if self._conflicts else '')
 
@@ -260,12 +265,12 @@ def _drivers(host) -> Iterator[Line]:
         try:
             yield from map(_of_driver, driver.check())
         except Exception as error:
-            # one that fails must not hide the others
+            # a failed check must not hide the others
             yield Line(FAILURE, f'the driver {name} cannot be checked: '
                                 f'{_named(error)}', 'correct the driver')
         failure = host.failures.get(f'driver {name}')
         if failure:
-            # an error of nova_accel says what to do
+            # an error of nova_accel contains the remedy
             what, remedy = (split(failure) if failure.endswith('.')
                             else (failure, ''))
             yield Line(FAILURE, f'the driver {name} failed: {what}',
@@ -324,7 +329,7 @@ def _privileges(host) -> Iterator[Line]:
         try:
             user, effective = call()
         except Exception as error:
-            # whatever oslo.privsep and the helper's absence raise
+            # any error of oslo.privsep, or of a missing helper
             why = getattr(error, 'strerror', '') or error
             yield Line(FAILURE, check_line.short(why), remedy)
             continue
@@ -417,23 +422,25 @@ def _uri() -> str:
 
 
 def _has_uefi(connection, libvirt) -> bool:
-    """Whether an image with hw_firmware_type=uefi can be built.
+    """Return whether an image with hw_firmware_type=uefi can be built.
 
     Source: the element enum of firmware in docs/formatdomaincaps.rst of
-    libvirt, which Nova asks for as well (supports_uefi in host.py).
+    libvirt, which Nova reads as well (supports_uefi in host.py).
     """
     try:
         found = ElementTree.fromstring(connection.getDomainCapabilities(
             None, os.uname().machine, 'q35', CONF.libvirt.virt_type, 0))
     except (libvirt.libvirtError, ElementTree.ParseError):
-        # it does not show them
+        # libvirt does not report them
         return True
     return any(value.text == 'efi' for value in found.findall(
         "os/enum[@name='firmware']/value"))
 
 
 def _version(number):
-    """libvirt's number of a version as a tuple; source: virGetVersion()."""
+    """Return libvirt's number of a version as a tuple; source:
+    virGetVersion().
+    """
     return number // 1000000, number // 1000 % 1000, number % 1000
 
 
@@ -442,7 +449,7 @@ def _dotted(version):
 
 
 def _cache(host) -> Iterator[Line]:
-    """The directory into which nova-compute fetches bitstreams."""
+    """Return the directory into which nova-compute downloads bitstreams."""
     if not check_services.programs(host.drivers.values()):
         return
     path = CONF.accel.bitstream_cache
@@ -482,7 +489,7 @@ def _device(host, device) -> Iterator[Line]:
         for hold in (*host.offered.withheld_by(part), *(
             hold for offer in host.offered.of(part)
             for hold in offer.all_holds if hold.kind.withholds)))
-    # of regions without a handle
+    # those of regions without a handle
     bad |= dict.fromkeys(
         region.reason for region in device.regions if region.reason)
     for reason in bad:
@@ -523,13 +530,15 @@ def _conflict(host, device) -> Iterator[Line]:
 
 
 def _kept(host, device) -> Iterator[Line]:
-    """What a process has open, libvirt may wait for without a limit."""
+    """Return a line about processes that have a device open, for which libvirt
+    may wait without a limit.
+    """
     try:
         kept = processes.named(host.kernel.processes(sorted({
             function for handle in device.all_handles for function
             in processes.of_host(host.kernel, device, handle)})))
     except OSError:
-        # the line on privileges says so
+        # the line on privileges reports it
         return
     if kept:
         yield Line(FAILURE, f'{kept}, and no server gets it meanwhile',
@@ -554,10 +563,10 @@ def _of_driver(finding) -> Line:
                 finding.remedy)
 
 
-#: how oslo.config (10.7) begins what it says of a value
+#: beginning of the errors of oslo.config (10.7) about a value
 _INVALID = re.compile(r'Value for option (?P<name>\S+) from ')
 
-#: name, for which services, what it does with a Host
+#: name, its services, and the function for a Host
 _CHECKS = (
     ('options', {*SERVICES}, _options),
     ('Nova', {*SERVICES}, _nova),
@@ -584,15 +593,15 @@ _CHECKS = (
     ('traits of flavors', {API}, check_services.traits_of_flavors),
     ('clearing images', {API}, check_services.clearing_images),
 )
-#: the same for each device; one line where all is well
+#: the same for each device; one line if all devices are healthy
 _DEVICE_CHECKS = (_device, _conflict, _kept, _answers,
                   check_guests.large_regions)
-#: what cannot be said where the kernel could not be opened
+#: checks that need the kernel, which could not be opened
 _NEED_KERNEL = (_iommu, _vfio, check_peers.peers)
 
 
 def lines(host: Host) -> Iterator[tuple[str, Line]]:
-    """(check, line) of everything, in order.
+    """Yield (check, line) for all checks, in order.
 
     Each check has a worker and a time limit of its own; so has each device,
     whose name in the table is its address.
@@ -621,7 +630,7 @@ def lines(host: Host) -> Iterator[tuple[str, Line]]:
                 remedy = ('run it again when this host has less to do; else '
                           'see what does not answer')
             found[call.about] = [Line(FAILURE, what, remedy)]
-    # other checks find as well what is wrong with a value
+    # other checks also find the problem of a malformed value
     said = [*conf.unreadable().values(), *(
         line.found for line in found.get('options', ())
         if line.result == FAILURE)]
@@ -632,7 +641,9 @@ def lines(host: Host) -> Iterator[tuple[str, Line]]:
 
 
 def _once(lines, said, name) -> list[Line]:
-    """The lines of a check without what the line on options says already."""
+    """Yield the lines of a check that the line on options does not contain
+    already.
+    """
     return lines if name == 'options' else [
         line for line in lines
         if not any(sentence in line.found for sentence in said)]
@@ -646,7 +657,7 @@ def _done(functions, *args) -> list[Line]:
         except exception.DeviceTimeout:
             raise
         except Exception as error:
-            # one check that fails must not hide the others
+            # a failed check must not hide the others
             lines.append(_failed(error))
     if any(line.result == FAILURE for line in lines):
         return [line for line in lines if line.result != OK]

@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel claims: which server has which device, and what regions carry."""
+"""nova-accel claims: show the devices of servers, and the content of regions.
+"""
 
 import uuid
 
@@ -75,7 +76,7 @@ class Claims(output.Lister):
                 (address, '', '', '', '', holds.of_disabled(row).value,
                  row.since, '', '', '', row.reason or 'no reason given')
                 for row in known.disabled()
-                # where it is now, or was when it is not on this host
+                # the present address, or the last one if the device is absent
                 for address in identity.disabled(
                     devices, [row], gone) or [
                     row.device_address]

@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Placement, Nova and Glance, with the operator's own credentials.
 
-They are those of the command openstack: --os-* of the command, OS_* in the
-environment, or an entry of clouds.yaml (openstacksdk reads all). As a command
-of openstack itself, see openstack.py, a command has its session.
+They are read as by the command openstack: --os-* of the command, OS_* in the
+environment, or an entry of clouds.yaml (openstacksdk reads all). A command
+that runs as a subcommand of openstack, see openstack.py, uses the session of
+openstack.
 """
 
 import argparse
@@ -29,23 +30,23 @@ from nova_accel import text
 
 #: seconds for each answer
 _TIMEOUT = 60
-#: requests to Placement at a time
+#: simultaneous requests to Placement
 _AT_ONCE = 8
-#: what Placement is asked for of a provider
+#: the parts of a provider that Placement can be asked for
 PARTS = ('inventories', 'traits', 'allocations')
-#: service type -> its name in errors, the version of its API where the catalog
-#: may leave it out, default microversion: consumer_type (Placement), extra
-#: specs in flavors (Nova)
+#: service type -> its name in errors, the version of its API if the catalog
+#: omits it, default microversion: consumer_type (Placement), extra specs in
+#: flavors (Nova)
 _SERVICES = {
     'placement': ('Placement', None, '1.38'),
     'compute': ('Nova', None, '2.61'),
     'image': ('Glance', '2', None),
     'identity': ('Keystone', None, None),
 }
-#: what reading the body of an answer raises that another server gave, such as
-#: a proxy: no JSON, or another content
+#: errors of reading a body that another server sent, such as a proxy: no JSON,
+#: or other content
 NOT_AN_ANSWER = (ValueError, LookupError, TypeError, AttributeError)
-#: how each refusal of Placement begins (HTTPBadRequest of WebOb)
+#: beginning of each refusal of Placement (HTTPBadRequest of WebOb)
 _MALFORMED = ('The server could not comply with the request since it is either '
               'malformed or otherwise incorrect.')
 
@@ -68,18 +69,20 @@ _ARGUMENTS = {
 
 
 class Asks:
-    """A command of nova-accel, or of openstack, that asks the cloud."""
+    """A command of nova-accel, or of openstack, that queries the cloud."""
 
     app: typing.Any
 
     @property
     def _openstack(self) -> typing.Any:
-        """The client manager of the command openstack, None without it."""
+        """Return the client manager of the command openstack, None without it.
+        """
         return getattr(self.app, 'client_manager', None)
 
     def add_cloud_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Give a command --os-cloud and the usual --os-*, which openstack has
-        before the command."""
+        """Add --os-cloud and the usual --os-* to a command; openstack has them
+        before the command.
+        """
         if self._openstack:
             return
         group = parser.add_argument_group('credentials and services')
@@ -120,7 +123,7 @@ class Cloud:
 
     @staticmethod
     def _configured(name, arguments):
-        # takes longer to load than all else together: not for --help
+        # loading it takes longer than everything else: not for --help
         from openstack import config
         from openstack import exceptions as sdk
         try:
@@ -138,7 +141,7 @@ class Cloud:
 
     @property
     def project_id(self) -> str:
-        """That of the credentials; '' where they have none."""
+        """Return the project of the credentials; '' if they have none."""
         with asking('identity', 'the project of your token'):
             return self._session.get_project_id() or ''
 
@@ -148,8 +151,8 @@ class Cloud:
 
         :param service: 'placement' or 'compute'.
         :param missing: returned for 404, if given.
-        :param what: for errors, in place of the path.
-        :param key: of the part of the body that is returned alone.
+        :param what: the requested thing in errors, in place of the path.
+        :param key: of the only part of the body to return.
         :raises: as asking().
         """
         with asking(service, what or path):
@@ -166,7 +169,7 @@ class Cloud:
     def images(self) -> glance_client.Client:
         """Return a client of Glance.
 
-        :raises: as asking(): Keystone does not say where it is.
+        :raises: as asking(), if Keystone does not know its address.
         """
         with asking('image', 'its endpoint'):
             endpoint = self.adapter('image').get_endpoint()
@@ -178,10 +181,11 @@ class Cloud:
 
     @functools.cache
     def adapter(self, service: str) -> ks_adapter.Adapter:
-        """Return what sends requests to 'placement', 'compute' or 'image'.
+        """Return an adapter that sends requests to 'placement', 'compute' or
+        'image'.
 
-        They raise keystoneauth1.exceptions.ClientException, also for statuses
-        from 400 on: make them in asking().
+        Requests raise keystoneauth1.exceptions.ClientException, also for
+        statuses from 400 on. Send them inside asking().
         """
         _, version, microversion = _SERVICES[service]
         return ks_adapter.Adapter(
@@ -198,16 +202,16 @@ class Cloud:
     def trees(self, names: Iterable[str] = (), nested: bool = False,
               ) -> list[list[reasons.Provider]]:
         """Return the resource providers of compute nodes, as Placement lists
-        them: read() has what they contain.
+        them; read() returns their contents.
 
         One request, or two for each name.
 
-        :param names: of the compute nodes; all of them, without any.
+        :param names: of the compute nodes; empty for all of them.
         :param nested: whether a name may be that of another provider of the
             node.
         :returns: a list for each node, in the order of their names: its own
             provider first, the others by name.
-        :raises NotThere: Placement has no compute node of a name.
+        :raises NotThere: Placement has no compute node with one of the names.
         :raises: as asking().
         """
         names, listed = list(names), {}
@@ -237,11 +241,12 @@ class Cloud:
 
     def read(self, providers: Iterable[reasons.Provider],
              parts: Iterable[str] = PARTS) -> list[reasons.Provider]:
-        """Return providers with what they contain; one that is removed
-        meanwhile contains nothing.
+        """Return providers with their contents; a provider that is removed
+        meanwhile is empty.
 
-        A request for each part of each, several at a time. Allocations are
-        not asked for without an inventory: nothing can be allocated there.
+        Sends a request for each part of each provider, several at a time.
+        Skips allocations of a provider without an inventory, which can have
+        none.
 
         :param parts: of PARTS.
         :raises: as asking().
@@ -271,7 +276,7 @@ class Cloud:
     def flavor(self, name_or_id: str) -> dict:
         """Return a flavor, with its extra specs.
 
-        :raises NotThere: Nova has none.
+        :raises NotThere: Nova does not have the flavor.
         :raises ConfigurationError: Nova does not show extra specs to these
             credentials.
         :raises: as asking().
@@ -305,11 +310,12 @@ class Cloud:
 
     def set_flavor(self, flavor: dict, specs: Mapping[str, str],
                    description: str | None = None) -> bool:
-        """Set extra specs and the description of a flavor that has others.
+        """Change the extra specs and the description of a flavor if they
+        differ.
 
         :param flavor: as flavors() returned it.
-        :param description: None leaves it as it is.
-        :returns: whether it had others.
+        :param description: None keeps the present one.
+        :returns: whether anything has changed.
         :raises: as asking().
         """
         new = {key: value for key, value in specs.items()
@@ -341,10 +347,10 @@ class Cloud:
         return found[0]
 
     def hypervisors(self, uuid: str | None = None) -> dict[str, dict]:
-        """Return what Nova knows of compute nodes, by the UUID that is also
-        that of their resource provider.
+        """Return Nova's entries of compute nodes by UUID, which is also the
+        UUID of their resource provider.
 
-        :param uuid: of the only one that is asked for.
+        :param uuid: of the only node to query.
         :raises: as asking().
         """
         if uuid:
@@ -367,7 +373,7 @@ class Cloud:
             'servers', 'its servers', path.strip('/')))
 
     def server_name(self, uuid: str) -> str | None:
-        """Return the name of a server, None where Nova does not know it."""
+        """Return the name of a server, None if Nova does not have it."""
         server = self.get('compute', f'/servers/{uuid}', missing={},
                           key='server')
         return server['name'] if server else None
@@ -409,7 +415,7 @@ def asking(service: str, what: str) -> Iterator[None]:
     """Turn an error of a request, or of its body, into one sentence.
 
     :param service: type of the service.
-    :param what: was asked for, as a noun.
+    :param what: the requested thing, as a noun.
     :raises ConfigurationError: the credentials are refused, or no endpoint is
         known.
     :raises InvalidRequest: the service understood the request, and refuses it.
@@ -448,7 +454,7 @@ def asking(service: str, what: str) -> Iterator[None]:
 
 
 def _detail(response) -> str:
-    """Return what Placement or Nova says of a request that it refuses."""
+    """Return the reason with which Placement or Nova refuses a request."""
     try:
         error = response.json()
         found = (error['errors'][0]['detail'] if 'errors' in error

@@ -17,10 +17,12 @@ COMPUTE, SCHEDULER, API = 'nova-compute', 'nova-scheduler', 'nova-api'
 
 
 class Reader(output.NoEpilog, command.Command):
-    """A command with --config-file, whose exit status is 1 where it could not
-    use a part of what it read."""
+    """A command with --config-file.
 
-    #: whose configuration it reads
+    Its exit status is 1 if it could not use a part of its input.
+    """
+
+    #: service whose configuration it reads
     SERVICE = COMPUTE
 
     def get_parser(self, prog_name):
@@ -44,8 +46,8 @@ def add_argument(parser, service: str = COMPUTE) -> None:
 def read(files: Iterable[str] | None, service: str = COMPUTE) -> None:
     """Read the configuration as a service does.
 
-    :param files: in place of those that the service finds: beside nova.conf
-        those with its own name, such as nova-compute.conf.
+    :param files: in place of the service's own: nova.conf, and files with the
+        name of the service, such as nova-compute.conf.
     :raises ConfigurationError: it cannot be read.
     """
     conf.register_novas()
@@ -72,7 +74,7 @@ def add_driver_argument(parser) -> None:
 
 
 def drivers(parsed_args) -> list[str]:
-    """Return the names of the drivers to look with.
+    """Return the names of the drivers to use.
 
     :raises ConfigurationError: none is named.
     """

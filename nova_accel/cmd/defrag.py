@@ -14,9 +14,10 @@ from nova_accel import exception
 from nova_accel.planning import capacity
 from nova_accel.planning import defrag
 
-#: seconds between two requests for a server, and the most for a migration
+#: seconds between two requests for a server, and maximum for a migration
 _PAUSE, _LONGEST = 2, 3600
-#: statuses that can be migrated cold, and that a migrated server has again
+#: statuses in which a server can be migrated cold, and which it has again
+#: afterwards
 _STEADY = 'ACTIVE', 'SHUTOFF'
 _PLANNED, _DONE = 'planned', 'done'
 
@@ -25,15 +26,15 @@ class Defrag(clouds.Asks, output.Table):
     """Plan the fewest cold migrations that make room for servers of a flavor.
 
     A line for each migration, in their order. Without --do nothing is changed,
-    and stderr says with which --do the plan is carried out: one migration
-    after the other, each confirmed before the next, until one fails. A server
-    is stopped while it is migrated. Where the plan has changed since it was
-    shown, nothing is moved. Goes by Placement, as fits does; where Nova finds
-    that a server cannot go to a host, that migration fails. Uses the
-    credentials of the openstack command.
+    and stderr has the --do that carries out the plan: one migration after the
+    other, each confirmed before the next, until one fails. A server is stopped
+    while it is migrated. If the plan has changed since it was shown, nothing
+    is migrated. The plan is based on Placement, as in fits; if Nova refuses a
+    host for a server, the migration fails. Uses the credentials of the
+    openstack command.
 
-    The exit status is 0 when the room is there or can be made, and 1 when it
-    cannot, or a migration failed.
+    The exit status is 0 if there is room or room can be made, and 1 if not, or
+    if a migration failed.
     """
 
     COLUMNS = 'Step', 'Server', 'Server ID', 'From', 'To', 'Result'
@@ -129,7 +130,7 @@ class Defrag(clouds.Asks, output.Table):
 
 
 def _check(now, wanted, plan, step):
-    """See that what is left of a plan can be done, and makes the room."""
+    """Check that the rest of a plan can be carried out, and makes the room."""
     try:
         then = defrag.after(plan.moves[step:], now.hosts, now.servers, wanted)
     except defrag.Changed as error:
@@ -166,13 +167,13 @@ class State:
                 try:
                     wanted = self._asked(server['flavor'], given)
                 except exception.InvalidRequest:
-                    # of a flavor from before nova_accel checked it
+                    # a flavor from before nova_accel checked flavors
                     continue
                 self.names[server['id']] = output.clean(server['name'])
                 yield defrag.Server(server['id'], wanted, given)
 
     def _asked(self, flavor, given):
-        # the disk of a server that boots from a volume is not of its host
+        # a server that boots from a volume needs no disk of its host
         local = any('DISK_GB' in amounts for amounts in given.values())
         key = json.dumps([flavor, local], sort_keys=True)
         if key not in self._wanted:
@@ -193,7 +194,7 @@ def _may_move(server: Mapping, node: str) -> bool:
 def _migrate(cloud, move, host):
     """Migrate a server to a host, and confirm it.
 
-    :raises AcceleratorError: Nova refuses, or it failed.
+    :raises AcceleratorError: Nova refuses, or the migration failed.
     """
     what = f'the migration of server {move.server} to {host}'
     _act(cloud, move.server, what, {'migrate': {'host': host}})
@@ -218,8 +219,9 @@ def _act(cloud, server, what, body):
 
 
 def _await(cloud, server, what, statuses):
-    """The entry of a server with no task, in one of these statuses if it
-    gets there."""
+    """Return the entry of a server without a task, in one of these statuses if
+    it gets there in time.
+    """
     end = time.monotonic() + _LONGEST
     while time.monotonic() < end:
         found = cloud.get('compute', f'/servers/{server}', key='server')

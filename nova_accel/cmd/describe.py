@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel profile describe: what dashboards show of flavors."""
+"""nova-accel profile describe: describe accelerators of flavors for
+dashboards.
+"""
 
 import collections
 from collections.abc import Iterable
@@ -13,7 +15,7 @@ from nova_accel import request
 
 
 class DescribeFlavors(fits.OfFlavors):
-    """Say in flavors which accelerators they have, for Horizon and Skyline.
+    """Describe the accelerators of flavors, for Horizon and Skyline.
 
     Writes the description that Horizon and openstack flavor show, and the extra
     specs :architecture and :category by which Skyline sorts flavors, if they

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel disable, drain and enable: whether servers get a device.
+"""nova-accel disable, drain and enable: take devices out of service.
 
-That is written into the claim store, whether nova-compute runs or not.
-nova-compute notices it (nova_accel/admin/orders.py), or finds it at its start.
+They write into the claim store, whether nova-compute runs or not. nova-compute
+notices it (nova_accel/admin/orders.py), or finds it at its start.
 """
 
 from cliff import command
@@ -40,7 +40,7 @@ class _Disables(_OfDevice):
         return parser
 
     def _disable(self, parsed_args) -> str:
-        """Disable the device; returns its address."""
+        """Disable the device; return its address."""
         reason = parsed_args.reason
         if len(reason) > values.LONGEST_REASON or not (
                 reason.isprintable() or not reason):
@@ -61,11 +61,10 @@ class _Disables(_OfDevice):
 class Disable(_Disables):
     """Take a device out of service, until nova-accel enable.
 
-    It is reserved in Placement, within seconds where nova-compute runs, else
-    when it starts. A server that has it keeps it, and may be started again.
-    That lasts until it is enabled: also when nova-compute or the host is
-    started again, and when the device, if it has a serial number, gets another
-    address.
+    The device is withheld in Placement within seconds if nova-compute runs,
+    otherwise at its start. A server keeps the device, and may be started
+    again. The device stays disabled after a restart of nova-compute or the
+    host, and at another address if it has a serial number.
     """
 
     def take_action(self, parsed_args):
@@ -78,9 +77,9 @@ class Disable(_Disables):
 class Drain(_Disables, output.Table):
     """Take a device out of service, and show the servers that still use it.
 
-    One row for each claim of a server on it. The exit status is 3 while one
-    is left, and 0 when none is: no claim follows then. Move or delete the
-    servers, and give the command again.
+    One row for each claim of a server on it. The exit status is 3 while one is
+    left, and 0 when none is left, after which no new claim is possible. Move
+    or delete the servers, and run the command again.
     """
 
     COLUMNS = ('Device', 'Handle', 'Server', 'State', 'Error')
@@ -92,7 +91,8 @@ class Drain(_Disables, output.Table):
     def take_action(self, parsed_args):
         self.check_columns(parsed_args, self.COLUMNS)
         address = self._disable(parsed_args)
-        # read after the device is disabled: then the store takes no claim
+        # read after the device is disabled, because the store then refuses new
+        # claims
         known = store.read(parsed_args)
         rows = _about(address, known)
         self._left = sorted(
@@ -122,7 +122,7 @@ class Enable(_OfDevice):
             address = identity.named(parsed_args.device, known.devices())
             mine = _about(address, known)
         except exception.DeviceUnavailable:
-            # of a device that was taken out
+            # a device that was removed
             mine = [row for row in disabled if parsed_args.device in (
                 row.serial or row.device_address, row.device_address)]
             if not mine:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel discover: what nova-compute would report of this host."""
+"""nova-accel discover: show what nova-compute would report for this host."""
 
 import collections
 import contextlib
@@ -42,15 +42,14 @@ _LONG_COLUMNS = ('Provider', 'NUMA', 'Resource class', 'Total', 'Reserved',
 class Discover(output.Lister):
     """Show the accelerators that the enabled drivers find on this host.
 
-    One row per device and per FPGA region: what it is, which function it
-    carries, how many accelerators it has, and which servers hold them by the
-    claim store of nova-compute. With --long, one row per resource provider:
-    what it would offer in Placement, its handles and traits; with --long -f
-    json, the devices themselves by PCI address. The exit status is 1 when a
-    driver failed; what the others found is shown. If no driver is enabled, all
-    that are installed are asked, and stderr has the lines of nova.conf that
-    offer what they find. Nothing is written, not even the state of a simulated
-    host.
+    One row per device and per FPGA region: its type, its function, the number
+    of its accelerators, and the servers that hold them according to
+    nova-compute's claim store. With --long, one row per resource provider: its
+    inventory in Placement, its handles and traits; with --long -f json, the
+    devices themselves by PCI address. The exit status is 1 if a driver failed;
+    the devices of the others are shown. If no driver is enabled, all installed
+    ones are used, and stderr has the lines of nova.conf that offer their
+    devices. Nothing is written, not even the state of a simulated host.
     """
 
     COLUMNS = ('Device', 'What', 'Function', 'Total', 'Used', 'Held by',
@@ -78,7 +77,7 @@ class Discover(output.Lister):
         return 1 if self._failed else status
 
     def table(self, parsed_args):
-        # reads the configuration, too, and so comes before the overrides
+        # --driver reads the configuration, and so comes before the overrides
         known = self._known(parsed_args)
         kernel = _configure(parsed_args)
         self._is_offer = not CONF.accel.enabled_drivers
@@ -104,7 +103,7 @@ class Discover(output.Lister):
         rows: list[tuple] = []
         gone = self._gone(known)
         for address in sorted({*gone, *self._devices}):
-            # None: which servers have it is not known
+            # None: the servers that have it are unknown
             mine = held[address] if known else None
             if address in self._devices:
                 rows += self._rows_of(self._devices[address], mine)
@@ -125,7 +124,7 @@ class Discover(output.Lister):
             super().produce_output(parsed_args, column_names, data)
 
     def _offer(self):
-        """Return the lines of nova.conf that offer what was found."""
+        """Return the lines of nova.conf that offer the devices found."""
         found = self._devices.values()
         return '\n'.join((
             'No driver is enabled. To offer these devices, write into '
@@ -136,8 +135,9 @@ class Discover(output.Lister):
                 if self._loaded[device.driver].NEEDS_RULE}), ''))
 
     def _known(self, parsed_args):
-        """A copy of the claim store; None where it cannot be read, or is of
-        another host than the one that is asked."""
+        """Return a copy of the claim store; None if it cannot be read, or is
+        of another host than the one that is read.
+        """
         if parsed_args.simulated_host and not parsed_args.store:
             return None
         try:
@@ -152,8 +152,9 @@ class Discover(output.Lister):
             return None
 
     def _gone(self, known):
-        """Address -> device that nova-compute knows and a driver that works
-        does not find, and why."""
+        """Return address -> device, and the reason, for devices that
+        nova-compute knows and a working driver does not find.
+        """
         if not known:
             return {}
         notes = known.notes()
@@ -212,8 +213,9 @@ class Discover(output.Lister):
                     for hold in self._why(part))]
 
     def _offers(self, found, known):
-        """Return which handles servers can get, by what the store knows and
-        what nova-compute reported last."""
+        """Return which handles servers can get, according to the store and
+        nova-compute's last report.
+        """
         claims = known.all_claims() if known else ()
         listed = listing.read(known) if known else []
         facts = (*found.table.all_holds(),
@@ -231,15 +233,19 @@ class Discover(output.Lister):
             hold.key, '')) for hold in self._offered.why(part)]
 
     def _with_why(self, hold):
-        """Return a hold with what the store has as the reason of a disabled
-        device, which owners of servers do not read."""
+        """Return a hold with the stored reason of a disabled device, which
+        owners of servers must not read.
+        """
         why = self._reasons.get((hold.device, hold.kind))
         return dataclasses.replace(
             hold, reason=f'{hold.reason} ({why})') if why else hold
 
     def _use(self, part, held):
-        """(total, used, held by); a driver reports only the vGPUs that could
-        be created now; those of servers are added."""
+        """Return (total, used, held by).
+
+        A driver reports only the vGPUs that could be created now; those of
+        servers are added.
+        """
         if held is None:
             return len(part.handles), '?' if self.for_people else '', ''
         total = len({h.key for h in part.handles}
@@ -250,7 +256,7 @@ class Discover(output.Lister):
         providers = collections.defaultdict(list)
         for provider in found.shown.providers_of(
                 CONF.host, shown.ANY_ROOT).values():
-            # a pool stands where its first device does
+            # a pool is listed at its first device
             for address in provider.addresses:
                 providers[address].append(provider)
         rows = []
@@ -295,9 +301,10 @@ class Discover(output.Lister):
                 f'not reported: {self._unreported.get(device.address)}')
 
     def _discover(self, known, kernel):
-        """
-        :param known: the claim store, by which it is known what was
-            programmed; None where it is not.
+        """Read the host, and return the devices and their failures.
+
+        :param known: the claim store, which has the programmed content; None
+            if it cannot be used.
         :param kernel: of the host that is read.
         """
         loaded, failed = {}, {}
@@ -305,24 +312,23 @@ class Discover(output.Lister):
             try:
                 loaded.update(drivers.load([name], kernel))
             except Exception as e:
-                # one bad driver must not hide the devices of the others
+                # a failing driver must not hide the devices of the others
                 if self.app.options.debug:
                     traceback.print_exception(e, file=self.app.stderr)
                 failed[f'driver {name}'] = str(e) or repr(e)
         self._loaded = loaded
-        # without claims, and devices that it can see: to a driver every such
-        # card is new, and it does nothing for which it would need
-        # privileges
+        # without claims, and with devices that it can read: every card is new
+        # to a driver, which needs no privileges for it
         memory = claim_store.ClaimStore(claim_store.MEMORY)
         if known:
             memory.set_devices(store.given_whole(known, kernel))
         self._reasons = _disable(memory, known) if known else {}
         found = inventory.Inventory(loaded, memory, reads_serials=False)
-        # what it would log is shown, without tracebacks
+        # warnings are shown without tracebacks
         with contextlib.nullcontext() if self.app.options.debug else _quiet(
                 inventory.__name__):
             found.scanner.scan()
-            # after it: until then no card is at the address
+            # afterwards, because before the scan no card is at the address
             there = {(address, region.index) for address, device
                      in found.devices.items() for region in device.regions}
             for (address, index), content in (
@@ -339,11 +345,11 @@ class Discover(output.Lister):
 
 
 def _disable(memory, known):
-    """Have a store say what another one does about disabled devices.
+    """Copy the disabled devices of a store into another one.
 
-    By their addresses: serial numbers are not read here.
+    By their addresses, because serial numbers are not read here.
 
-    :returns: address and kind of the hold -> why.
+    :returns: address and kind of the hold -> reason.
     """
     reasons = {}
     for address, rows in identity.disabled(
@@ -367,8 +373,7 @@ def _quiet(name):
 
 
 def _configure(parsed_args):
-    """Have CONF say what the arguments want, and return the kernel of the
-    host that is read.
+    """Set CONF by the arguments, and return the kernel of the host to read.
 
     :raises ConfigurationError: the configuration cannot be read.
     :raises InvalidSimulation: the simulated host cannot be used.
@@ -387,9 +392,9 @@ def _configure(parsed_args):
 
 
 def _take_options(kernel, path):
-    """Have CONF say what it said on the host that was captured."""
+    """Set CONF to the options of the captured host."""
     options = getattr(kernel, 'options', None)
-    # neither a capture nor one from which they were removed
+    # not a capture, or one without options
     if not options:
         return
     for option in conf.CAPTURED_OPTS:
@@ -404,7 +409,7 @@ def _take_options(kernel, path):
 
 
 def _holder(claim):
-    """The server, and what is unusual about its claim."""
+    """Return the server, with a remark if its claim is unusual."""
     unusual = [text for text, is_so in (
         (claim.state.value, claim.state is not model.ClaimState.BOUND),
         ('old', claim.role is not model.Role.CURRENT)) if is_so]

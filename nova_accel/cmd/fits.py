@@ -27,10 +27,10 @@ class Host:
     """A compute node that has accelerators."""
 
     name: str
-    #: of Nova's entry; '' where it has none
+    #: name in Nova's entry; '' without one
     service: str
     known: capacity.Host
-    #: why no server is built there; '' where nothing is known to be wrong
+    #: why no server is built there; '' without a known reason
     wrong: str
 
 
@@ -39,10 +39,10 @@ def hosts(cloud: clouds.Cloud, names: Iterable[str] = (),
     """Return the compute nodes that have accelerators, in the order of their
     names.
 
-    Three requests for each of their providers.
+    Sends three requests for each of their providers.
 
-    :param names: of compute nodes; all of them, without any.
-    :raises AcceleratorError: as clouds.asking(); a name is unknown.
+    :param names: of compute nodes; empty for all.
+    :raises AcceleratorError: as Cloud.asking(), or if a name is unknown.
     """
     trees = [tree for tree in cloud.trees(names) if any(
         naming.part_of_provider(tree[0].name, p.name) for p in tree)]
@@ -59,7 +59,7 @@ def hosts(cloud: clouds.Cloud, names: Iterable[str] = (),
 
 
 def wanted(question: why.Question) -> capacity.Wanted:
-    """Return what a server asks of a host."""
+    """Return the demands of a server on a host."""
     return capacity.Wanted(question.groups, question.server.wanted,
                            question.policy, question.server.affinity)
 
@@ -81,12 +81,12 @@ class Fits(OfFlavors):
     """Show how many servers of each flavor fit now, and what limits them.
 
     A line for each flavor with accelerators: how many servers of it fit if no
-    other ones come, and the one thing that keeps more from fitting; with
-    --by-host also for each host. Goes by Placement: zones, aggregates, the
-    topology of guests and other filters of your Nova may leave less. Uses the
-    credentials of the openstack command. Changes nothing, but for the file of
-    --public and the property of --property. Run it where the device profiles
-    are those of nova-api.
+    others are built, and the limit that prevents more; with --by-host also for
+    each host. The numbers are based on Placement: zones, aggregates, the
+    topology of guests and other filters of your Nova may leave fewer. Uses the
+    credentials of the openstack command. Changes nothing except the file of
+    --public and the property of --property. Run it on a host with the device
+    profiles of nova-api.
     """
 
     COLUMNS = 'Flavor', 'Host', 'Servers', 'Limit'
@@ -179,8 +179,8 @@ def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
          level: str | None = None) -> list[tuple[str, str, int, str]]:
     """Return flavor, host or ALL, how many servers fit, and what limits them.
 
-    :param flavors: names or ids; all that ask for accelerators, without any.
-    :param names: of compute nodes; all of them, without any.
+    :param flavors: names or ids; empty for all that request accelerators.
+    :param names: of compute nodes; empty for all.
     :param by_host: whether there is a row for each host, too.
     :param level: of which there is a row for each domain; ALL then has the
         most that fit into one.
@@ -240,7 +240,7 @@ def questions(cloud, names) -> list[tuple[dict, typing.Any]]:
 
 
 def of_host(asked: capacity.Wanted, host: Host) -> tuple[int, capacity.Limit]:
-    """Return how many servers fit on a host, and what limits them."""
+    """Return how many servers fit on a host, and the limit."""
     if host.wrong:
         return 0, capacity.Limit(host.wrong, host.wrong)
     free = host.known.free

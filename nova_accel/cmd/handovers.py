@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel handovers: what was done with devices between servers."""
+"""nova-accel handovers: show how devices were cleaned between servers."""
 
 import argparse
 import dataclasses
@@ -13,7 +13,7 @@ from nova_accel.store import values
 
 
 def time(value: str) -> str:
-    """Return a time of an argument as the journal has it."""
+    """Return a time argument in the form of the journal."""
     try:
         found = datetime.datetime.fromisoformat(value)
     except ValueError:
@@ -28,11 +28,11 @@ def time(value: str) -> str:
 class Handovers(output.Lister):
     """Show the journal of hand-overs of this host, the newest last.
 
-    One row for each time that a server released a device: what was done
-    before another server may have it, and with which result. Those of the last
-    90 days are kept, and of each device the newest 1000. -f json exports them
-    for nova-accel history and nova-accel verify. Reads the claim store of
-    nova-compute and changes nothing.
+    One row for each release of a device: how it was cleaned for the next
+    server, and the result. Those of the last 90 days are kept, and of each
+    device the newest 1000. -f json exports them for nova-accel history and
+    nova-accel verify. Reads the claim store of nova-compute and changes
+    nothing.
     """
 
     COLUMNS = tuple(field.name.capitalize()
@@ -66,7 +66,7 @@ class Handovers(output.Lister):
     def run(self, parsed_args):
         if not parsed_args.key:
             return super().run(parsed_args)
-        # no command needs it that only reads
+        # imported here because most commands do not need it
         from nova_accel.store import keys
         path = store.path_of(parsed_args) + keys.SUFFIX
         key = keys.load(path)

@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel history: who had a device, and what a server had."""
+"""nova-accel history: show the servers of a device, or the devices of a
+server.
+"""
 
 import json
 import os
@@ -115,7 +117,7 @@ class History(output.Lister):
 def read(path: str) -> list[values.Handover]:
     """Return the hand-overs of a file.
 
-    :raises InvalidRequest: it cannot be read, or is another one.
+    :raises InvalidRequest: the file cannot be read, or has other content.
     """
     try:
         with open(path, encoding='utf-8') as file:

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel import nova: Nova's own PCI devices and vGPUs into [accel].
 
-Nova's code reads Nova's options, and says which devices they match: nova.conf,
-nova.pci.devspec and nova.pci.request. Drivers of nova_accel say what these
-devices are, and what they would be with the new options.
+Nova's code reads Nova's options and matches devices: nova.conf,
+nova.pci.devspec and nova.pci.request. Drivers of nova_accel identify these
+devices, also with the new options.
 """
 
 from collections.abc import Iterator
@@ -45,14 +45,14 @@ _DEVICE_SPEC = {('pci', 'device_spec'), ('pci', 'passthrough_whitelist'),
 _ALIAS = {('pci', 'alias'), ('DEFAULT', 'pci_alias')}
 _MDEV_TYPES = {('devices', 'enabled_mdev_types'),
                ('devices', 'enabled_vgpu_types')}
-#: type of a device that only the driver pci knows, by its PCI base class
+#: PCI base class -> type of a device that only the driver pci finds
 _TYPES = {0x01: 'STORAGE', 0x02: 'NIC', 0x03: 'GPU', 0x04: 'MULTIMEDIA',
           0x10: 'CRYPTO', 0x12: 'AI'}
-#: options that have several values in one line
+#: options with several values in one line
 _LISTS = ('enabled_drivers', 'vgpu_types', 'handover')
 _OPTIONS = (*_LISTS, 'include_devices', 'exclude_devices', 'pci_devices')
 
-#: what stands for live_migratable
+#: stands for live_migratable
 _LIVE = ('nova_accel finds out itself which devices can, and flavors say '
          'accel:live_migration=transparent')
 
@@ -61,12 +61,12 @@ class ImportNova(cloud.Asks, configuration.Reader):
     """Translate Nova's PCI devices and vGPUs of this host into [accel].
 
     Reads [pci] device_spec and alias, and [devices] enabled_mdev_types with
-    their sections [mdev_TYPE] and the devices of this host, and prints
-    what nova.conf and the device profiles should be, as a unified diff, and
-    what the flavors should ask for. It writes nothing. What cannot be
-    translated is named on stderr and stays as it is, and the exit status is
-    1. With --flavors it reads the flavors of the cloud with your credentials,
-    and prints what each that asks for these devices would ask instead.
+    their sections [mdev_TYPE] and the devices of this host, and prints the new
+    nova.conf and device profiles as a unified diff, and the new extra specs of
+    flavors. It writes nothing. Options that cannot be translated are named on
+    stderr and stay unchanged, and the exit status is 1. With --flavors it
+    reads the flavors of the cloud with your credentials, and prints the new
+    extra specs of each that requests these devices.
     """
 
     def get_parser(self, prog_name):
@@ -81,7 +81,7 @@ class ImportNova(cloud.Asks, configuration.Reader):
         configuration.read(parsed_args.config_file)
         flavors = (self.cloud(parsed_args).flavors()
                    if parsed_args.flavors or parsed_args.os_cloud else None)
-        # what would be logged is shown
+        # warnings are part of the output
         logging.disable(logging.CRITICAL)
         try:
             found = Translation(machine.open_kernel(
@@ -106,30 +106,30 @@ class ImportNova(cloud.Asks, configuration.Reader):
 
 
 class Translation:
-    """What Nova's options of this host are in nova_accel."""
+    """The translation of Nova's options of this host."""
 
     def __init__(self, kernel):
         self.files = [ini.File(path) for path in conf.files()]
         #: profiles of devices, with the keys of a file
         self.profiles: list[dict] = []
-        #: what an operator has to know
+        #: notes for the operator
         self.notes: list[str] = []
-        #: sentences about what is not translated
+        #: sentences about options that are not translated
         self.left_out: list[str] = []
         self._kernel = kernel
         self._functions = dict(self._read_functions())
-        #: options of [accel] -> what is added
+        #: options of [accel] -> added values
         self._new: dict[str, list[str]] = {
             name: [] for name in _OPTIONS}
         #: rules that choose the devices
         self._rules: list[str] = []
         #: addresses of the devices that nova_accel takes over
         self._cards: set[str] = set()
-        #: and of the VFs among what Nova gives
+        #: addresses of VFs among the devices that Nova gives
         self._vfs: set[str] = set()
-        #: files that an option is removed from
+        #: files from which an option is removed
         self._changed: list[ini.File] = []
-        #: for what flavors ask of Nova
+        #: replacements for requests of flavors to Nova
         self.replacements: list[nova_flavors.Replacement] = []
         try:
             self._translate()
@@ -179,7 +179,7 @@ class Translation:
                     pci.physical_function(self._kernel, address),
                     pci.can_have_vfs(self._kernel, address))
             except (OSError, ValueError):
-                # it has just gone
+                # the device has just disappeared
                 continue
 
     def _scan(self, **options,
@@ -187,9 +187,8 @@ class Translation:
                          offers.Offers]:
         """Read the devices as nova-compute would.
 
-        :param options: of [accel], that differ from nova.conf.
-        :returns: devices by address, Inventory.failures(), and
-            Offered.now().
+        :param options: options of [accel] that differ from nova.conf.
+        :returns: devices by address, Inventory.failures(), and Offered.now().
         """
         for name, value in options.items():
             CONF.set_override(name, value, group='accel')
@@ -198,7 +197,7 @@ class Translation:
                 drivers.load(CONF.accel.enabled_drivers, self._kernel),
                 claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
             found.scanner.scan()
-            # which reads the options
+            # the drivers read the options
             offered = found.offers.now()
         finally:
             for name in options:
@@ -212,7 +211,7 @@ class Translation:
                 if (entry.section, entry.key) in names]
 
     def _drop(self, file, entry, *values):
-        """Remove an option, or replace it by these values."""
+        """Remove an option, or replace its value by the given ones."""
         if values:
             file.put(entry, *values)
         else:
@@ -242,7 +241,7 @@ class Translation:
         return found
 
     def _spec(self, words) -> nova_pci.Spec:
-        # it imports seconds of Nova
+        # importing it loads Nova, which takes seconds
         from nova.pci import devspec
         if not isinstance(words, dict):
             raise exception.ConfigurationError(
@@ -260,7 +259,7 @@ class Translation:
     def _take(self, spec: nova_pci.Spec) -> bool:
         """Take over the devices of a specification.
 
-        :returns: whether that can be.
+        :returns: whether that is possible.
         """
         of = f'[pci] device_spec {spec.text}'
         if nova_pci.is_of_network(spec.tags):
@@ -295,7 +294,8 @@ class Translation:
         return self._seen[card].driver if card in self._seen else 'pci'
 
     def _obstacle(self, spec, card) -> str:
-        """Why nova_accel cannot offer what Nova does, as a clause."""
+        """Return why nova_accel cannot offer a card as Nova does, as a clause.
+        """
         device = self._seen.get(card)
         if card in self._failed:
             return f'{card} could not be examined ({self._failed[card]})'
@@ -320,14 +320,14 @@ class Translation:
             type_ = _TYPES.get(self._functions[min(cards)].kind, 'PCI')
             traits = sorted(t for t in nova_pci.traits(spec.tags.get('traits'))
                             if naming.is_custom(t))
-            # existing rules come first, and the first one counts
+            # existing rules come first, and the first match applies
             self._add('pci_devices', *(
                 f'{text} type={type_}' + (
                     f' traits={",".join(traits)}' if traits else '')
                 for text in texts))
 
     def _rules_for(self, text: str | None, cards: set[str]) -> list[str]:
-        """Rules that pick just these cards of the host.
+        """Return rules that match exactly these cards of the host.
 
         :param text: a rule that may be too wide or too narrow.
         """
@@ -351,7 +351,7 @@ class Translation:
         self._new[option] += [v for v in values if v not in there]
 
     def _leave_vfs(self):
-        """Keep away from VFs of these cards that Nova does not give."""
+        """Exclude the VFs of these cards that Nova does not give."""
         for card in sorted({self._functions[vf].card for vf in self._vfs}):
             self._add('exclude_devices', *(
                 f'address={vf}' for vf
@@ -359,7 +359,7 @@ class Translation:
                 if vf not in self._vfs))
 
     def _tags(self, spec, of, by_driver):
-        """Carry over what a specification says of its devices."""
+        """Carry over the tags of a specification about its devices."""
         cards = sorted(set().union(*by_driver.values()))
         if strutils.bool_from_string(spec.tags.get('one_time_use')):
             self._add('handover', *(f'{card}=operator' for card in cards))
@@ -384,7 +384,7 @@ class Translation:
         """
         if not CONF.devices.enabled_mdev_types:
             return {}
-        # it imports seconds of Nova
+        # importing it loads Nova, which takes seconds
         from nova_accel.virt import conflicts
         options = conflicts.of_options(self._kernel)
         parents: dict[str, set[str]] = {}
@@ -462,11 +462,11 @@ class Translation:
     # [accel]
 
     def _choose_rules(self):
-        """Add rules of include_devices, where they are needed.
+        """Add rules of include_devices, if they are needed.
 
-        Without rules the drivers gpu and nvme offer nothing, and others all
-        that they find. With one, a driver of which it names a device offers
-        only those that are named: those that it offers now need a rule as
+        Without rules, the drivers gpu and nvme offer nothing, and others all
+        devices that they find. If a rule names a device of a driver, the
+        driver offers only named devices: its present devices need a rule as
         well.
         """
         enabled = CONF.accel.enabled_drivers
@@ -537,9 +537,9 @@ class Translation:
     def _aliases(self, specs):
         if not CONF.pci.alias:
             return
-        # it imports seconds of Nova
+        # importing it loads Nova, which takes seconds
         from nova.pci import request
-        # Nova 31.0 has it under a private name, which 31.3 does not
+        # Nova 31.0 has it as a private name, but 31.3 does not
         read = getattr(request, 'get_alias_from_config', None) or getattr(
             request, '_get_alias_from_config')
         try:
@@ -562,9 +562,9 @@ class Translation:
                 'them.')
 
     def _alias(self, name, policy, wanted, specs) -> bool:
-        """Make a profile of an alias.
+        """Create a profile from an alias.
 
-        :returns: whether no device of Nova's is left for it on this host.
+        :returns: whether Nova has no device left for the alias on this host.
         """
         moved: set[str] = set()
         left: set[str] = set()
@@ -613,8 +613,9 @@ class Translation:
 
     def _specified(self, specs) -> Iterator[tuple[
             nova_pci.Spec, nova_pci.Function]]:
-        """Pair each function with its specification, for Nova the first one
-        that matches."""
+        """Pair each function with its specification: the first that matches,
+        as in Nova.
+        """
         for function in self._functions.values():
             for spec in specs:
                 if function in spec.functions:
@@ -622,7 +623,7 @@ class Translation:
                     break
 
     def _way_to_match(self, wanted, specs) -> str:
-        """Return what to do about an alias that asks for no function."""
+        """Return a remedy for an alias that matches no function."""
         types = {function.address: (w['dev_type'], function.type)
                  for spec, function in self._specified(specs) for w in wanted
                  if nova_pci.is_like(w, spec, function)}

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel import profiles: Cyborg's device profiles into our files.
+"""nova-accel import profiles: translate Cyborg's device profiles.
 
 Source of the format: Cyborg's API reference, GET /v2/device_profiles.
 """
@@ -23,16 +23,17 @@ from nova_accel import profiles
 
 CONF = conf.CONF
 
-#: names that are safe as names of files
+#: names that are safe as file names
 _NAME = re.compile('[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 
 
 class ImportProfiles(configuration.Reader):
     """Translate Cyborg's device profiles into files of [accel] device_profiles.
 
-    Reads the answer of Cyborg's API (GET /v2/device_profiles), as JSON or YAML,
-    and prints what would change as a unified diff. Writes only with --write.
-    What cannot be carried over is named on stderr, and the exit status is 1.
+    Reads the answer of Cyborg's API (GET /v2/device_profiles), as JSON or
+    YAML, and prints the changes as a unified diff. Writes only with --write.
+    Profiles that cannot be translated are named on stderr, and the exit status
+    is 1.
     """
 
     SERVICE = configuration.API
@@ -90,7 +91,7 @@ def translate(profile) -> tuple[str, str]:
     """Return the name of a profile and the text of its file.
 
     :param profile: a profile of Cyborg's answer.
-    :raises InvalidProfile: it cannot be carried over.
+    :raises InvalidProfile: the profile cannot be translated.
     """
     name = profile.get('name') if isinstance(profile, dict) else None
     if not is_name(name):
@@ -168,7 +169,8 @@ def _text_of(path):
 
 
 def _write(path, text):
-    """Write a file at once: nova-api never reads a part of it."""
+    """Write a file in one step, because nova-api must never read a part of it.
+    """
     try:
         files.replace(path, text)
     except OSError as error:

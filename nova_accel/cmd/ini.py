@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Changes of nova.conf, as a diff: comments and order stay as they are."""
+"""Change nova.conf, as a diff that keeps comments and order."""
 
 from collections.abc import Iterable, Iterator
 import difflib
@@ -11,9 +11,9 @@ from nova_accel import exception
 
 
 class Entry(typing.NamedTuple):
-    """An option where a file sets it."""
+    """An option, at the place where a file sets it."""
 
-    #: as oslo.config compares sections: lower case, DEFAULT as it is
+    #: as oslo.config compares sections: lower case, except DEFAULT
     section: str
     key: str
     value: str
@@ -23,13 +23,14 @@ class Entry(typing.NamedTuple):
 
 
 class File(iniparser.BaseParser):
-    """A configuration file that oslo.config reads, and what it should be."""
+    """A configuration file as oslo.config reads it, and its planned changes.
+    """
 
     def __init__(self, path: str):
         self.path = path
         self.entries: list[Entry] = []
         self._section = 'DEFAULT'
-        #: number of the last line of each section that is not empty
+        #: number of the last line of each non-empty section
         self._last: dict[str, int] = {}
         self._headers: dict[str, list[int]] = {}
         try:
@@ -42,9 +43,9 @@ class File(iniparser.BaseParser):
                 f'readable.') from error
         if self._before and not self._before[-1].endswith('\n'):
             self._before[-1] += '\n'
-        #: what stands in the place of each line
+        #: replacements of lines
         self._after = [[line] for line in self._before]
-        #: what comes behind a line, whatever stands in its place
+        #: lines to insert after a line, even if that is replaced
         self._behind: list[list[str]] = [[] for _ in self._before]
         self._more: list[str] = []
 
@@ -61,7 +62,7 @@ class File(iniparser.BaseParser):
         return super()._split_key_value(line)
 
     def assignment(self, key, value):
-        """Take an option, see iniparser.BaseParser."""
+        """Record an option, see iniparser.BaseParser."""
         end = self._begin + len(value)
         self.entries.append(Entry(self._section, key, '\n'.join(value),
                                   self._begin, end))
@@ -73,7 +74,7 @@ class File(iniparser.BaseParser):
         return section in self._headers
 
     def drop(self, entry: Entry) -> None:
-        """Remove an option, and its section if that is empty then."""
+        """Remove an option, and its section if that becomes empty."""
         self.put(entry)
         if not any(any(self._after[e.begin:e.end]) for e in self.entries
                    if e.section == entry.section
@@ -82,7 +83,7 @@ class File(iniparser.BaseParser):
                 self._after[line] = []
 
     def put(self, entry: Entry, *values: str) -> None:
-        """Give an option these values, in lines of their own."""
+        """Set the values of an option, each in a line of its own."""
         for number in range(entry.begin, entry.end):
             self._after[number] = []
         self._after[entry.begin] = [f'{entry.key} = {value}\n'
@@ -99,7 +100,7 @@ class File(iniparser.BaseParser):
         self._more += lines
 
     def text(self) -> str:
-        """Return what the file should be."""
+        """Return the changed file."""
         return ''.join(line for after, behind in zip(
             self._after, self._behind) for line in (*after, *behind)
             ) + ''.join(self._more)
@@ -107,8 +108,8 @@ class File(iniparser.BaseParser):
     def diff(self) -> Iterator[str]:
         """Yield the lines of a unified diff.
 
-        It has no lines around the changes, because nova.conf has passwords.
-        Each hunk names its section.
+        It has no context lines, because nova.conf contains passwords. Each
+        hunk names its section.
         """
         for line in difflib.unified_diff(
                 self._before, self.text().splitlines(True), self.path,

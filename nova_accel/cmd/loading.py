@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Whether the nova-compute of this host can import its driver."""
+"""Check that the nova-compute of this host can import its driver."""
 
 import os
 import shlex
@@ -7,9 +7,10 @@ import shutil
 import subprocess
 import sys
 
-#: what main() of nova/cmd/compute.py does until it loads the driver, as far
-#: as imports go: its import decides about threads, os-vif loads its plug-ins
+#: the imports of main() in nova/cmd/compute.py until it loads the driver: its
+#: first import decides about threads, os-vif loads its plug-ins
 #: (nova_accel.virt.door), and nova.virt.driver.load_compute_driver() imports
+#: the driver
 _PROGRAM = """
 import sys
 from nova.cmd import compute
@@ -21,8 +22,9 @@ importutils.import_class('nova.virt.' + sys.argv[1])
 
 
 def nova_compute() -> str:
-    """Return the path of nova-compute: the one beside this command, or else
-    the first one in PATH; '' where none is."""
+    """Return the path of nova-compute: the one beside this command, otherwise
+    the first one in PATH; '' without one.
+    """
     beside = os.path.join(os.path.dirname(sys.executable), 'nova-compute')
     return (beside if os.path.exists(beside)
             else shutil.which('nova-compute') or '')
@@ -30,7 +32,8 @@ def nova_compute() -> str:
 
 def python_of(program: str) -> str:
     """Return the path of the Python that runs a program of pip or of a
-    distribution; that of this process if the program names none."""
+    distribution; this process's if the program names none.
+    """
     try:
         with open(program, encoding='utf-8') as file:
             first = file.readline(1024)
@@ -46,8 +49,8 @@ def failure(driver: str, seconds: float) -> tuple[str, str] | None:
     """Import the driver in a process like nova-compute.
 
     :param driver: a value of [DEFAULT] compute_driver.
-    :param seconds: how long that may take.
-    :returns: what was found and what to do; None if all is well.
+    :param seconds: time limit.
+    :returns: the finding and the remedy; None if all is well.
     """
     program = nova_compute()
     python = python_of(program)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The command nova-accel, which shows an operator a host's accelerators."""
+"""The command nova-accel, which shows operators the accelerators of a host."""
 
 import importlib.metadata
 import importlib.util
@@ -12,13 +12,13 @@ from cliff import app
 from cliff import commandmanager
 from cliff import help as cliff_help
 
-#: the docstring of a class in the source of its module, up to the end of its
-#: first line
+#: matches the docstring of a class in the source of its module, up to the end
+#: of the first line
 _DOCSTRING = r'^class {}\b[^"]*"""(.+?)\.?(?:"""|$)'
 
 
 class Commands(commandmanager.CommandManager):
-    """The commands, none of which is imported before it is needed.
+    """The commands, each imported when it is needed.
 
     cliff's own manager (4.17) imports the modules of all commands. Each
     would take as long to start as all together.
@@ -31,9 +31,10 @@ class Commands(commandmanager.CommandManager):
 
 
 def _description(entry_point) -> str:
-    """Return the first line of a docstring, without an import of its module
-    if that has a source."""
-    # cliff's own before 4.17 have none
+    """Return the first line of a docstring, without importing its module if
+    its source exists.
+    """
+    # cliff before 4.17 has no such errors
     module, _, name = getattr(entry_point, 'value', '').partition(':')
     spec = importlib.util.find_spec(module) if module else None
     if spec is not None and spec.has_location and spec.origin is not None:
@@ -46,15 +47,15 @@ def _description(entry_point) -> str:
 
 
 class _Sentences(logging.LoggerAdapter):
-    """Tells of an option with a malformed value as nova-compute does.
+    """Reports an option with a malformed value as nova-compute does.
 
-    oslo.config reads a value when it is used, and its error shows its own
+    oslo.config reads a value when it is used, and its error shows internal
     objects.
     """
 
     def process(self, msg, kwargs):
         if isinstance(msg, Exception):
-            # no command imports it that ends before it reads options
+            # commands that end before they read options do not import it
             from nova_accel import conf
             if isinstance(msg, conf.cfg.Error):
                 msg = ' '.join(conf.malformed()) or msg
@@ -87,30 +88,32 @@ class NovaAccel(app.App):
     def configure_logging(self):
         super().configure_logging()
         if self.options.verbose_level <= self.DEFAULT_VERBOSE_LEVEL:
-            # that it starts its process, five lines before each answer; the
-            # name is that of oslo_log.log.getLogger('oslo_privsep')
+            # suppresses the messages about its start, five lines before each
+            # answer; the name is that of
+            # oslo_log.log.getLogger('oslo_privsep')
             logging.getLogger('oslo.privsep').setLevel(logging.WARNING)
-            # that Keystone does not answer, beside our error that says it
+            # suppresses a second message that Keystone does not answer
             logging.getLogger('keystoneauth').setLevel(logging.ERROR)
 
 
 def _do_without_eventlet():
     """Keep oslo.privsep from importing eventlet where it is installed.
 
-    That takes half a second, and writes a warning of nine lines before all
-    output. Nothing here has green threads.
+    Importing eventlet takes half a second, and writes a warning of nine lines
+    before all output. Commands have no green threads.
     """
     if _privsep_needs_eventlet():
         warnings.filterwarnings('ignore', r'\s*Eventlet is deprecated')
     else:
-        # makes the import an ImportError (Python's reference, 5.3.1), which
+        # makes the import raise ImportError (Python's reference, 5.3.1), which
         # oslo.privsep expects
         sys.modules.setdefault('eventlet', None)  # type: ignore
 
 
 def _privsep_needs_eventlet() -> bool:
-    """Whether oslo.privsep imports eventlet without a condition, as all
-    releases before 3.11 do (Nova 31 comes with 3.6)."""
+    """Return whether oslo.privsep imports eventlet unconditionally, as all
+    releases before 3.11 do (Nova 31 comes with 3.6).
+    """
     release = importlib.metadata.version('oslo.privsep').split('.')
     return [int(part) for part in release[:2]] < [3, 11]
 

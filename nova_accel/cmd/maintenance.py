@@ -13,7 +13,7 @@ from nova_accel.cmd import store
 from nova_accel.health import signals
 from nova_accel.inventory import identity
 
-#: seconds that a drill stays by default, and at most
+#: seconds of a drill, by default and at most
 _STAY, _LONGEST_STAY = 120, 3600
 
 
@@ -52,9 +52,9 @@ class Clean(_OfDevice):
     """Clean a device that no server has, as after a server.
 
     nova-compute, which has to run, does what [accel] handover says: it resets
-    the device and takes away what a server may have left. Meanwhile no server
-    gets the device, and where it cannot be cleaned none gets it until it is.
-    A device that a server has is refused, with exit status 1.
+    the device and removes data that a server may have left. Meanwhile no
+    server gets the device, nor after a failure until it is clean. A device
+    that a server has is refused, with exit status 1.
     """
 
     VERB = 'clean'
@@ -67,10 +67,10 @@ class Program(_OfDevice):
     """Program a free region of an FPGA with an image of the operator.
 
     nova-compute, which has to run, takes the image from Glance: one that is
-    public or belongs to a project of [accel] bitstream_owners. The device has
-    to be disabled before (nova-accel disable): no server gets it then.
-    Else the command is refused, with exit status 1. A region of [accel]
-    fixed_devices that carries the function of the image gets its name only.
+    public or belongs to a project of [accel] bitstream_owners. Disable the
+    device first (nova-accel disable), so no server gets it. Otherwise the
+    command is refused, with exit status 1. A region of [accel] fixed_devices
+    that carries the function of the image gets its name only.
     """
 
     VERB = 'program'
@@ -88,7 +88,7 @@ class Program(_OfDevice):
 
 
 class Drill(_OfDevice):
-    """Have a device report a false finding, to test an alert.
+    """Make a device report a false finding, to test an alert.
 
     The finding goes the way of a true one: the log of nova-compute, a
     notification, the file of metrics, and with [accel] health = act Placement

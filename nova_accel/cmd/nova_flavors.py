@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What flavors ask of Nova's own PCI devices and vGPUs, and what they would ask
-of nova_accel instead.
+"""Translate flavors' requests for Nova's own PCI devices and vGPUs into
+requests for nova_accel.
 
 Sources: extra specs of Nova 31 to 34, pci_passthrough:alias
 (nova.pci.request) and resources<group>:<class>
@@ -21,9 +21,9 @@ _RESOURCE = re.compile('resources([A-Za-z0-9_-]{0,64}):(.+)')
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """A profile in place of a device of Nova's."""
+    """A profile that replaces a device of Nova's."""
 
-    #: name of the alias, None for a resource class
+    #: name of the alias, None if it is a resource class
     alias: str | None
     #: of the vGPUs
     resource_class: str | None
@@ -32,7 +32,7 @@ class Replacement:
 
     @property
     def asked(self) -> str:
-        """What a flavor has, up to the amount."""
+        """Return the request in a flavor, up to the amount."""
         return (f'{ALIAS}={self.alias}:' if self.alias
                 else f'resources:{self.resource_class}=')
 
@@ -40,8 +40,9 @@ class Replacement:
         return f'accel:device_profile={self.profile["name"]}'
 
     def group_specs(self, suffix: str, amount: object) -> list[str]:
-        """The extra specs of a group that asks for an amount, and what the
-        profile says of the whole server."""
+        """Return the extra specs of a group that requests an amount, and those
+        of the profile for the whole server.
+        """
         (resources, _), (trait, _) = self.profile['groups'][0].items()
         return [f'{resources.replace(":", f"{suffix}:")}={amount}',
                 f'{trait.replace(":", f"{suffix}:")}=required',
@@ -51,8 +52,8 @@ class Replacement:
 
 def lines(flavors: Iterable[dict], found: Iterable[Replacement],
           ) -> Iterator[str]:
-    """Yield what each flavor would ask instead; nothing of flavors that ask
-    for no device of Nova's.
+    """Yield the new extra specs of each flavor; nothing for flavors that
+    request no device of Nova's.
 
     :param flavors: as Nova's API lists them, with extra specs.
     :param found: for the devices of this host.
@@ -68,13 +69,13 @@ def lines(flavors: Iterable[dict], found: Iterable[Replacement],
 
 
 class _Wanted:
-    """What a flavor asks of Nova."""
+    """The requests of a flavor to Nova."""
 
     def __init__(self, specs, found):
         self._specs = specs
         #: extra specs that are replaced
         self.old: list[str] = []
-        #: sentences about what is not
+        #: sentences about requests that are not replaced
         self.left: list[str] = []
         #: of an alias that is replaced in part
         self._stays: list[str] = []
@@ -111,7 +112,7 @@ class _Wanted:
 
     def _read_resource(self, shown, suffix, amount, offers):
         if not str(amount).isdecimal() or not int(amount):
-            # 0 takes away what the flavor would ask for otherwise
+            # 0 removes the flavor's other request
             return
         if len(offers) > 1:
             self.left.append(
@@ -129,7 +130,7 @@ class _Wanted:
                 f'trait set".')
 
     def new(self) -> list[str]:
-        """The extra specs in their place."""
+        """Return the extra specs that replace them."""
         stays = [f'{ALIAS}={",".join(self._stays)}'] if self._stays else []
         if (len(self._groups) == 1 and not stays
                 and 'accel:device_profile' not in self._specs):

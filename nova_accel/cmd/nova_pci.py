@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What Nova's PCI options mean: which functions of a host they are for.
+"""Match functions of a host with Nova's PCI options.
 
-Nova's own code matches where it can be called without a running Nova. Source of
+Nova's own code is used if it can be called without a running Nova. Source of
 the rest: nova.pci.devspec, nova.pci.request, nova.pci.stats and
 nova.compute.pci_placement_translator of Nova 31 to 34.
 """
@@ -28,19 +28,21 @@ class Function:
     product: str
     #: PCI base class
     kind: int
-    #: address of its physical function, None where it is not a VF
+    #: address of its physical function, None if it is not a VF
     pf: str | None
-    #: it can have VFs, whether it has some now or not
+    #: whether it supports VFs, with or without VFs now
     is_pf: bool
 
     @property
     def card(self) -> str:
-        """Address of the function by which nova_accel knows the device."""
+        """Return the address of the function by which nova_accel identifies
+        the device.
+        """
         return self.pf or self.address
 
     @property
     def type(self) -> str:
-        """Its device_type, as nova.virt.libvirt.host finds it."""
+        """Return its device_type, as nova.virt.libvirt.host determines it."""
         if self.pf:
             return 'type-VF'
         return 'type-PF' if self.is_pf else 'type-PCI'
@@ -60,10 +62,10 @@ class Spec:
 
 
 def matches(spec, function) -> bool:
-    """Whether a device specification matches a function, as in Nova.
+    """Return whether a device specification matches a function, as in Nova.
 
-    Nova reads from this machine's sysfs whether an address is that of a
-    physical function; then its VFs match as well.
+    Nova reads from this machine's sysfs whether an address is of a physical
+    function; then its VFs match as well.
     """
     seen = {'vendor_id': function.vendor, 'product_id': function.product,
             'address': function.address, 'parent_addr': function.pf}
@@ -93,10 +95,10 @@ def _class_of(name, function) -> str:
 
 
 def _normalized(name, standard, module):
-    """Do what nova.compute.pci_placement_translator does with names.
+    """Normalize a name as nova.compute.pci_placement_translator does.
 
-    It cannot be imported here: oslo.messaging wants eventlet, which the
-    command does without.
+    The module cannot be imported here: oslo.messaging needs eventlet, which
+    commands avoid.
     """
     name = name.upper()
     return name if name in standard or module.is_custom(name) else (
@@ -107,7 +109,7 @@ def pairs_of(spec, products: set[str]) -> str | None:
     """Return a specification as a rule of nova_accel.
 
     :param products: ids of the physical functions.
-    :returns: None where it cannot be written as one.
+    :returns: None if it cannot be written as one.
     """
     pairs = []
     pattern = _pattern(spec.address.pci_address_spec)
@@ -123,10 +125,10 @@ def pairs_of(spec, products: set[str]) -> str | None:
 
 
 def _pattern(spec) -> str | None:
-    """Return a PCI address of Nova's with the wildcards of the shell.
+    """Return a PCI address of Nova's with shell wildcards.
 
-    :returns: None for a regular expression that is more than digits and sets
-        of digits.
+    :returns: None for a regular expression with more than digits and sets of
+        digits.
     """
     parts = []
     for name, width in _WIDTHS.items():
@@ -142,13 +144,15 @@ def _pattern(spec) -> str | None:
 
 
 def asks_for(wanted, spec, function) -> bool:
-    """Whether a specification of an alias asks for a function, as in Nova."""
+    """Return whether a specification of an alias requests a function, as in
+    Nova.
+    """
     return (wanted.get('dev_type', function.type) == function.type
             and is_like(wanted, spec, function))
 
 
 def is_like(wanted, spec, function) -> bool:
-    """Whether asks_for() is true but for the device_type."""
+    """Return whether asks_for() would be true with another device_type."""
     name = wanted.get('resource_class')
     return (wanted.get('vendor_id', function.vendor).lower()
             == function.vendor

@@ -32,8 +32,8 @@ def build_option_parser(parser):
 class ListClaims(tree.Tree):
     """List which servers have which accelerators, as Placement has it.
 
-    A line for each server and provider. More of one host, such as the PCI
-    address of each device, is shown by "nova-accel claims" there.
+    A line for each server and provider. Details of one host, such as the PCI
+    address of each device, are shown by "nova-accel claims" there.
     """
 
     COLUMNS = ('Server', 'Server ID', 'Amount', 'Class', 'Function', 'Host',

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Orders: what commands have nova-compute do.
+"""Send orders of commands to nova-compute.
 
-nova-compute carries them out (nova_accel/admin/orders.py): it alone judges
-claims and touches devices, and where it does not run the command is refused.
+nova-compute carries them out (nova_accel/admin/orders.py): only it judges
+claims and touches devices. If it does not run, the command is refused.
 """
 
 import time
@@ -23,7 +23,7 @@ _PAUSE = 0.2
 _ENDED = _State.DONE, _State.REFUSED
 #: seconds to wait for an answer by default
 _PATIENCE = 600
-#: seconds after which nova-compute takes an order on no more
+#: seconds after which nova-compute does not begin an order any more
 _TAKEN_ON = journal.ORDER_SECONDS + 1
 
 
@@ -38,11 +38,11 @@ def add_arguments(parser) -> None:
 def check_idle(known: claim_store.ClaimStore, address: str) -> None:
     """Check that nova-compute carries out no order about a device.
 
-    :raises InvalidRequest: it does.
+    :raises InvalidRequest: it carries one out.
     """
     for order in known.orders():
         name, _, _ = order.argument.partition(' ')
-        # those of a region have its name
+        # orders about a region have its name
         if order.state is _State.BEGUN and order.verb in _OF_DEVICES and (
                 name.partition('_')[0] == address):
             raise exception.InvalidRequest(
@@ -53,10 +53,10 @@ def check_idle(known: claim_store.ClaimStore, address: str) -> None:
 
 def carry_out(known: claim_store.ClaimStore, verb: str, argument: str,
               seconds: int, stderr: typing.TextIO) -> str:
-    """Have nova-compute do something; returns its answer.
+    """Send an order to nova-compute; return the answer.
 
-    :param seconds: to wait for its end.
-    :param stderr: a terminal shows meanwhile what is waited for.
+    :param seconds: time limit for the answer.
+    :param stderr: if a terminal, it shows the wait.
     :raises DeviceUnavailable: nova-compute refuses, or does not answer.
     """
     with output.waiting(
@@ -77,8 +77,9 @@ def carry_out(known: claim_store.ClaimStore, verb: str, argument: str,
 
 
 def _answered(known, verb, argument, seconds):
-    """Return the order as it is when it has ended, or the time is over; None
-    if the store does not have it any more."""
+    """Return the order when it has ended, or in its present state after the
+    time limit; None if the store no longer has it.
+    """
     began = time.monotonic()
     number = known.give_order(verb, argument)
     try:
@@ -91,11 +92,12 @@ def _answered(known, verb, argument, seconds):
             limit = (min(seconds, _TAKEN_ON) if order.state is _State.NEW
                      else seconds)
             if time.monotonic() - began > limit:
-                # as it is now: it may have been taken on meanwhile
+                # its present state, because nova-compute may have begun it
+                # meanwhile
                 order = known.withdraw_order(number, (_State.NEW, *_ENDED))
                 break
             time.sleep(_PAUSE)
     finally:
-        # also where the operator interrupts the command
+        # also if the operator interrupts the command
         known.withdraw_order(number, (_State.NEW, *_ENDED))
     return order

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What differs between a table for people and the other formats."""
+"""Print tables for people, and the same data in other formats."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
@@ -16,36 +16,37 @@ from cliff import utils
 
 from nova_accel import text
 
-#: what to name where nothing was found
+#: suggestions if nothing was found
 NAMES = ('give the address of a device, as nova-accel discover shows it, or '
          'the UUID of a server')
-#: exit status of a command that found nothing of what its arguments name
+#: exit status if nothing matches the arguments
 NOTHING = 4
 
 RED, GREEN, YELLOW = 31, 32, 33
 
-#: formats for programs, in which what is not there is null
+#: formats for programs, in which missing values are null
 _STRUCTURED = ('json', 'yaml')
-#: characters of a line of a table that does not go to a terminal
+#: width of a table that is not printed on a terminal
 _WIDTH = 100
 #: a text of colored()
 _COLORED = re.compile(r'(\033\[\d+m)(.*)\033\[0m', re.DOTALL)
 
 
 class NoEpilog:
-    """A command without the name of its package under its help, for which
-    cliff (4.17) reads the metadata of all packages at each start."""
+    """A command that omits the name of its package from its help, because
+    cliff (4.17) would read the metadata of all packages at each start.
+    """
 
     def get_epilog(self):
-        """See cliff.command.Command."""
+        """Return no epilog; see cliff.command.Command."""
         return ''
 
 
 class Table(NoEpilog, lister.Lister):
     """A list; an unknown column is an error of the arguments."""
 
-    #: names of the columns, as programs read them: a promise, of which
-    #: tests/unit/data/columns.yaml has the words
+    #: names of the columns for programs: they are stable, and
+    #: tests/unit/data/columns.yaml lists them
     COLUMNS: tuple[str, ...]
     #: whether an empty line follows each row of the table
     _is_spaced = False
@@ -68,7 +69,7 @@ class Table(NoEpilog, lister.Lister):
         return super().produce_output(parsed_args, column_names, data)
 
     def check_columns(self, parsed_args, column_names):
-        """Refuse an unknown --column; before it acts, of a command that does.
+        """Refuse an unknown --column, before the command acts.
 
         :raises SystemExit: after a sentence on stderr, as argparse does.
         """
@@ -80,20 +81,20 @@ class Table(NoEpilog, lister.Lister):
                     f'-c/--column: unknown column {column!r}: choose from '
                     f'{", ".join(map(repr, column_names))}.\n')
                 raise SystemExit(2)
-        # cliff 4.9 knows the names as they are shown only
+        # cliff 4.9 accepts only the names that are shown
         parsed_args.columns = [
             known[_normalized(column)] for column in parsed_args.columns]
 
 
 class Lister(Table):
-    """A list that is a sentence where it would be an empty table."""
+    """A list that prints a sentence in place of an empty table."""
 
-    #: that sentence
+    #: the sentence
     nothing = ''
-    #: whether the arguments name what is looked for
+    #: whether the arguments name the objects of the search
     is_search = False
-    #: of a table for people, heading -> lines of a cell, each with the name of
-    #: one of COLUMNS; a line whose column is empty is left out
+    #: for tables for people: heading -> lines of a cell, each with the name of
+    #: one of COLUMNS; empty lines are omitted
     STACKS: Mapping[str, Sequence[str]] = {}
     _is_empty = False
 
@@ -139,7 +140,7 @@ class Lister(Table):
 
     @property
     def structured(self) -> bool:
-        """Whether a cell of the format may be a list or a mapping."""
+        """Return whether a cell of the format may be a list or a mapping."""
         return self._format in _STRUCTURED
 
     def several(self, texts: list[str]) -> str | list[str]:
@@ -149,14 +150,14 @@ class Lister(Table):
         return ('\n' if self.for_people else ', ').join(texts)
 
     def identifier(self, value: str | None) -> str:
-        """Return a UUID, of which a table shows the first eight digits.
+        """Return a UUID, shortened to eight digits in a table.
 
         :param value: in any spelling; None becomes an empty text.
         """
         return identifier(value)[:8 if self.for_people else None]
 
     def colored(self, text: str, color: int) -> str:
-        """Return a text in a color (ECMA-48) where a terminal shows it.
+        """Return a text in a color (ECMA-48) if a terminal shows it.
 
         The environment variable NO_COLOR (no-color.org) prevents that.
         """
@@ -167,8 +168,9 @@ class Lister(Table):
 
 
 def _fitted(names, rows, shown, width):
-    """Return rows whose longest cells are broken between words, until the
-    table has at most this width or nothing is left to break."""
+    """Return rows after breaking the longest cells between words, until the
+    table has at most this width or no cell can be broken.
+    """
     texts = [[str(cell) for cell in column] for column in zip(*rows)]
     widths = [[max(map(len, (name, *map(_plain, split(column)))))
                for name, column in zip(names, texts)]
@@ -192,7 +194,7 @@ def _words(column):
     """Return the parts of a column that must not be broken: words, and pairs
     of lines."""
     return [word for line in _lines(column)
-            # of a tree a cell begins with spaces
+            # a cell of a tree begins with spaces
             for word in re.findall(r'^ *[^ ]+(?: [^ ]+)?$|^ *[^ ]+|[^ ]+',
                                    line)]
 
@@ -218,7 +220,7 @@ def identifier(value: str | None) -> str:
 
 
 def _normalized(column: str) -> str:
-    """Return the name of a column as --column has it, as in cliff 4.17."""
+    """Return the name of a column as --column accepts it, as in cliff 4.17."""
     return column.lower().strip().replace(' ', '_')
 
 
@@ -233,10 +235,10 @@ def clean(text: object) -> str:
 @contextlib.contextmanager
 def waiting(stream: typing.TextIO | None, what: str,
             limit: int | None = None) -> Iterator[None]:
-    """Show on a terminal what a command waits for, and for how long.
+    """Show on a terminal the reason and the duration of a wait.
 
     :param stream: None if the command began with it closed.
-    :param limit: seconds after which it does not wait any more.
+    :param limit: seconds after which the wait ends.
     """
     if stream is None or not stream.isatty():
         yield
@@ -244,7 +246,7 @@ def waiting(stream: typing.TextIO | None, what: str,
     began, ended = time.monotonic(), threading.Event()
 
     def write(text):
-        # the terminal may be gone, and the command goes on
+        # the terminal may be gone, but the command continues
         with contextlib.suppress(OSError, ValueError):
             stream.write(text)
             stream.flush()

@@ -29,11 +29,11 @@ class Page(cloud.Asks, command.Command):
     """Write the accelerators of the cloud as one HTML file.
 
     Devices that need attention come first: unavailable ones, which no server
-    gets, and degraded ones, which servers get last. Then how many there are of
+    gets, and degraded ones, which servers get last. Then follow the numbers of
     each product, and hosts with a cell for each server that holds
-    accelerators, and which function an FPGA region carries. The file needs
-    nothing else to be shown, and is replaced in one step. Uses the credentials
-    of the openstack command. Changes nothing.
+    accelerators, and the function of each FPGA region. The file is complete in
+    itself, and is replaced in one step. Uses the credentials of the openstack
+    command. Changes nothing.
     """
 
     def get_parser(self, prog_name):
@@ -66,7 +66,7 @@ class Page(cloud.Asks, command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        # before the cloud is asked
+        # checked before the cloud is queried
         metrics = {path: _metrics(path) for path in parsed_args.metrics}
         findings = [finding for path, lines in metrics.items()
                     for finding in _findings(lines, path)]
@@ -102,8 +102,8 @@ class Page(cloud.Asks, command.Command):
 def _handovers(path: str, stderr: typing.TextIO) -> Iterator[tuple[str, bool]]:
     """Yield the day of each hand-over in a journal, and whether it failed.
 
-    :param stderr: a line there says which hand-overs have no time.
-    :raises InvalidRequest: it cannot be read.
+    :param stderr: receives a line about hand-overs without a time.
+    :raises InvalidRequest: the file cannot be read.
     """
     odd = []
     for one in history.read(path):
@@ -122,7 +122,7 @@ def _handovers(path: str, stderr: typing.TextIO) -> Iterator[tuple[str, bool]]:
 
 
 def _metrics(path: str) -> list[str]:
-    """Return the lines of a file of metrics that the page shows.
+    """Return the lines of a metrics file that the page shows.
 
     :raises InvalidRequest: it cannot be read.
     """
@@ -138,8 +138,9 @@ def _metrics(path: str) -> list[str]:
 
 
 def _by_project(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """Yield for each project and product how many are delivered, healthy,
-    held, idle and withheld, and why."""
+    """Yield for each project and product the numbers of delivered, healthy,
+    held, idle and withheld accelerators, and the reasons.
+    """
     found: dict[tuple[str, str], collections.Counter[str]] = (
         collections.defaultdict(collections.Counter))
     for line in lines:
@@ -158,13 +159,14 @@ def _by_project(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _findings(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
-    """Yield the provider and a text for each finding and each hold in a file
-    of metrics; device and file if it has no provider."""
+    """Yield the provider and a text for each finding and each hold in a
+    metrics file; device and file if it has no provider.
+    """
     for line in lines:
         if not line.startswith(_FINDINGS):
             continue
         labels = text.labels(line)
-        # Placement has no provider of a device that is not reported
+        # Placement has no provider for an unreported device
         provider = labels.get('provider') or (
             f'{labels.get("device", "")} in {os.path.basename(path)}')
         if 'kind' in labels:
@@ -179,8 +181,8 @@ def _findings(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
 
 def _hold(name: str) -> str:
     """Return the name of a kind of holds, and who lifts one."""
-    # with the rooms of nova-compute, which take most of a second to import
+    # imports modules of nova-compute, which takes most of a second
     from nova_accel.inventory import holds
-    # a host of another release may have others
+    # a host of another release may have other kinds
     return next((f'{name}; lifted by {kind.lifted_by}' for kind in holds.Kind
                  if kind.value == name), name)

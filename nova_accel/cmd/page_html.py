@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The accelerators of a cloud as one HTML file.
+"""Draw the accelerators of a cloud as one HTML file.
 
-It has no script, font or picture of another server: it can be sent and kept.
+It loads no script, font or picture from a server, so it can be sent and kept.
 """
 
 import collections
@@ -19,7 +19,7 @@ from nova_accel import text
 _STATES = {'used': 'in use', 'free': 'free',
            'suspect': 'degraded: free, and servers get it last',
            'fenced': 'unavailable: no server gets it'}
-#: more hosts than fit a screen are shown as tiles first
+#: a larger number of hosts than fits on a screen is shown as tiles first
 _FEW = 8
 _DAYS = 30
 _HEAD = '''<!doctype html>
@@ -84,7 +84,7 @@ small {{ opacity: .75 }}
 
 @dataclasses.dataclass(frozen=True)
 class Amounts:
-    """How many accelerators there are of a provider, a host, a product."""
+    """Numbers of accelerators of a provider, a host or a product."""
 
     used: int = 0
     free: int = 0
@@ -118,11 +118,11 @@ class Facts:
     servers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: UUID of a provider -> name of its function
     functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    #: (flavor, how many servers of it fit, what keeps more from fitting)
+    #: (flavor, how many servers of it fit, the limit)
     fits: Iterable[tuple[str, int, str]] = ()
     #: (day as 2026-11-24, whether it failed) of each hand-over
     handovers: Iterable[tuple[str, bool]] = ()
-    #: provider of a device, and what is found
+    #: provider of a device, and its findings
     findings: Iterable[tuple[str, str]] = ()
     #: seconds after which the page is drawn again
     every: int = 300
@@ -169,7 +169,9 @@ def _word(state: str) -> str:
 
 
 def _attention(found, facts) -> Iterator[str]:
-    """Providers of which something is unavailable or degraded, and findings."""
+    """Return providers with unavailable or degraded accelerators, and
+    findings.
+    """
     findings = collections.defaultdict(list)
     for name, finding in facts.findings:
         findings[name].append(finding)
@@ -202,9 +204,11 @@ def _text(value: str) -> str:
 
 
 def _amounts(provider: tree.Provider) -> Amounts:
-    """What is in use may be fenced, too: then no other server gets it."""
+    """Return the amounts of a provider. Accelerators in use may also be
+    fenced: then no other server gets them.
+    """
     used = sum(provider.held.values())
-    # an inventory may have become smaller than what is allocated of it
+    # an inventory may have become smaller than its allocations
     left = max(0, provider.total - used)
     fenced = (left if naming.FENCED in provider.traits
               else min(provider.reserved, left))
@@ -218,7 +222,7 @@ def _of(providers: Iterable[tree.Provider]) -> Amounts:
 
 
 def _sums(found, hosts) -> Iterator[str]:
-    """How many of each product there are, and in which state."""
+    """Return the numbers of each product by state."""
     sums: dict[str, Amounts] = collections.defaultdict(Amounts)
     for host, providers in found.items():
         for provider in providers:
@@ -271,7 +275,7 @@ def _map(found) -> Iterator[str]:
     yield '<h2>A tile for each host</h2><div class="map">'
     for position, (host, providers) in enumerate(found.items()):
         amounts = _of(providers)
-        # what is wrong with a few of many has to be seen
+        # a few failures among many devices must be visible
         fenced, suspect = (max(20, 100 * number / amounts.all) if number else 0
                            for number in (amounts.fenced, amounts.suspect))
         suspect += fenced
@@ -301,7 +305,7 @@ def _cells(host, provider: tree.Provider, is_one_of_several, facts,
         function, part if is_one_of_several else '') if one)
     amounts = _amounts(provider)
     for consumer, number in sorted(provider.held.items()):
-        # Nova takes an empty name
+        # Nova accepts an empty name
         name = _text(facts.servers.get(consumer) or consumer)
         yield _cell('used', number, name, told,
                     f'{provider.name}: server {consumer}')

@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel profile list, show and check: what nova-api makes of profiles."""
+"""nova-accel profile list, show and check: show profiles as nova-api reads
+them.
+"""
 
 import importlib
 import logging
@@ -17,7 +19,7 @@ CONF = conf.CONF
 
 
 class _Reads(configuration.Reader):
-    """Names the files that cannot be used on stderr."""
+    """A command that names unusable files on stderr."""
 
     SERVICE = configuration.API
 
@@ -50,9 +52,9 @@ class ListProfiles(_Reads, output.Table):
 class ShowProfile(_Reads, output.Table):
     """Show the extra specs that a flavor with a device profile gets.
 
-    They are what nova-api writes into the flavor of a new server. With
-    --memory on a compute host, the exit status is 1 where a guest would not
-    start there, see each device that it gets, or have room for another.
+    nova-api writes them into the flavor of a new server. With --memory on a
+    compute host, the exit status is 1 if a guest would not start there, could
+    not address each device, or had no room for another.
     """
 
     COLUMNS = 'Extra spec', 'Value'
@@ -69,7 +71,8 @@ class ShowProfile(_Reads, output.Table):
 
     def take_action(self, parsed_args):
         if parsed_args.memory is not None:
-            # seconds of Nova, whose options have to be there first
+            # importing it loads Nova, which takes seconds and needs its
+            # options first
             importlib.import_module('nova_accel.cmd.checks')
         known = {p.name: p for p in self._configured(parsed_args)}
         if parsed_args.name not in known:
@@ -84,10 +87,10 @@ class ShowProfile(_Reads, output.Table):
         return self.COLUMNS, sorted(specs.items())
 
     def _look(self, parsed_args, specs):
-        """Write problems of such a guest to stderr."""
+        """Write the problems of such a guest to stderr."""
         from nova_accel.cmd import checks
         configuration.read(parsed_args.config_file, configuration.COMPUTE)
-        # drivers log what is not offered
+        # drivers log devices that are not offered
         logging.disable(logging.CRITICAL)
         try:
             host = checks.Host([checks.COMPUTE])
@@ -107,11 +110,10 @@ class ShowProfile(_Reads, output.Table):
 class CheckProfiles(_Reads):
     """Check files of device profiles, as nova-api would read them.
 
-    Each malformed file is named on stderr with the line and what to do. The
-    exit status is 1 when there is one, or when a name is taken already by
-    another file of [accel] device_profiles. A warning names each group that
-    asks for a function and does not say for which shell; the exit status
-    stays 0.
+    Each malformed file is named on stderr with the line and the remedy. The
+    exit status is 1 if there is one, or if another file of [accel]
+    device_profiles has the same profile name. A warning names each group that
+    requests a function without a shell; the exit status stays 0.
     """
 
     def get_parser(self, prog_name):
@@ -153,8 +155,9 @@ def _without_shell(found):
 
 
 def _taken(found):
-    """A sentence for each profile whose name another file has that nova-api
-    reads. One with the same name of the file is going to be replaced."""
+    """Return a sentence for each profile whose name another file of nova-api
+    has. A file of the same name will be replaced, and does not count.
+    """
     for path, there in profiles.load(CONF.accel.device_profiles).good.items():
         where = {p.name: p.where for p in there}
         for profile in found:

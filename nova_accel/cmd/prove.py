@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel prove: what a driver relies on, tried on a device that is free.
+"""nova-accel prove: test a driver's operations on a free device.
 
 For devices that the authors of nova_accel do not have. The report has no
 address and no serial number, and can be sent to them.
@@ -41,9 +41,9 @@ class Prove(output.Table):
     The device is found, reset and read again, and its regions are reset; a
     vGPU is created and removed. With --erase it is also cleaned as after a
     server, which erases disks, and its first region is programmed with
-    --bitstream and read back. The exit status is 1 where a step failed.
-    Before each step it checks that the device is still disabled and free;
-    nova-accel enable refuses the device meanwhile.
+    --bitstream and read back. The exit status is 1 if a step failed. Before
+    each step it checks that the device is still disabled and free; nova-accel
+    enable refuses the device meanwhile.
     """
 
     COLUMNS = ('Step', 'Result', 'Seconds', 'Found')
@@ -76,7 +76,7 @@ class Prove(output.Table):
         _use_privileges()
         kernel = machine.open_kernel(CONF.host)
         driver = drivers.load([device.driver], kernel)[device.driver]
-        # reset alone changes nothing that lasts
+        # a reset alone changes nothing permanently
         is_all = parsed_args.erase or driver.RESET_IS_ALL
         CONF.set_override('handover', ['clear' if is_all else 'reset'],
                           group='accel')
@@ -116,7 +116,7 @@ def _free(known, name) -> model.Device:
 
 
 def _use_privileges():
-    # as nova.utils.get_root_helper(), without a question for a password
+    # as nova.utils.get_root_helper(), but never asks for a password
     said = conf.sections()
     direct = said.get('workarounds', {}).get('disable_rootwrap', [''])[-1]
     rootwrap = said.get('DEFAULT', {}).get(
@@ -173,11 +173,11 @@ def _steps(kernel, driver, known, wanted,
 
 
 def _rows(steps, check, stderr) -> Iterator[tuple[str, str, str, str]]:
-    """Try one step after another.
+    """Run one step after another.
 
-    :param check: raises InvalidRequest where the device is not free any more:
-        then no other step is tried.
-    :param stderr: a terminal shows which step is tried.
+    :param check: raises InvalidRequest if the device is not free any more,
+        which ends the test.
+    :param stderr: if a terminal, it shows the present step.
     """
     for name, step in steps:
         try:
@@ -236,7 +236,7 @@ def _released(kernel, driver, device, handle) -> str:
 
 
 def _programmed(driver, device, path) -> str:
-    # the privileged process takes files of the cache alone
+    # the privileged process accepts only files of the cache
     os.makedirs(CONF.accel.bitstream_cache, exist_ok=True)
     copy = os.path.join(CONF.accel.bitstream_cache, f'prove-{uuid.uuid4()}')
     try:

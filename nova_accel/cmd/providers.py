@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel providers purge: removes a host's providers from Placement."""
+"""nova-accel providers purge: remove a host's providers from Placement."""
 
 from keystoneauth1 import exceptions as keystone
 from oslo_config import cfg
@@ -16,9 +16,9 @@ from nova_accel.planning import reasons
 CONF = conf.CONF
 
 _DRIVER = 'accel.AccelLibvirtDriver'
-#: hypervisors by name, with the state of nova-compute
+#: version with hypervisors by name, with the state of nova-compute
 _COMPUTE_VERSION = '2.53'
-#: how often a purge begins again because the tree changed meanwhile
+#: how often a purge is restarted because the tree changed
 _ATTEMPTS = 5
 
 
@@ -71,8 +71,8 @@ class PurgeProviders(cloud.Asks, output.Table):
 
 
 def refuse_own_host(host: str) -> None:
-    """Refuse to purge the host whose nova.conf this is, while its
-    nova-compute is configured to create the providers again.
+    """Refuse to purge this nova.conf's own host if its nova-compute is
+    configured to create the providers again.
 
     :raises ConfigurationError: it is.
     """
@@ -93,10 +93,10 @@ def purge(service: cloud.Cloud, host: str, dry_run: bool = False,
     """Remove the providers of nova_accel below a root provider.
 
     :param host: name of the root provider.
-    :returns: those that were removed, or would be, children first.
-    :raises DeviceUnavailable: something is allocated from one of them;
-        nothing was removed, or less than all if the allocation is new.
-    :raises PlacementUnavailable: Placement refused to remove one.
+    :returns: the providers that were removed, or would be, children first.
+    :raises DeviceUnavailable: something is allocated from one of them; nothing
+        was removed, or less than all if the allocation is new.
+    :raises PlacementUnavailable: Placement refused to remove a provider.
     :raises NotThere: Placement does not know the root provider.
     """
     removed: list[reasons.Provider] = []
@@ -113,7 +113,7 @@ def purge(service: cloud.Cloud, host: str, dry_run: bool = False,
             except keystone.NotFound:
                 pass
             except keystone.Conflict as error:
-                # allocated from since, or it has a new child
+                # an allocation or a child was added meanwhile
                 answer = getattr(error.response, 'text', '')
                 break
             removed.append(provider)
@@ -126,7 +126,7 @@ def purge(service: cloud.Cloud, host: str, dry_run: bool = False,
 
 
 def is_running(compute, host: str) -> bool:
-    """Whether Nova sees that nova-compute of a host runs.
+    """Return whether nova-compute of a host runs, according to Nova.
 
     :param compute: keystoneauth1 Adapter.
     """
@@ -142,7 +142,7 @@ def is_running(compute, host: str) -> bool:
 
 
 def _providers(service: cloud.Cloud, host: str) -> list[reasons.Provider]:
-    """Return those of nova_accel, children before their parents."""
+    """Return nova_accel's providers, children before their parents."""
     (_, *others), = service.trees([host])
     ours = {p.uuid: p for p in service.read(
         (p for p in others if naming.part_of_provider(host, p.name)),

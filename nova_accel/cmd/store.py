@@ -40,16 +40,16 @@ def server(text: str) -> str:
 
 
 def read(parsed_args) -> claim_store.ClaimStore:
-    """A copy of the store that the arguments mean.
+    """Return a copy of the store that the arguments name.
 
     :raises ConfigurationError: the configuration cannot be read.
-    :raises AcceleratorsUnavailable: the store cannot.
+    :raises AcceleratorsUnavailable: the store cannot be read.
     """
     return claim_store.copy_of(path_of(parsed_args))
 
 
 def to_write(parsed_args) -> claim_store.ClaimStore:
-    """The store that the arguments mean, itself.
+    """Return the store that the arguments name, for writing.
 
     :raises ConfigurationError: the configuration cannot be read.
     :raises AcceleratorsUnavailable: see claim_store.existing().
@@ -59,9 +59,9 @@ def to_write(parsed_args) -> claim_store.ClaimStore:
 
 def given_whole(known: claim_store.ClaimStore, kernel,
                 ) -> dict[str, model.Device]:
-    """Return devices that guests have, as nova-compute saw them before.
+    """Return devices in guests, as nova-compute read them before.
 
-    The host sees of such a card only that a guest may have it.
+    The host can only read that a guest may have such a card.
 
     :returns: address -> device.
     """
@@ -71,12 +71,12 @@ def given_whole(known: claim_store.ClaimStore, kernel,
 
 
 def path() -> str:
-    """Return where nova-compute of this configuration has its store."""
+    """Return the path of the store of this configuration's nova-compute."""
     return os.path.join(CONF.state_path, claim_store.file_name(CONF.host))
 
 
 def path_of(parsed_args) -> str:
-    """Return the path of the store that the arguments mean.
+    """Return the path of the store that the arguments name.
 
     :raises ConfigurationError: the configuration cannot be read.
     """

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel tree: the accelerators of hosts, as Placement has them."""
+"""nova-accel tree: show the accelerators of hosts, as Placement has them."""
 
 import collections
 from collections.abc import Iterable, Mapping
@@ -21,14 +21,14 @@ _COLUMNS = 'Provider', 'What', 'Used', 'Held by', 'Health'
 
 @dataclasses.dataclass
 class Provider:
-    """What Placement shows of one of our providers."""
+    """A provider of nova_accel, as Placement shows it."""
 
     host: str
     uuid: str
     name: str
     parent: str
     depth: int = 0
-    #: class of the accelerator, '' where it has none
+    #: class of the accelerator, '' if it has none
     resource_class: str = ''
     total: int = 0
     reserved: int = 0
@@ -38,7 +38,7 @@ class Provider:
 
     @property
     def image(self) -> str | None:
-        """Of which the function was loaded."""
+        """Return the image from which the function was loaded."""
         return next(filter(None, map(naming.bitstream_of,
                                      sorted(self.traits))), None)
 
@@ -56,11 +56,11 @@ class Provider:
 class Tree(cloud.Asks, output.Lister):
     """Show the accelerators of hosts, as Placement has them.
 
-    A line for each provider: what it is, which function an FPGA region
-    carries, how many accelerators it has, who holds them, and whether they
-    are fenced or may be programmed. The formats for programs have the host,
-    the UUID and the class of each provider as well. Uses the credentials of
-    the openstack command. Changes nothing.
+    A line for each provider: its type, the function of an FPGA region, the
+    number of its accelerators, their holders, and whether they are fenced or
+    may be programmed. The formats for programs have the host, the UUID and the
+    class of each provider as well. Uses the credentials of the openstack
+    command. Changes nothing.
     """
 
     COLUMNS: tuple[str, ...] = (
@@ -132,7 +132,7 @@ class Tree(cloud.Asks, output.Lister):
     def _row(self, provider, providers, servers, functions):
         """Return a row for people."""
         name = '  ' * provider.depth + _short_name(provider, providers)
-        # its card says it
+        # the row of its card has it
         what = '' if provider.resource_class and provider.depth > 1 else (
             what_is(provider, providers))
         if not provider.resource_class:
@@ -150,7 +150,7 @@ class Tree(cloud.Asks, output.Lister):
                 self._health(provider))
 
     def _all_of(self, provider, providers, servers, functions):
-        """For programs."""
+        """Return a row for programs."""
         offers = bool(provider.resource_class)
         return (
             provider.host, provider.name, provider.uuid,
@@ -172,7 +172,7 @@ class Tree(cloud.Asks, output.Lister):
             return self.colored('fenced', output.RED)
         if naming.SUSPECT in provider.traits:
             return self.colored('suspect', output.YELLOW)
-        # nova-compute removes the trait from what is held with its next report
+        # nova-compute removes the trait from held devices with its next report
         if naming.PROGRAMMABLE in provider.traits and not provider.held:
             return self.colored('programmable', output.GREEN)
         return 'ok' if provider.resource_class else ''
@@ -182,10 +182,10 @@ class Tree(cloud.Asks, output.Lister):
 
 def providers(service: cloud.Cloud, hosts: Iterable[str],
               ) -> dict[str, list[Provider]]:
-    """Our providers by host, parents before children.
+    """Return our providers by host, parents before children.
 
-    A request for all hosts, or two for each that is named; then three for each
-    provider that has no children, as those with children have no inventory.
+    Sends one request for all hosts, or two for each named one; then three for
+    each provider without children, because others have no inventory.
 
     :raises NotThere: a host has no provider.
     """
@@ -254,17 +254,17 @@ def server_names(service: cloud.Cloud, hosts: Iterable[str],
 
 
 def _just(host: str) -> str:
-    """The pattern by which Nova lists the servers of a compute node."""
+    """Return the pattern by which Nova lists the servers of a compute node."""
     return f'^{re.escape(host)}$'
 
 
 def function_names(service: cloud.Cloud, providers: Iterable[Provider],
                    ) -> Mapping[str, str]:
-    """Provider uuid -> name of the function that it carries: that of a trait,
-    else of the image in Glance; a request for each image or function.
+    """Return provider uuid -> name of the function that it carries.
 
-    Of images that are found by function only public ones count: others may
-    name any function as theirs.
+    The name is from a trait, otherwise from the image in Glance; one request
+    for each image or function. If an image is found by its function, only
+    public ones count, because any project can claim a function as its own.
     """
     names: dict[str, str] = {}
     known: dict[str, str | None] = {}
@@ -306,11 +306,13 @@ def _short_name(provider: Provider, providers: Iterable[Provider]) -> str:
 
 
 def what_is(provider: Provider, providers: Iterable[Provider]) -> str:
-    """Type, vendor and product; of a card with regions, from its first."""
+    """Return type, vendor and product; for a card with regions, those of its
+    first region.
+    """
     of = provider
     if not provider.resource_class:
         of = next((p for p in providers if p.parent == provider.uuid), provider)
-    # what is not offered has no inventory
+    # a device that is not offered has no inventory
     type_ = (naming.type_of(of.resource_class) if of.resource_class
              else naming.type_in(of.traits))
     if not type_:

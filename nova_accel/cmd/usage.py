@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel usage: for how long servers had devices."""
+"""nova-accel usage: show for how long servers had devices."""
 
 import argparse
 import collections
@@ -57,7 +57,7 @@ class Use(typing.NamedTuple):
 
     @property
     def is_adjusted(self) -> bool:
-        """Whether the clock of the host was set during the use."""
+        """Return whether the clock of the host was set during the use."""
         return abs((_time(self.until) - _time(self.since)).total_seconds()
                    - self.seconds) > _ADJUSTED
 
@@ -69,12 +69,12 @@ _CLAIM = tuple(name.capitalize() for name in Use._fields)
 class Usage(output.Lister):
     """Show for how many hours servers had devices.
 
-    One row for each day (UTC), project, product, part of a device and flavor. A
-    part is a vGPU type, or the function of an FPGA region. nova-compute counts
-    each minute, and keeps each use for 400 days. Time ends when the server
-    releases the device, not when it is clean. Reads the claim store of
-    nova-compute, or files of many hosts, and changes nothing. What cannot be
-    read in a file, or is in doubt, is on stderr, and the exit status is 1: the
+    One row for each day (UTC), project, product, part of a device and flavor.
+    A part is a vGPU type, or the function of an FPGA region. nova-compute
+    counts each minute, and keeps each use for 400 days. Time ends when the
+    server releases the device, not when it is clean. Reads the claim store of
+    nova-compute, or files of many hosts, and changes nothing. Unreadable or
+    doubtful rows of a file are named on stderr, and the exit status is 1; the
     rest is counted.
     """
 
@@ -155,14 +155,14 @@ class Usage(output.Lister):
                            f'clock of the host was set: their seconds count, '
                            f'and days may be wrong')
             for use in uses:
-                # of a host that was read twice, the later reading
+                # if a host was read twice, the later reading
                 before = found.get((use.claim, use.since))
                 if before is None or use.seconds > before.seconds:
                     found[use.claim, use.since] = use
         return [*found.values()]
 
     def _read(self, path: str) -> Iterator[Use]:
-        """Yield the uses in a file, as far as they can be read."""
+        """Yield the readable uses of a file."""
         try:
             with open(path, encoding='utf-8', errors='replace') as file:
                 content = file.read()
@@ -208,7 +208,8 @@ def _rows(content: str) -> tuple[list[typing.Any], bool]:
 def _of_row(row: typing.Any) -> Use:
     """Return a row of a file.
 
-    :raises ValueError, TypeError, KeyError, OverflowError: it is another one.
+    :raises ValueError, TypeError, KeyError, OverflowError: the row is
+        malformed.
     """
     texts = {name.lower(): row[name] or '' for name in _CLAIM[:-1]}
     seconds = row['Seconds']
@@ -227,7 +228,10 @@ def _of_store(use: values.Use) -> Use:
 
 
 def _time(value: str) -> datetime.datetime:
-    """:raises ValueError: it is not a time of store.uses."""
+    """Return a time of store.uses.
+
+    :raises ValueError: the value is not one.
+    """
     found = datetime.datetime.fromisoformat(value)
     if found.utcoffset() != datetime.timedelta():
         raise ValueError(f'{value!r} is not UTC')

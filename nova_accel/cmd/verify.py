@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel verify: whether a journal of hand-overs is as it was signed."""
+"""nova-accel verify: check the signatures of a journal of hand-overs."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -87,9 +87,9 @@ class _Chain:
     """The hand-overs of one card, from all files."""
 
     def __init__(self) -> None:
-        #: the first thing that is wrong, a clause
+        #: the first problem, a clause
         self.fault = ''
-        #: by their numbers
+        #: hand-overs by their numbers in the chain
         self._by_place: dict[int, values.Handover] = {}
 
     @property

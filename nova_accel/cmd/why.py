@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel why: which hosts can take a server of a flavor, and why not."""
+"""nova-accel why: show which hosts can take a server of a flavor, and why not.
+"""
 
 import collections
 from collections.abc import Iterable, Mapping
@@ -117,16 +118,17 @@ def _row(host, cost=None, group='', provider='', rank=None, why=''):
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What a server of a flavor asks for."""
+    """The demands of a server of a flavor."""
 
     server: request.Server
-    #: all of its groups, with processors, memory and disk in the unnumbered
+    #: all of its groups; the unnumbered one has processors, memory and disk
     groups: Mapping[str, request.Group]
     policy: str | None
 
     @classmethod
     def of(cls, flavor: Mapping, properties: Mapping[str, str]) -> 'Question':
-        """
+        """Return the question for a flavor with accelerators.
+
         :raises InvalidRequest: nova-api would refuse it.
         :raises NotThere: it has no accelerators.
         """
@@ -141,7 +143,8 @@ class Question:
     @classmethod
     def of_any(cls, flavor: Mapping, properties: Mapping[str, str],
                ) -> 'Question':
-        """
+        """Return the question for any flavor.
+
         :param flavor: as Nova's API shows it.
         :param properties: of the image of the server.
         :raises InvalidRequest: nova-api would refuse it.
@@ -157,9 +160,10 @@ class Question:
 
 
 def _of_flavor(flavor, written):
-    """Processors, memory and disk, as Nova asks for them (ResourceRequest of
-    nova.scheduler.utils, 31 to 34). Of mixed processors only some are pinned,
-    which the image may say too: they are left out."""
+    """Return processors, memory and disk, as Nova requests them
+    (ResourceRequest of nova.scheduler.utils, 31 to 34). Mixed processors are
+    omitted, because some are pinned, possibly by the image.
+    """
     resources = {'MEMORY_MB': flavor['ram'],
                  'DISK_GB': flavor['disk'] + flavor['OS-FLV-EXT-DATA:ephemeral']
                  + -(-int(flavor['swap'] or 0) // 1024)}
@@ -171,7 +175,7 @@ def _of_flavor(flavor, written):
 
 
 class _Spec:
-    """What is read of Nova's RequestSpec."""
+    """The fields of Nova's RequestSpec that are read."""
 
     class Flavor(dict):
         extra_specs = property(lambda self: self['extra_specs'])
@@ -180,14 +184,14 @@ class _Spec:
         self.flavor = self.Flavor(extra_specs=extra_specs)
 
     def __contains__(self, name):
-        # as nova.objects: whether it is set
+        # as in nova.objects: whether the field is set
         return hasattr(self, name)
 
 
 def of_service(node, root) -> str:
     """Return the problem of the nova-compute of a host, if any.
 
-    :param node: Nova's entry; None where it has none.
+    :param node: Nova's entry, if any.
     :param root: the provider of the host.
     """
     if node is None:
@@ -214,7 +218,7 @@ class Host(typing.NamedTuple):
 class Answer:
     """The answers of Placement and Glance to a question.
 
-    :param host: name of the only host that is asked for.
+    :param host: name of the only host to query.
     """
 
     def __init__(self, cloud: clouds.Cloud, question: Question,
@@ -237,7 +241,7 @@ class Answer:
         if host and not self._candidates and not any(
                 'DISK_GB' in provider.inventories
                 for tree in self._trees.values() for provider in tree):
-            # a provider of disk that hosts share is in none of their trees
+            # a shared provider of disk is in none of their trees
             summaries = self._ask(None) or summaries
         self._scheduling = schedulings.Scheduling(
             _Spec(question.server.extra_specs), summaries, demand.Demand(),
@@ -246,7 +250,7 @@ class Answer:
 
     @property
     def hosts(self) -> Iterable[str]:
-        """UUIDs of the root providers."""
+        """Return the UUIDs of the root providers."""
         return self._trees
 
     # Placement
@@ -287,7 +291,7 @@ class Answer:
             for candidate in found:
                 roots = {summaries[provider]['root_provider_uuid']
                          for provider in candidate['allocations']}
-                # one of them, and that of disk that hosts share
+                # one of the hosts, and the provider of disk that hosts share
                 for root in roots & self._trees.keys():
                     self._candidates[root].append(candidate)
         return summaries
@@ -309,8 +313,9 @@ class Answer:
     # Hosts
 
     def others(self) -> list[tuple]:
-        """Return rows for hosts that report no accelerators, and for what is
-        the same everywhere."""
+        """Return rows for hosts that report no accelerators, and for problems
+        that are equal everywhere.
+        """
         rows = []
         rows += [_row(_ALL, why=why)
                  for why in (self._refusal, self._advice) if why]
@@ -394,7 +399,9 @@ class Answer:
                 'examined is free: ask again']
 
     def _ranks(self, ordered):
-        """(group, provider UUID) -> 1 for what is taken first, and so on."""
+        """Return (group, provider UUID) -> rank, 1 for the one that is taken
+        first.
+        """
         ranks: dict[tuple[str, str], int] = {}
         count: collections.Counter[str] = collections.Counter()
         for candidate in ordered:
@@ -408,7 +415,7 @@ class Answer:
     # Providers
 
     def _of_provider(self, need, provider):
-        """(text, whether it can serve the need)."""
+        """Return (text, whether the provider can serve the need)."""
         found = reasons.of_provider(need, provider, self._who)
         if found:
             return found, False
@@ -420,8 +427,9 @@ class Answer:
         return f'free{self._unseen_place(need, provider)}', True
 
     def _unseen_place(self, need, provider) -> str:
-        """What the flavor demands of the places of devices, and the provider
-        does not show, as the end of a clause."""
+        """Return the demands of the flavor on places that the provider does
+        not show, as the end of a clause.
+        """
         affinity = self._scheduling.affinity
         node, root = naming.place_of(provider.traits)
         if not affinity.is_strict or (root if affinity.one_root else node) or (
@@ -467,8 +475,9 @@ class Answer:
         return self._images[key]
 
     def _look_up(self, wanted, region_type, vendor):
-        """(choice, image) as nova-compute will find it, and its file checked
-        as far as its header allows."""
+        """Return (choice, image) as nova-compute will find it, with its file
+        checked as far as its header allows.
+        """
         client = self._cloud.images()
         # the operator sees all images: their own, and those of tenants
         operators = (client if CONF.accel.bitstream_owners
@@ -480,7 +489,7 @@ class Answer:
         except exception.BitstreamError as error:
             more = hints.not_counted(client, wanted, self._project_id)
             if more:
-                # what find() advises is for the owner of a server
+                # the advice of find() is for the owner of a server
                 found = str(error).rpartition(': ')[0] or str(error)
                 raise exception.BitstreamError(f'{found}. {more}') from error
             raise
@@ -492,8 +501,9 @@ class Answer:
 
     @staticmethod
     def _is_named(choice, image, region):
-        """Whether a region has from the start what the operator named later;
-        nova-compute finds that out when a server comes."""
+        """Return whether a region carries from the start a function that the
+        operator named later; nova-compute detects that when a server arrives.
+        """
         function = glance.function_id(image)
         return bool(
             choice.function_name and function

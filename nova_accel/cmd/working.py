@@ -2,7 +2,7 @@
 """The command that works on a device outside nova-compute.
 
 It locks a file beside the claim store. The kernel ends the lock with the
-process, also after SIGKILL: a file without a lock means nothing.
+process, also after SIGKILL: a file without a lock has no meaning.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def check_idle(store: str, address: str) -> None:
         return
     try:
         _lock(file, fcntl.LOCK_SH, address)
-        # of a process that was killed
+        # the file of a process that was killed
         with contextlib.suppress(OSError):
             os.unlink(path)
     finally:
@@ -64,7 +64,7 @@ def _locked(path, address) -> int:
             path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             _lock(file, fcntl.LOCK_EX, address)
-            # check_idle() may have removed it meanwhile
+            # check_idle() may have removed the file meanwhile
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file), os.lstat(path)):
                     os.truncate(file, 0)
