@@ -62,7 +62,7 @@ class File(iniparser.BaseParser):
         return super()._split_key_value(line)
 
     def assignment(self, key, value):
-        """Record an option, see iniparser.BaseParser."""
+        """Note an option, see iniparser.BaseParser."""
         end = self._begin + len(value)
         self.entries.append(Entry(self._section, key, '\n'.join(value),
                                   self._begin, end))

@@ -88,7 +88,7 @@ class Program(_OfDevice):
 
 
 class Drill(_OfDevice):
-    """Make a device report a false finding, to test an alert.
+    """Let a device report a false finding, to test an alert.
 
     The finding goes the way of a true one: the log of nova-compute, a
     notification, the file of metrics, and with [accel] health = act Placement
