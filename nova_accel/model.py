@@ -289,7 +289,7 @@ class Device:
         return next((r for r in self.regions if r.index == index), None)
 
     def with_region(self, index: int, **changes) -> 'Device':
-        """The device with other fields of one region."""
+        """Return the device with changed fields of one region."""
         return dataclasses.replace(self, regions=tuple(
             dataclasses.replace(region, **changes)
             if region.index == index else region for region in self.regions))

@@ -81,7 +81,7 @@ class Step:
         self._called_at = time.monotonic()
 
     def admit(self) -> None:
-        """Check for the last time, in the worker of the card.
+        """Check once more, in the worker of the card.
 
         :raises AcceleratorError: the region must not be programmed now.
         """

@@ -220,7 +220,7 @@ def _get(client, path, what):
 
 
 def _body(client, what, end, response, most) -> bytes:
-    """Return the body of an answer, and at most so many bytes of it.
+    """Return the body of an answer, cut off after ``most`` bytes.
 
     :raises GlanceUnavailable: Glance did not send it in time.
     """

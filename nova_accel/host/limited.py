@@ -40,7 +40,10 @@ class _Pool:
         self._used = 0
 
     def execute(self, tpool, function, args):
-        """:raises DeviceTimeout: all threads of this part hang."""
+        """Run a function in a thread of this part.
+
+        :raises DeviceTimeout: all threads of this part hang.
+        """
         most = max(1, getattr(tpool, '_nthreads', 20) // 2)
         end = time.monotonic() + _POOL_SECONDS
         while self._used >= most:

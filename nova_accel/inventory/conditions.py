@@ -149,7 +149,7 @@ class Conditions:
             self._watch.begin()
 
     def is_current(self, address: str) -> bool:
-        """See watch.Watch.is_current()."""
+        """Return whether the findings of a device are current."""
         with self._lock:
             return self._watch.is_current(address)
 

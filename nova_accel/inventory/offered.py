@@ -16,7 +16,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Offered:
-    """May be used from any thread."""
+    """The cached offers of this host, for any thread."""
 
     def __init__(self, table: devices.DeviceTable,
                  store: claim_store.ClaimStore):

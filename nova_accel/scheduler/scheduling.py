@@ -40,7 +40,7 @@ class Refusal(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """What is known of a request beside Placement's answer."""
+    """The facts about a request that Placement's answer lacks."""
 
     #: that are scheduled together
     servers: int = 1

@@ -36,10 +36,10 @@ class Answer:
 
 
 class Recorder:
-    """Has the reads of host.kernel.Kernel. Thread-safe.
+    """Records the reads of a host.kernel.Kernel. Thread-safe.
 
-    The tree has each attribute at its place without links, as the kernel has
-    it. Hence drivers that read it by another link find it, too.
+    The tree has each attribute at its real path, as in the kernel. Hence
+    drivers that read it by another link find it, too.
     """
 
     def __init__(self, kernel):

@@ -46,7 +46,7 @@ class Key(typing.Protocol):
 
 
 def spelled(fields: Mapping[str, str]) -> bytes:
-    """Return the one spelling of the fields that are not empty."""
+    """Return the canonical JSON of the fields that are not empty."""
     return json.dumps({name: value for name, value in fields.items() if value},
                       sort_keys=True, separators=(',', ':')).encode()
 
