@@ -1,13 +1,23 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Describe the devices of a server to Nova and to its owner."""
 
+import collections
 from collections.abc import Mapping
+import re
 import uuid
 
 from nova_accel.attach import holdings as server_holdings
+from nova_accel import exception
 from nova_accel import inventory as host_inventory
 from nova_accel import model
 from nova_accel import request
+from nova_accel.store import chain
+
+_CERTIFICATE = re.compile(
+    f'accel{request.GROUP}:handover:[0-9]+:[0-9]+', re.ASCII)
+#: devices of a server with a certificate in its metadata, of which Nova lets a
+#: server have 128 keys by default (quota metadata_items)
+_MOST_CERTIFICATES = 16
 
 
 class Descriptions:
@@ -52,6 +62,33 @@ class Descriptions:
             if got and metadata.get(key) != got:
                 changes[key] = got
         return changes
+
+    def certificates(self, server: request.Server,
+                     metadata: Mapping[str, str]) -> dict[str, str | None]:
+        """Return changes to the metadata that show the owner which hand-over
+        vouches for each device: what was done before the server got it.
+
+        :param metadata: as they are.
+        :returns: ``accel<group>:handover:<device>:<part>`` -> a part of
+            chain.certificate(), of at most 255 characters; None for a key of
+            another device that the server had.
+        """
+        found, numbers = {}, collections.Counter[str]()
+        for claim in self._holdings.of(server.uuid)[:_MOST_CERTIFICATES]:
+            numbers[claim.group] += 1
+            device = self._inventory.devices.get(claim.device_address)
+            one = device and self._holdings.vouching(claim, device)
+            if not one:
+                continue
+            text = chain.certificate(one)
+            for part, at in enumerate(range(0, len(text), exception.FAULT), 1):
+                found[f'accel{claim.group}:handover:{numbers[claim.group]}:'
+                      f'{part}'] = text[at:at + exception.FAULT]
+        gone = {key for key in metadata if _CERTIFICATE.fullmatch(key)
+                } - found.keys()
+        return {**dict.fromkeys(gone), **{
+            key: text for key, text in found.items()
+            if metadata.get(key) != text}}
 
     def _preference(self, wanted, claims, metadata):
         provider = self._inventory.shown.providers().get(

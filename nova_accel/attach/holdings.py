@@ -352,6 +352,17 @@ class Holdings:
         return self._store.last_shown(
             device.serial or device.ports or device.address)
 
+    def vouching(self, claim: model.Claim, device: model.Device,
+                 ) -> values.Handover | None:
+        """Return the hand-over that vouches for what a claim has, None without
+        one.
+
+        :param device: of the claim.
+        """
+        return self._store.vouching(
+            device.serial or device.ports or device.address,
+            claim.handle.address)
+
     # Servers that move
 
     def set_aside(self, server_uuid: str, migration_uuid: str) -> None:

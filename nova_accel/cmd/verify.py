@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel verify: check the signatures of a journal of hand-overs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import json
 
@@ -16,6 +16,8 @@ from nova_accel import text
 _COLUMNS = {field.name.capitalize(): field.name
             for field in dataclasses.fields(values.Handover)}
 _UNCONNECTED = 'does not follow the one before it'
+#: result of a certificate, if it is not 'signed'
+_FORGED = 'it is not as it was signed, or of another host'
 
 
 class Verify(output.Lister):
@@ -39,8 +41,9 @@ class Verify(output.Lister):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             'files', metavar='FILE', nargs='+',
-            help='a file that nova-accel handovers -f json wrote; several of '
-                 'one host are joined')
+            help='a file that nova-accel handovers -f json wrote, of which '
+                 'several of one host are joined; or a certificate from the '
+                 'metadata of a server')
         parser.add_argument(
             '--key', metavar='KEY',
             help='the public key of the host, as nova-accel handovers --key '
@@ -56,8 +59,20 @@ class Verify(output.Lister):
         return super().run(parsed_args) or int(self._failed)
 
     def table(self, parsed_args):
-        journals = [_read(path) for path in parsed_args.files]
+        journals, certificates = [], []
+        for path in parsed_args.files:
+            content = _read(path)
+            if isinstance(content, dict):
+                certificates.append(content)
+            else:
+                journals.append(content)
+        if certificates and not (journals or parsed_args.key):
+            raise exception.InvalidRequest(
+                f'{text.some(parsed_args.files)} must be verified, and the '
+                f'certificate of a server has no key: give that of its host '
+                f'by --key, or a journal of its host.')
         found = [handover for handovers in journals for handover in handovers]
+        public = {parsed_args.key, *(one.key for one in found)} - {None}
         if parsed_args.key and found and not any(
                 parsed_args.key in (handover.key, chain.key_after(handover))
                 for handover in found):
@@ -70,7 +85,8 @@ class Verify(output.Lister):
             for name, its in cards.items():
                 its.join([one for one in handovers if one.card == name])
         known = {hash_ for its in cards.values() for hash_ in its.hashes}
-        for hash_ in parsed_args.hash:
+        for hash_ in [*parsed_args.hash, *(
+                one['hash'] for one in certificates if journals)]:
             if hash_ not in known:
                 raise exception.NotThere(
                     f'{text.some(parsed_args.files)} must have the hand-over '
@@ -79,7 +95,11 @@ class Verify(output.Lister):
                     f'store, or another host wrote the hand-over.')
         rows = [(output.clean(name), *its.row(parsed_args.key or ''))
                 for name, its in sorted(cards.items())]
-        self._failed = any(its.fault for its in cards.values())
+        rows += [('', 1, one.get('time', ''), one.get('time', ''),
+                  _checked(one, public), one['hash'], '')
+                 for one in certificates]
+        self._failed = any(its.fault for its in cards.values()) or any(
+            row[4] == _FORGED for row in rows)
         return self.COLUMNS, rows
 
 
@@ -158,17 +178,35 @@ class _Chain:
             f'the hand-over of {text.printable(one.time)} {clause}')
 
 
-def _read(path: str) -> list[values.Handover]:
-    """Return the hand-overs of a file.
+def _checked(certificate: dict[str, str], public: Iterable[str]) -> str:
+    """Return the result of a certificate.
+
+    :param public: keys of its host.
+    """
+    message = chain.spelled({name: value for name, value in certificate.items()
+                             if name not in ('hash', 'signature')})
+    is_good = certificate['hash'] == chain.hashed(message) and any(
+        keys.is_signed(key, message, certificate['signature'])
+        for key in public)
+    return 'signed' if is_good else _FORGED
+
+
+def _read(path: str) -> list[values.Handover] | dict[str, str]:
+    """Return the hand-overs of a file, or the certificate that it has.
 
     :raises InvalidRequest: it cannot be read, or is another one.
     """
     try:
         with open(path, encoding='utf-8') as file:
-            rows = json.load(file)
-        return [_handover(row) for row in rows]
+            content = json.load(file)
+        if isinstance(content, list):
+            return [_handover(row) for row in content]
+        if all(isinstance(content[name], str)
+               for name in ('hash', 'signature', *content)):
+            return content
+        why = 'a value is not a text'
     except OSError as error:
-        why = error.strerror
+        why = error.strerror or ''
     except (ValueError, TypeError, KeyError, AttributeError,
             RecursionError) as error:
         why = f'{type(error).__name__}: {error}'

@@ -51,17 +51,31 @@ def spelled(fields: Mapping[str, str]) -> bytes:
                       sort_keys=True, separators=(',', ':')).encode()
 
 
+def hashed(message: bytes) -> str:
+    return hashlib.sha256(message).hexdigest()
+
+
 def statement(handover: values.Handover) -> dict[str, str]:
     """Return the public fields of a hand-over, and the seal of the others."""
     fields = dataclasses.asdict(handover)
     sealed = {name: fields.pop(name) for name in SEALED}
     del fields['key'], fields['signature']
-    return {**fields, 'seal': hashlib.sha256(spelled(sealed)).hexdigest()}
+    return {**fields, 'seal': hashed(spelled(sealed))}
+
+
+def certificate(handover: values.Handover) -> str:
+    """Return the statement of a hand-over with its hash and its signature, as
+    the next owner reads it. Not the key, which would show him which servers of
+    others are on his host."""
+    stated = {name: value for name, value in statement(handover).items()
+              if value}
+    return json.dumps({**stated, 'hash': digest(handover),
+                       'signature': handover.signature})
 
 
 def digest(handover: values.Handover) -> str:
     """Return the hash by which the next hand-over names this one."""
-    return hashlib.sha256(spelled(statement(handover))).hexdigest()
+    return hashed(spelled(statement(handover)))
 
 
 def signed(handover: values.Handover, head: values.Handover | None, key: Key,

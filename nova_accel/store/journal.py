@@ -193,6 +193,20 @@ class Journal(file.File):
                     f'ORDER BY number DESC LIMIT 1 OFFSET ?3)',
                     (handover.card, before, most))
 
+    def vouching(self, card: str, handle: str) -> values.Handover | None:
+        """Return the newest hand-over after which a handle was released, which
+        vouches for it to its next server; None without one.
+
+        :param card: values.Handover.card.
+        """
+        ends = [end for end in values.ENDS if end != values.EXCHANGED]
+        with self._transaction(write=False) as db:
+            found = _handovers(db, (
+                f"WHERE {schema.CARD} = ? AND handle = ? AND place <> '' AND "
+                f"result IN ({', '.join('?' * len(ends))}) "
+                f'ORDER BY number DESC LIMIT 1'), card, handle, *ends)
+        return found[0] if found else None
+
     def sign_with(self, key: chain.Key, former: chain.Key | None = None,
                   ) -> int:
         """Start to sign hand-overs.

@@ -352,6 +352,10 @@ class NovaCloud:
                 context, instance_uuid, expected_attrs=['metadata'],
             ).delete_metadata_key(key)
             return
+        self._write_metadata(context, instance_uuid, {key: text})
+
+    @staticmethod
+    def _write_metadata(context, instance_uuid, changes):
         for _ in range(_TRIES):
             # Read at the last moment: a save writes all keys and removes the
             # others (_instance_metadata_update_in_place of nova.db.main.api),
@@ -360,10 +364,10 @@ class NovaCloud:
             # requests; docs/source/tenants.rst states it.
             instance = objects.Instance.get_by_uuid(
                 context, instance_uuid, expected_attrs=['metadata'])
-            instance.metadata = {**instance.metadata, key: text}
+            instance.metadata = _changed(instance.metadata, changes)
             instance.save()
             instance.refresh()
-            if instance.metadata.get(key) == text:
+            if _changed(instance.metadata, changes) == instance.metadata:
                 return
 
     def notify(self, event, payload):
@@ -380,11 +384,14 @@ class NovaCloud:
         nova.compute.api.API.update_instance_metadata): none is lost.
 
         :param instance: nova.objects.Instance
+        :param changes: key -> text; None removes a key.
         """
+        if not changes:
+            return
         try:
-            for key, text in changes.items():
-                self.set_metadata(instance.uuid, key, text)
-            instance.metadata = {**instance.metadata, **changes}
+            self._write_metadata(
+                self.admin_context(), instance.uuid, changes)
+            instance.metadata = _changed(instance.metadata, changes)
             # it is written, and must not be written again by Nova's next save
             instance.obj_reset_changes(['metadata'])
         except Exception as error:
@@ -499,6 +506,11 @@ def _loaded(instance, field, items):
     """Return a list in Nova's entry of a server, if it is loaded."""
     found = getattr(instance, field) if field in instance else None
     return getattr(found, items) if found else ()
+
+
+def _changed(metadata, changes):
+    return {key: text for key, text in {**metadata, **changes}.items()
+            if text is not None}
 
 
 def _checked(allocations):

@@ -279,9 +279,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Add the accelerators of the server wherever Nova creates guest XML.
         """
         handles = self._handles_to_start(context, instance)
-        if handles and (changes := self.parts.descriptions.metadata_changes(
-                cloud.server_of(instance), instance.metadata)):
-            self.cloud.change_metadata(instance, changes)
+        if handles:
+            shown = cloud.server_of(instance), instance.metadata
+            self.cloud.change_metadata(instance, {
+                **self.parts.descriptions.metadata_changes(*shown),
+                **self.parts.descriptions.certificates(*shown)})
         guest = super()._get_guest_config(
             instance, network_info, image_meta, disk_info, rescue,
             block_device_info, context, *args, **kwargs)

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A function reaches a guest, in every way that a flavor can ask for it."""
 
+import json
 import sys
 import uuid
 
@@ -10,7 +11,9 @@ from nova.virt.libvirt import driver as libvirt_driver
 from nova_accel.cmd import orders
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import chain
 from nova_accel.store import claim_store
+from nova_accel.store import keys
 from nova_accel.store import values
 from tests.functional import base
 from tests.functional import process
@@ -206,7 +209,7 @@ class NamedTest(base.AcceleratorTestBase):
             base.NLB0, properties={'accel:function_name': 'loopback',
                                    'accel:function_id': base.NLB0})
         self.give_name('0000:5e:00.0', 'loopback')
-        drives = []
+        drives, certificates = [], []
         self.useFixture(fixtures.MockPatchObject(
             libvirt_driver.LibvirtDriver, '_create_configdrive',
             lambda driver, context, instance, *args, **kwargs: drives.append(
@@ -228,6 +231,34 @@ class NamedTest(base.AcceleratorTestBase):
             self.assertIn(naming.function_name_trait('loopback'),
                           self.traits('compute1_accel_0000:5e:00.0_region0'))
             # the owner is told, and the guest by its config drive
-            self.assertEqual([{'mine': 'kept', **told}] * 2, [
-                self.api.get_server(server['id'])['metadata'], drives[-1]])
+            metadata = self.api.get_server(server['id'])['metadata']
+            self.assertEqual(metadata, drives[-1])
+            self.assertEqual({'mine': 'kept', **told}, {
+                name: text for name, text in metadata.items()
+                if ':handover:' not in name})
+            certificates.append(''.join(
+                metadata.get(f'{key.removesuffix("function")}handover:1:{part}',
+                             '') for part in (1, 2, 3)))
             self._delete_server(server)
+        self.check_certificates(server, *certificates)
+
+    def check_certificates(self, server, none, *texts):
+        """What was done after the server before each."""
+        self.assertEqual('', none)
+        self.assertNotEqual(*texts)
+        store = self.parts('compute1').store
+        key = keys.load(store.path + keys.SUFFIX).public
+        known = {chain.digest(one): one for one in store.handovers()}
+        for text in texts:
+            certificate = json.loads(text)
+            signature = certificate.pop('signature')
+            one = known.pop(certificate.pop('hash'))
+            self.assertTrue(keys.is_signed(
+                key, chain.spelled(certificate), signature))
+            self.assertEqual(
+                (one.time, 'port reset', 'clean, memory kept'),
+                tuple(certificate[name]
+                      for name in ('time', 'method', 'result')))
+            for word in (one.server, 'compute1', '0000:', key,
+                         server['tenant_id']):
+                self.assertNotIn(word, text)

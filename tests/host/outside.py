@@ -39,7 +39,8 @@ CHANGES: dict[type, tuple[str, ...]] = {
 READS: dict[type, tuple[str, ...]] = {
     claim_store.ClaimStore: (
         'devices', 'notes', 'attempts', 'handovers', 'ended_handovers',
-        'last_shown', 'reserved', 'refresh', 'withheld', 'ended', 'uses',
+        'last_shown',
+        'vouching', 'reserved', 'refresh', 'withheld', 'ended', 'uses',
         'used', 'owner_reports'),
     sim.SimulatedKernel: (
         'read', 'read_bytes', 'read_some', 'listdir', 'exists', 'readlink',
