@@ -293,8 +293,11 @@ class TimecardDriver(base.PciDriver):
                 f'{address} had to be compared and set as before its server, '
                 f'and that failed ({error}): see the kernel log; it is tried '
                 f'again.') from error
-        return (f'{done}, compared, {restored} '
-                f'setting{"" if restored == 1 else "s"} restored')
+        return base.Cleaned.with_facts(
+            f'{done}, compared, {restored} '
+            f'setting{"" if restored == 1 else "s"} restored',
+            **{name: 'as before' for name, _ in device.record
+               if not name.startswith(_SETTING)})
 
     def _await_card(self, address):
         deadline = time.monotonic() + _READY_SECONDS

@@ -50,7 +50,7 @@ class CertificatesTest(base.HostTestCase):
 
     def test_next_server(self):
         self.again()
-        found = self.changes({'mine': 'kept'})
+        found = self.changes({'own': 'kept'})
         self.assertEqual({f'{PREFIX}1:1', f'{PREFIX}1:2'}, found.keys())
         self.assertGreaterEqual(255, max(map(len, found.values())))
         one, = self.host.store.handovers()

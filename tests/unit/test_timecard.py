@@ -272,8 +272,12 @@ class Release(TestCase):
         self.start()
         self.use(sma1='OUT: GND', utc_tai_offset='0')
         # the reset itself has changed the source
-        self.assertEqual('reset flr, compared, 1 setting restored',
-                         self.release())
+        done = self.release()
+        self.assertEqual('reset flr, compared, 1 setting restored', done)
+        facts = json.loads(done.shown)
+        self.assertEqual({'as before'}, {*facts.values()})
+        self.assertIn('serial', facts)
+        self.assertNotIn('setting sma1', facts)
         self.assertEqual([[A, None]], self.kernel.resets(A))
         self.assertEqual(self.known, self.device({A: self.known}))
 
