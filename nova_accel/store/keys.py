@@ -35,7 +35,7 @@ class Key:
 
 
 def load(path: str) -> Key | None:
-    """Return the key in a file; None without a file.
+    """Return the key in a file; None without one.
 
     :raises AcceleratorsUnavailable: others can read it, or it is not a key.
     """
@@ -50,6 +50,9 @@ def load(path: str) -> Key | None:
             f'The key {path}, which signs hand-overs, cannot be read '
             f'({error.strerror}): see that it belongs to the user of '
             f'nova-compute, and run commands as that user.') from error
+    if not pem:
+        # the power failed before create() had ended
+        return None
     if mode & 0o077:
         raise exception.AcceleratorsUnavailable(
             f'The key {path}, which signs hand-overs, has mode {mode:04o}, and '
@@ -78,6 +81,13 @@ def create(path: str) -> Key:
         files.replace(path, private.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption()).decode(), 0o600)
+        # no signature is older than its key, even if the power fails
+        for written in path, os.path.dirname(path):
+            fd = os.open(written, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
     except OSError as error:
         raise exception.AcceleratorsUnavailable(
             f'The key {path}, which signs hand-overs, cannot be written '

@@ -173,13 +173,16 @@ class VerifyTest(VerifyTestCase):
 
     def test_host_that_signs_what_it_likes(self):
         """Numbers are checked as well."""
-        for place in ('x', '0', '-1', '²', '2'):
+        self.fill(1)
+        head, = self.store.handovers()
+        for place, before in (('x', None), ('0', None), ('-1', None),
+                              ('²', None), ('2', None), ('1', head)):
             with mock.patch.object(chain, 'dataclasses') as module:
                 module.asdict = dataclasses.asdict
                 module.replace = lambda record, **new: dataclasses.replace(
                     record, **{**new, **({'place': place}
                                          if 'place' in new else {})})
-                record = chain.signed(handover(1), None, self.key)
+                record = chain.signed(handover(1), before, self.key)
             rows = [{name.capitalize(): value or None for name, value
                      in dataclasses.asdict(record).items()}]
             self.fault(self.write(rows))
@@ -390,7 +393,8 @@ class KeysOfChainTest(VerifyTestCase):
     def test_lost_key(self):
         self.fill(1, 2)
         new = self.other()
-        for former in None, self.other('third.key'):
+        # a key that is not the one before announces nothing
+        for former in self.other('third.key'), None:
             self.store.sign_with(new, former)
         self.fill(3)
         path = self.export()

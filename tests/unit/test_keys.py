@@ -4,6 +4,7 @@
 import base64
 import os
 import stat
+from unittest import mock
 
 import ddt
 import fixtures
@@ -52,7 +53,18 @@ class KeysTest(testtools.TestCase):
         os.chmod(self.path, mode)
         self.refused(f'{mode:04o}', 'others can read it', 'set mode 0600')
 
-    @ddt.data('', 'nonsense', X25519)
+    def test_power_failed_meanwhile(self):
+        """No signature was made, and the next start creates another one."""
+        with open(self.path, 'w'):
+            pass
+        self.assertIsNone(keys.load(self.path))
+        synced = []
+        with mock.patch('os.fsync', lambda fd: synced.append(
+                os.readlink(f'/proc/self/fd/{fd}'))):
+            keys.create(self.path)
+        self.assertEqual([self.path, os.path.dirname(self.path)], synced)
+
+    @ddt.data('nonsense', X25519)
     def test_not_a_key(self, content):
         with open(self.path, 'w') as file:
             os.fchmod(file.fileno(), 0o600)
