@@ -39,7 +39,6 @@ import json
 
 from nova import exception as nova_exception
 
-from nova_accel.attach import cloud as novas
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.host import vfio
@@ -62,7 +61,7 @@ _TRANSPARENT = 'transparent'
 
 class LiveMigrations:
 
-    def __init__(self, parts: service.Host, cloud: novas.Cloud,
+    def __init__(self, parts: service.Host, cloud: nova_cloud.NovaCloud,
                  has_versions: Callable[..., bool]):
         """:param has_versions: nova.virt.libvirt.host.Host.has_min_version"""
         self._parts = parts
@@ -269,6 +268,9 @@ class LiveMigrations:
                 if waiting := holdings.of(
                         instance.uuid, model.Role.OLD):
                     holdings.revert(instance.uuid, waiting)
+                self._cloud.change_metadata(
+                    instance, self._parts.descriptions.certificates(
+                        nova_cloud.server_of(instance), instance.metadata))
                 if handles := self._guests.handles(instance.uuid):
                     self._cloud.attach(instance.uuid, handles, lasts=True)
                     self._parts.carrying.update(instance.uuid)

@@ -18,6 +18,7 @@ from nova.virt.libvirt import driver as libvirt_driver
 
 from nova_accel import model
 from nova_accel import naming
+from nova_accel.store import chain
 from nova_accel.virt import guest
 from tests.functional import cloud
 from tests.functional.live_migration import (
@@ -57,9 +58,19 @@ class DetachTest(LiveMigrationTestBase):
         self.live_migrate(host=self.destination)
         self.assertEqual(first, self.assertHas(self.server))
         self.assertFunction(first, self.function)
+        # that was handed over since; the other was not
+        self.assertIn(self.newest_hash(), self.certificate())
         self._reboot_server(self.server, hard=True)
         self.assertHas(self.server)
         self.delete_all()
+
+    def certificate(self):
+        return ''.join(value for key, value in sorted(self.api.get_server(
+            self.server['id'])['metadata'].items()) if ':handover:1:' in key)
+
+    def newest_hash(self):
+        return chain.digest(
+            self.parts(self.destination).store.handovers()[-1])
 
     def test_guest_keeps_its_device(self):
         """Live migration if the guest does not release a device: it
