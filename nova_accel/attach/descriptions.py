@@ -77,7 +77,8 @@ class Descriptions:
         for claim in self._holdings.of(server.uuid)[:_MOST_CERTIFICATES]:
             numbers[claim.group] += 1
             device = self._inventory.devices.get(claim.device_address)
-            one = device and self._holdings.vouching(claim, device)
+            one = device and self._holdings.vouching(
+                device, claim.handle.address)
             if not one:
                 continue
             text = chain.certificate(one)

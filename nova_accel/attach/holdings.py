@@ -349,19 +349,18 @@ class Holdings:
 
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
-        return self._store.last_shown(
-            device.serial or device.ports or device.address)
+        found = self.vouching(device)
+        return found.shown if found else ''
 
-    def vouching(self, claim: model.Claim, device: model.Device,
+    def vouching(self, device: model.Device, handle: str = '',
                  ) -> values.Handover | None:
-        """Return the hand-over that vouches for what a claim has, None without
-        one.
+        """Return the newest hand-over of a device that ended; None without one.
 
-        :param device: of the claim.
+        :param handle: address of a handle; only a hand-over of that.
+        :raises AcceleratorsUnavailable: the store cannot be read.
         """
         return self._store.vouching(
-            device.serial or device.ports or device.address,
-            claim.handle.address)
+            device.serial or device.ports or device.address, handle)
 
     # Servers that move
 

@@ -293,7 +293,7 @@ class TimecardDriver(base.PciDriver):
                 f'{address} had to be compared and set as before its server, '
                 f'and that failed ({error}): see the kernel log; it is tried '
                 f'again.') from error
-        return base.Cleaned.with_facts(
+        return base.Cleaned(
             f'{done}, compared, {restored} '
             f'setting{"" if restored == 1 else "s"} restored',
             **{name: 'as before' for name, _ in device.record

@@ -193,17 +193,18 @@ class Journal(file.File):
                     f'ORDER BY number DESC LIMIT 1 OFFSET ?3)',
                     (handover.card, before, most))
 
-    def vouching(self, card: str, handle: str) -> values.Handover | None:
+    def vouching(self, card: str, handle: str = '') -> values.Handover | None:
         """Return the newest hand-over after which a handle was released, which
         vouches for it to its next server; None without one.
 
         :param card: values.Handover.card.
+        :param handle: '' for any of the card.
         """
         ends = [end for end in values.ENDS if end != values.EXCHANGED]
         with self._transaction(write=False) as db:
             found = _handovers(db, (
-                f"WHERE {schema.CARD} = ? AND handle = ? AND place <> '' AND "
-                f"result IN ({', '.join('?' * len(ends))}) "
+                f"WHERE {schema.CARD} = ? AND ? IN (handle, '') AND "
+                f"place <> '' AND result IN ({', '.join('?' * len(ends))}) "
                 f'ORDER BY number DESC LIMIT 1'), card, handle, *ends)
         return found[0] if found else None
 
@@ -242,19 +243,6 @@ class Journal(file.File):
                 'SELECT result, count(*) FROM handovers WHERE number > ? '
                 'GROUP BY result', (after,)).fetchall()
         return newest, {str(result): count for result, count in rows}
-
-    def last_shown(self, card: str) -> str:
-        """Return Handover.shown of the last one of a card that ended; ''
-        without any.
-
-        :param card: Handover.card.
-        """
-        ends = ', '.join('?' * len(values.ENDS))
-        with self._transaction(write=False) as db:
-            found = _handovers(
-                db, f'WHERE {schema.CARD} = ? AND result IN ({ends}) '
-                f'ORDER BY number DESC LIMIT 1', card, *values.ENDS)
-        return found[0].shown if found else ''
 
     def handovers(self) -> list[values.Handover]:
         """Return all hand-overs in the journal, the oldest first."""

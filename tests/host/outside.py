@@ -39,9 +39,8 @@ CHANGES: dict[type, tuple[str, ...]] = {
 READS: dict[type, tuple[str, ...]] = {
     claim_store.ClaimStore: (
         'devices', 'notes', 'attempts', 'handovers', 'ended_handovers',
-        'last_shown',
-        'vouching', 'reserved', 'refresh', 'withheld', 'ended', 'uses',
-        'used', 'owner_reports'),
+        'vouching', 'reserved', 'refresh', 'withheld', 'ended', 'uses', 'used',
+        'owner_reports'),
     sim.SimulatedKernel: (
         'read', 'read_bytes', 'read_some', 'listdir', 'exists', 'readlink',
         'mounted_devices', 'physical_address_bits', 'vfio_module',
