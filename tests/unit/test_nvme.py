@@ -690,7 +690,7 @@ class Sanitize(ReleaseTestCase):
 
     def test_one_that_runs_since_nova_compute_was_killed(self):
         self.start(sanitize=['crypto', 'block'])
-        self.kernel.sanitize_disk(A, 'crypto', 0.1)
+        self.kernel.sanitize_disk(A, 'crypto', 1)
         calls = self.watch()
         self.release()
         self.assertEqual((['reset_nvme'], ''), (calls, self.data()))
