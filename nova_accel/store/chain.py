@@ -65,7 +65,7 @@ def statement(handover: values.Handover) -> dict[str, str]:
 
 def certificate(handover: values.Handover) -> str:
     """Return the statement of a hand-over with its hash and its signature, as
-    the next owner reads it. Not the key, which would show him which servers of
+    the next owner reads it. Not the key, which would show which servers of
     others are on his host."""
     stated = {name: value for name, value in statement(handover).items()
               if value}
