@@ -45,13 +45,12 @@ class OwnerReports:
     def take(self, servers: Iterable[novas.Instance]) -> None:
         """Take the reports in the metadata of servers, and answer them."""
         for server in servers:
-            keys = [key for key in sorted(server.metadata)
-                    if key.startswith(KEY) and key != STATUS]
-            # Nova works on a server with a task, and writes all metadata
-            if not keys or server.task_state:
-                continue
             try:
-                self._answer(server, keys)
+                keys = [key for key in sorted(server.metadata)
+                        if key.startswith(KEY) and key != STATUS]
+                # Nova works on a server with a task, and writes all metadata
+                if keys and not server.task_state:
+                    self._answer(server, keys)
             except Exception as error:
                 LOG.error('The reports of the owner of server %s are taken '
                           'later: %s', server.uuid, error,
