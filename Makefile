@@ -24,6 +24,8 @@
 # make tempest-setup  what make tempest needs, from apt and the package index; once
 # make tempest  OpenStack's integration suites, with a device in every server; as
 #             root, tens of minutes; SUITES="live vgpu" for some of them
+# make buyer  NVIDIA's validation suite for AI clouds, on simulated hosts; fetches
+#             it, or takes the checkout SUITE; minutes
 # make lab    the same on a real kernel, in a virtual machine; as root; DEMO=1:
 #             the story of make demo there
 
@@ -51,7 +53,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test parts style docs unit host functional soak explore faults killed sigterm mutants nova-tests \
 	nova-tests-part candidate bench bench-part bench-fleet bench-reuse clean lab lab-up lab-test \
-	lab-shell lab-down tempest tempest-part tempest-setup tempest-up \
+	lab-shell lab-down buyer tempest tempest-part tempest-setup tempest-up \
 	tempest-test tempest-down
 
 .DEFAULT_GOAL = help
@@ -276,6 +278,12 @@ tempest-test:
 
 tempest-down:
 	@$(PYTHON) -m tests.tempest down
+
+# docs/source/buyer.rst; needs Python 3.12 or later, SUITE_PYTHON
+SUITE ?=
+export SUITE_PYTHON
+buyer: $(STAMP)
+	@$(BIN)/python -m tests.buyer $(SUITE)
 
 # a fifth of all packages: what tests do not import, and what is machine code
 NOT_COMPILED = tests/unit|babel|bs4|dns|docutils|dulwich|jwcrypto|lexers|mypyc?|networkx|numpy|ovs|ovsdbapp|pip|pyparsing|redis|reno|setuptools|sphinx
