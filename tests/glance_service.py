@@ -59,7 +59,7 @@ config_file = {directory}/paste.ini
 
 PASTE = """
 [pipeline:glance-api]
-pipeline = identity context rootapp
+pipeline = versionnegotiation identity context rootapp
 [composite:rootapp]
 paste.composite_factory = glance.api:root_app_factory
 /: apiversions
@@ -68,6 +68,9 @@ paste.composite_factory = glance.api:root_app_factory
 paste.app_factory = glance.api.versions:create_resource
 [app:apiv2app]
 paste.app_factory = glance.api.v2.router:API.factory
+[filter:versionnegotiation]
+paste.filter_factory = glance.api.middleware.version_negotiation:\
+VersionNegotiationFilter.factory
 [filter:context]
 paste.filter_factory = glance.api.middleware.context:ContextMiddleware.factory
 [filter:identity]
