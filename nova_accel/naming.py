@@ -37,6 +37,7 @@ MIGRATABLE = 'CUSTOM_ACCELERATOR_MIGRATABLE'
 #: and by what, with its version: equal on hosts between which guests take it
 _MIGRATES_PREFIX = 'CUSTOM_ACCELERATOR_MIGRATES_BY_'
 _HEALTH = ':health'
+_MAINTENANCE = ':maintenance'
 #: in the statistics of a compute node's entry, which nova-compute writes at
 #: its start and periodically: only our driver adds it, and Nova drops what its
 #: driver does not pass (ResourceTracker._copy_resources, Nova 31 to 34)
@@ -244,6 +245,17 @@ def health_key(group: str) -> str:
 def is_health_key(key: str) -> bool:
     """Whether a key of metadata is one of health_key()."""
     return key.startswith('accel') and key.endswith(_HEALTH)
+
+
+def maintenance_key(group: str) -> str:
+    """Return the metadata key for planned work on the accelerators of a group.
+    """
+    return f'accel{group}{_MAINTENANCE}'
+
+
+def is_maintenance_key(key: str) -> bool:
+    """Whether a key of metadata is one of maintenance_key()."""
+    return key.startswith('accel') and key.endswith(_MAINTENANCE)
 
 
 def function_name_trait(name: str) -> str:

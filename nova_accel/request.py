@@ -40,6 +40,8 @@ PACKING_KEY = 'accel:packing'
 LIVE_MIGRATION_KEY = 'accel:live_migration'
 #: for how many seconds its guest may stand still then; QEMU allows 2,000
 DOWNTIME_KEY = 'accel:max_downtime'
+#: how many hours a server of the flavor lives at most; nothing ends it then
+MAX_HOURS_KEY = 'accel:max_hours'
 #: keys of the whole flavor -> their values; () if these have a form of their
 #: own
 FLAVOR_KEYS = {AFFINITY_KEY: ('required', 'preferred', 'none'),
@@ -47,6 +49,7 @@ FLAVOR_KEYS = {AFFINITY_KEY: ('required', 'preferred', 'none'),
                PACKING_KEY: ('stack', 'spread'),
                LIVE_MIGRATION_KEY: ('detach', 'transparent'),
                DOWNTIME_KEY: tuple(map(str, range(1, 2001))),
+               MAX_HOURS_KEY: tuple(map(str, range(1, 8785))),
                near.KEY: ()}
 GROUP = '(?:[0-9]+|_[a-zA-Z0-9_-]{1,63})?'
 _SPEC = re.compile(f'(resources|trait|accel)({GROUP}):(.+)')
@@ -440,6 +443,11 @@ class Server:
         :raises InvalidRequest: in one sentence that names the extra spec.
         """
         return affinity(self.extra_specs)
+
+    @property
+    def max_hours(self) -> int:
+        """Return how many hours it lives at most, 0 if that is not stated."""
+        return int(self.extra_specs.get(MAX_HOURS_KEY, 0))
 
     @property
     def detaches(self) -> bool:

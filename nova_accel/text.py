@@ -72,10 +72,10 @@ def shortened(sentence: str, room: int) -> str:
     return what[:room - len(end)].rpartition(' ')[0].rstrip(',;') + end
 
 
-def now(days: int = 0, to: str = 'seconds') -> str:
+def now(days: float = 0, to: str = 'seconds') -> str:
     """Return the time, UTC, as 2026-11-22T02:17:43+00:00.
 
-    :param days: how long ago.
+    :param days: how long ago; below 0: how long from now.
     :param to: its last unit, or 'microseconds'.
     """
     return (datetime.datetime.now(datetime.UTC) - datetime.timedelta(

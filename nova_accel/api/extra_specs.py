@@ -118,6 +118,13 @@ VALIDATORS = [
         value={'type': int, 'min': 1, 'max': 2000,
                'description': 'Seconds, 1 to 2000.'}),
     base.ExtraSpecValidator(
+        name='accel:max_hours',
+        description='How many hours a server of the flavor lives at most. It '
+                    'gets no accelerator that the operator drains before '
+                    '(nova-accel drain --at). Nothing ends the server then.',
+        value={'type': int, 'min': 1, 'max': 8784,
+               'description': 'Hours, 1 to 8784.'}),
+    base.ExtraSpecValidator(
         name='accel:available',
         description='How many servers of the flavor fit, for information; '
                     'written by nova-accel fits --property.',

@@ -21,6 +21,7 @@ from nova_accel.inventory import offers
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
+from nova_accel import text
 
 #: provider uuid -> the offers of it that a server gets
 Chosen = dict[str, list[offers.Offer]]
@@ -69,14 +70,15 @@ class Choice:
         free = {}
         for uuid, amount in amounts.items():
             provider = self._inventory.shown.providers()[uuid]
-            free[uuid] = _not_refused(
+            free[uuid] = self._not_outlasted(server, _not_refused(
                 self._free(provider, offered),
-                [t.wanted for t in takes if t.provider_uuid == uuid])
+                [t.wanted for t in takes if t.provider_uuid == uuid]))
             if len(free[uuid]) < amount:
                 raise exception.DeviceUnavailable(
                     f'Server {server.uuid} was allocated {amount} of '
                     f'{provider.name}, and {len(free[uuid])} of it are free '
-                    f'on this host{_in_use(provider, offered)}: the build is '
+                    f'on this host{_in_use(provider, offered)}'
+                    f'{_planned(server, provider, offered)}: the build is '
                     f'retried on another host.',
                     found=f'Server {server.uuid} was allocated {amount} '
                           f'accelerators of a provider, and '
@@ -149,6 +151,15 @@ class Choice:
                 for one in offered.of((address, provider.region_index))
                 if one.state is offers.State.FREE]
 
+    def _not_outlasted(self, server, free):
+        """Return the offers that the operator does not drain before the
+        server, by its flavor, has ended."""
+        work = self._inventory.table.planned_work() if server.max_hours else {}
+        return [found for found in free
+                if found.device.address not in work
+                or work[found.device.address].at >= text.now(
+                    -server.max_hours / 24)]
+
     def _place(self, address):
         """Return the place of a PCI function of Nova's own, as
         model.Device.place.
@@ -168,6 +179,15 @@ def _in_use(provider, offered) -> str:
     return why and f' ({why})'
 
 
+def _planned(server, provider, offered) -> str:
+    """Return which planned work a server would outlast, in brackets."""
+    why = server.max_hours and holds.reasons(
+        hold for address in provider.addresses
+        for offer in offered.of((address, provider.region_index))
+        for hold in offer.all_holds if hold.kind is holds.Kind.PLANNED)
+    return f' ({why})' if why else ''
+
+
 def _is_suspect(offer):
     return offer.has(holds.Kind.SUSPECT)
 
@@ -185,8 +205,10 @@ def _not_refused(free, wanted):
 
 
 def _well(free, amount):
-    """Return the offers without suspect devices, if enough remain."""
-    well = [found for found in free if not _is_suspect(found)]
+    """Return the offers without suspect devices and without those that the
+    operator will drain, if enough remain."""
+    well = [found for found in free if not (
+        _is_suspect(found) or found.has(holds.Kind.PLANNED))]
     return well if len(well) >= amount else free
 
 

@@ -37,7 +37,7 @@ LOG = logging.getLogger(__name__)
 _KEY = re.compile(f'accel({request.GROUP}):([^:]+)')
 _ASKS = 'bitstream_id'
 #: names of nova_accel in the metadata of a server
-_KNOWN = (_ASKS, 'status', 'function', 'prefer', 'health')
+_KNOWN = (_ASKS, 'status', 'function', 'prefer', 'health', 'maintenance')
 #: characters that Nova keeps of a key of metadata
 _KEY_ROOM = 255
 #: beginning of the reason if two keys mean the same group

@@ -74,8 +74,9 @@ class Claims(output.Lister):
             devices, gone = known.devices(), known.gone()
             rows += [
                 (address, '', '', '', '', holds.of_disabled(row).value,
-                 row.since, '', '', '', row.reason or 'no reason given')
-                for row in known.disabled()
+                 row.at or row.since, '', '', '',
+                 row.reason or 'no reason given')
+                for row in (*known.disabled(), *known.planned())
                 # the present address, or the last one if the device is absent
                 for address in identity.disabled(
                     devices, [row], gone) or [

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel disable, drain and enable: take devices out of service.
+"""nova-accel disable, drain, undrain, enable: take devices out of service.
 
 They write into the claim store, whether nova-compute runs or not. nova-compute
 notices it (nova_accel/admin/orders.py), or finds it at its start.
@@ -7,6 +7,7 @@ notices it (nova_accel/admin/orders.py), or finds it at its start.
 
 from cliff import command
 
+from nova_accel.cmd import handovers
 from nova_accel.cmd import orders
 from nova_accel.cmd import output
 from nova_accel.cmd import store
@@ -41,12 +42,7 @@ class _Disables(_OfDevice):
 
     def _disable(self, parsed_args) -> str:
         """Disable the device; return its address."""
-        reason = parsed_args.reason
-        if len(reason) > values.LONGEST_REASON or not (
-                reason.isprintable() or not reason):
-            raise exception.InvalidRequest(
-                f'--reason must be one line of at most {values.LONGEST_REASON} '
-                f'characters: shorten it.')
+        reason = _line('--reason', parsed_args.reason)
         known = store.to_write(parsed_args)
         devices = known.devices()
         address = identity.named(parsed_args.device, devices)
@@ -56,6 +52,19 @@ class _Disables(_OfDevice):
             reason or next((row.reason for row in before), ''),
             next((row.since for row in before), text.now())), before)
         return address
+
+
+def _line(option: str, value: str) -> str:
+    """Return a reason.
+
+    :raises InvalidRequest: it is too long, or has more than one line.
+    """
+    if len(value) > values.LONGEST_REASON or not (
+            value.isprintable() or not value):
+        raise exception.InvalidRequest(
+            f'{option} must be one line of at most {values.LONGEST_REASON} '
+            f'characters: shorten it.')
+    return value
 
 
 class Disable(_Disables):
@@ -80,31 +89,99 @@ class Drain(_Disables, output.Table):
     One row for each claim of a server on it. The exit status is 3 while one is
     left, and 0 when none is left, after which no new claim is possible. Move
     or delete the servers, and run the command again.
+
+    With --at the device is taken out of service at that time. Until then the
+    owners of its servers read the time and --because in the metadata of their
+    servers, and no server gets the device that by its flavor
+    (accel:max_hours) would outlast the time. nova-accel undrain cancels it.
     """
 
     COLUMNS = ('Device', 'Handle', 'Server', 'State', 'Error')
 
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--at', metavar='TIME', type=handovers.time,
+            help='when, for example 2026-12-01T06:00 (UTC) or '
+                 '2026-12-01T06:00+01:00')
+        parser.add_argument(
+            '--because', metavar='TEXT', default='',
+            help='with --at: why, for the owners of the servers, too')
+        return parser
+
     def run(self, parsed_args):
         super().run(parsed_args)
-        return LEFT if self._left else 0
+        return LEFT if self._left and not parsed_args.at else 0
+
+    def _plan(self, parsed_args) -> str:
+        """Have the device disabled at a time; returns its address."""
+        at, why = parsed_args.at, _line('--because', parsed_args.because)
+        if not why or parsed_args.reason:
+            raise exception.InvalidRequest(
+                'A drain at a time needs a reason that owners may read: give '
+                '--because TEXT, and no --reason.')
+        if at <= text.now():
+            raise exception.InvalidRequest(
+                f'--at {at} is in the past, because it is {text.now()} now: '
+                f'give a later time, or no --at to drain the device now.')
+        known = store.to_write(parsed_args)
+        devices = known.devices()
+        address = identity.named(parsed_args.device, devices)
+        if any(not row.of_health for row in _about(address, known)):
+            raise exception.InvalidRequest(
+                f'{address} cannot be drained at a time, because it is '
+                f'disabled already: nova-accel enable {address} first.')
+        known.disable(values.Disabled(
+            address, identity.serial_for_claim(address, devices, known.gone()),
+            why, text.now(), at=at), _planned(address, known))
+        return address
 
     def take_action(self, parsed_args):
         self.check_columns(parsed_args, self.COLUMNS)
-        address = self._disable(parsed_args)
+        at = parsed_args.at
+        if parsed_args.because and not at:
+            raise exception.InvalidRequest(
+                '--because is for planned work: add --at TIME, or give '
+                '--reason, which owners do not read.')
+        address = (self._plan if at else self._disable)(parsed_args)
         # read after the device is disabled, because the store then refuses new
         # claims
         known = store.read(parsed_args)
-        rows = _about(address, known)
+        rows = (_planned if at else _about)(address, known)
         self._left = sorted(
             (claim.device_address, claim.handle.address, claim.holder,
              claim.state.value if claim.role is model.Role.CURRENT
              else f'{claim.state.value}, old', claim.error)
             for claim in known.claims()
             if any(row.card.means(claim.card) for row in rows))
-        if not self._left:
+        if at:
+            self.app.stderr.write(
+                f'{address} is drained at {at}; nova-compute informs the '
+                f'owners of these servers within a minute\n')
+        elif not self._left:
             self.app.stderr.write(
                 f'{address} is disabled, and no server has it\n')
         return self.COLUMNS, self._left
+
+
+class Undrain(_OfDevice):
+    """Cancel nova-accel drain --at of a device, before its time.
+
+    After that time the device is disabled: nova-accel enable.
+    """
+
+    def take_action(self, parsed_args):
+        known = store.to_write(parsed_args)
+        address = identity.named(parsed_args.device, known.devices())
+        rows = _planned(address, known)
+        if not rows:
+            raise exception.InvalidRequest(
+                f'No drain of {address} is planned: see nova-accel claims; '
+                f'nova-accel enable ends one whose time has come.')
+        known.enable(rows)
+        self.app.stdout.write(
+            f'{address} is not drained; nova-compute informs the owners of '
+            f'its servers within a minute\n')
 
 
 class Enable(_OfDevice):
@@ -147,6 +224,14 @@ class Enable(_OfDevice):
 
 
 def _about(address, known) -> list[values.Disabled]:
+    return _of(address, known, known.disabled())
+
+
+def _planned(address, known) -> list[values.Disabled]:
+    return _of(address, known, known.planned())
+
+
+def _of(address, known, rows):
     devices, gone = known.devices(), known.gone()
-    return [row for row in known.disabled()
+    return [row for row in rows
             if address in identity.disabled(devices, [row], gone)]

@@ -353,7 +353,7 @@ def _disable(memory, known):
     """
     reasons = {}
     for address, rows in identity.disabled(
-            known.devices(), known.disabled()).items():
+            known.devices(), (*known.disabled(), *known.planned())).items():
         for row in rows:
             memory.disable(dataclasses.replace(
                 row, device_address=address, serial=''))

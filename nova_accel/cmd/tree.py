@@ -15,6 +15,8 @@ from nova_accel import exception
 from nova_accel import naming
 from nova_accel.planning import reasons
 
+#: as text.now() writes it
+_TIME = re.compile(r'[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\+00:00')
 #: of the table for people
 _COLUMNS = 'Provider', 'What', 'Used', 'Held by', 'Health'
 
@@ -74,7 +76,9 @@ class Tree(cloud.Asks, output.Lister):
             '--evacuation-list', action='store_true',
             help='show nothing but the uuids, one in a line, of the servers '
                  'whose metadata say that an accelerator of theirs is not '
-                 'well; nova-compute writes that with [accel] health = act')
+                 'well, or is drained at a time, which follows the uuid '
+                 '(nova-accel drain --at); nova-compute writes the former '
+                 'with [accel] health = act')
         parser.add_argument(
             'hosts', metavar='HOST', nargs='*',
             help='name of a compute node, or of a provider below it, as '
@@ -93,10 +97,13 @@ class Tree(cloud.Asks, output.Lister):
         if parsed_args.evacuation_list:
             held = {consumer for p in shown for consumer in p.held}
             return None, sorted({
-                server['id'] for host in in_use
+                ' '.join(filter(None, (server['id'], _drained_at(server))))
+                for host in in_use
                 for server in known.servers(node=_just(host))
                 if server['id'] in held
-                and any(map(naming.is_health_key, server['metadata']))})
+                and any(naming.is_health_key(key)
+                        or naming.is_maintenance_key(key)
+                        for key in server['metadata'])})
         servers = server_names(known, in_use)
         functions = function_names(known, shown)
         self.nothing = (
@@ -251,6 +258,14 @@ def server_names(service: cloud.Cloud, hosts: Iterable[str],
             for server in service.servers('/servers', node=_just(host)):
                 names[server['id']] = output.clean(server['name'])
     return names
+
+
+def _drained_at(server: Mapping) -> str:
+    """Return when the first device of a server is drained, '' if that is not
+    planned. Its owner may have written any text."""
+    return min((found[0] for key, value in server['metadata'].items()
+                if naming.is_maintenance_key(key)
+                and (found := _TIME.match(value))), default='')
 
 
 def _just(host: str) -> str:

@@ -63,12 +63,13 @@ iommu-group       handle  another server has, or could   the operator:
                           group
 suspect           card    a health finding says that it  a health reading
                           may fail: servers get it last
+planned *         card    the operator will disable it   nova-accel undrain
 ================  ======  =============================  ======================
 
 A kind with * survives a restart of nova-compute. A hold of scope part or handle
-may also apply to the whole card. Two kinds do not remove a handle from
+may also apply to the whole card. Three kinds do not remove a handle from
 Placement: a server can be allocated a region that is *cleaning* and waits for
-it, and a *suspect* device is the last choice.
+it, and a *suspect* or *planned* device is the last choice.
 """
 
 from collections.abc import Hashable, Iterable
@@ -138,11 +139,12 @@ class Kind(enum.Enum):
     IOMMU_GROUP = ('iommu-group', Scope.HANDLE, False,
                    'the operator: nova.conf, or ACS')
     SUSPECT = 'suspect', Scope.CARD, False, 'a health reading'
+    PLANNED = 'planned', Scope.CARD, True, 'nova-accel undrain'
 
     @property
     def withholds(self) -> bool:
         """Return whether Placement does not count the handle."""
-        return self not in (Kind.CLEANING, Kind.SUSPECT)
+        return self not in (Kind.CLEANING, Kind.SUSPECT, Kind.PLANNED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +197,8 @@ class Hold:
 
 def of_disabled(row: values.Disabled) -> Kind:
     """Return the kind of hold of a row of the store."""
+    if row.is_planned:
+        return Kind.PLANNED
     return Kind.DEFECTIVE if row.of_health else Kind.DISABLED
 
 

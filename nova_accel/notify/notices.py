@@ -6,6 +6,7 @@ for changes between OK and UNKNOWN, which follow servers. After a start of
 nova-compute, one is sent for each device in another state.
 """
 
+from collections.abc import Mapping
 import dataclasses
 
 from nova_accel.attach import cloud as novas
@@ -20,6 +21,7 @@ from nova_accel.store import claim_store
 #: as in Nova's own events: the action, and its phase
 EVENT = 'accel.device.state'
 REPORT = 'accel.device.report'
+WORK = 'accel.device.maintenance'
 
 _State = signals.State
 _WELL = (_State.OK, _State.UNKNOWN)
@@ -39,6 +41,8 @@ class Notices:
         self._usage = usage
         #: address -> state and signals that were sent last
         self._sent: dict[str, tuple[signals.State, tuple[str, ...]]] = {}
+        #: address -> payload about planned work, as it was sent last
+        self._work: dict[str, dict[str, object]] = {}
         #: number of the newest report of an owner that was sent, or was there
         #: when this process began
         self._reported = max(
@@ -58,6 +62,7 @@ class Notices:
                     **(self._about(device) if device else {}),
                     **dataclasses.asdict(report)})
                 self._reported = report.number
+        self._send_work(found)
         if signals.is_off():
             return
         now = self._inventory.health.conditions()
@@ -75,6 +80,33 @@ class Notices:
                 self._cloud.notify(EVENT, self._payload(
                     device, before[0], condition, new[1]))
             self._sent[address] = new
+
+    def _send_work(self, found: Mapping[str, model.Device]) -> None:
+        """Send what operators plan, cancel, and what has come."""
+        now = {address: {
+            **self._about(found[address]), 'at': row.at, 'reason': row.reason,
+            'state': 'planned' if row.is_planned else 'due',
+            'servers': self._servers(address)}
+            for address, row in self._inventory.table.planned_work().items()
+            if address in found}
+        for address, payload in now.items():
+            before = self._work.get(address, {})
+            if any(before.get(name) != payload[name]
+                   for name in ('at', 'reason', 'state')):
+                self._cloud.notify(WORK, payload)
+                self._work[address] = payload
+        for address in self._work.keys() - now.keys():
+            self._cloud.notify(WORK, {
+                **self._work[address], 'state': 'cancelled',
+                'servers': self._servers(address)})
+            del self._work[address]
+
+    def _servers(self, address: str) -> list[str]:
+        """Return the servers that have a device or a part of it."""
+        return sorted({
+            claim.instance_uuid for claim in self._holdings.all()
+            if claim.device_address == address
+            and claim.role is model.Role.CURRENT})
 
     def _about(self, device: model.Device) -> dict[str, object]:
         return {
@@ -94,9 +126,5 @@ class Notices:
             'state': condition.state.value, 'old_state': before.value,
             'reason': condition.reason,
             'signals': [*found],
-            'servers': sorted({
-                claim.instance_uuid
-                for claim in self._holdings.all()
-                if claim.device_address == device.address
-                and claim.role is model.Role.CURRENT}),
+            'servers': self._servers(device.address),
         }

@@ -6,6 +6,10 @@ the server reads ``accel<group>:health``: one word, and the number of devices
 to which it applies. For example, ``degraded: 1 of 2``. The key is removed when
 all are healthy again. The value does not name the device of the host, the
 reason or other servers, because these are for the operator.
+
+If the operator will drain a device (nova-accel drain --at), the owner reads
+``accel<group>:maintenance``: the time, the number of devices, and the words of
+the operator. For example, ``2026-12-01T06:00:00+00:00, 1 of 8: new firmware``.
 """
 
 from collections.abc import Mapping
@@ -13,11 +17,13 @@ from collections.abc import Mapping
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import reconcile
+from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import model
 from nova_accel import naming
+from nova_accel import text
 
 _State = signals.State
 #: state -> the word that an owner reads
@@ -77,6 +83,8 @@ class Owners:
         conditions = inventory.health.conditions()
         groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
         servers: dict[str, dict[str, str]] = {}
+        work = inventory.table.planned_work()
+        drained: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for claim in self._holdings.all():
             if (claim.role is not model.Role.CURRENT
                     or claim.state is model.ClaimState.DELETING):
@@ -87,6 +95,14 @@ class Owners:
             groups.setdefault((claim.instance_uuid, claim.group), []).append((
                 state.rank if state in _WORDS else -1,
                 _WORDS.get(state, _OUT if claim.uuid in out else '')))
+            if row := work.get(claim.device_address):
+                drained.setdefault((claim.instance_uuid, claim.group), [
+                    ]).append((row.at, row.reason))
+        for (server, group), rows in drained.items():
+            at, why = min(rows)
+            servers[server][naming.maintenance_key(group)] = text.shortened(
+                f'{at}, {len(rows)} of {len(groups[server, group])}: {why}',
+                exception.FAULT)
         paused = (inventory.health.paused() if signals.modes()[signals.PAUSED]
                   is signals.Mode.ACT else ())
         for (server, group), found in groups.items():
@@ -100,10 +116,11 @@ class Owners:
         return servers
 
     def _write(self, server: novas.Instance, keys: Mapping[str, str]) -> None:
-        for key in sorted(health_keys(server) | keys.keys()):
+        for key in sorted(written_keys(server) | keys.keys()):
             if server.metadata.get(key) != keys.get(key):
                 self._cloud.set_metadata(server.uuid, key, keys.get(key))
 
 
-def health_keys(server: novas.Instance) -> set[str]:
-    return {key for key in server.metadata if naming.is_health_key(key)}
+def written_keys(server: novas.Instance) -> set[str]:
+    return {key for key in server.metadata
+            if naming.is_health_key(key) or naming.is_maintenance_key(key)}

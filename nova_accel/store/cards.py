@@ -210,6 +210,10 @@ class Cards(file.File):
         """
         return self._known.disabled
 
+    def planned(self) -> tuple[values.Disabled, ...]:
+        """Return the devices that the operator will disable; from memory."""
+        return self._known.planned
+
     def disable(self, row: values.Disabled,
                 instead: Iterable[values.Disabled] = ()) -> None:
         """Store that the operator disabled a device.
@@ -251,7 +255,8 @@ class Cards(file.File):
                                  'cards WHERE placed')},
                     'unsettled': holds.unsettled(db),
                     'unclean': holds.unclean(db),
-                    'disabled': holds.disabled(db)}
+                    'disabled': holds.disabled(db),
+                    'planned': holds.planned(db)}
 
 
 def _arriving(db, address, serial, device, notes):

@@ -153,7 +153,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
             self._exchange_claims(db, returned, ())
 
     def refresh(self) -> bool:
-        """Read rows that commands have written since the last call.
+        """Read rows that commands have written since the last call, or whose
+        time has come.
 
         Without such rows this reads only memory that SQLite shares between
         processes (PRAGMA data_version), which takes some microseconds.
@@ -164,13 +165,17 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
         with self._transaction(write=False) as db:
             self._check_in_place()
             version = db.execute('PRAGMA data_version').fetchone()[0]
-            if version == self._data_version:
+            if version == self._data_version and all(
+                    row.is_planned for row in self._known.planned):
                 return False
-            found = holds.disabled(db), journal.read_orders(db)
+            found = {'disabled': holds.disabled(db),
+                     'planned': holds.planned(db),
+                     'orders': journal.read_orders(db)}
             self._data_version = version
-            if found == (self._known.disabled, self._known.orders):
+            if all(getattr(self._known, name) == rows
+                   for name, rows in found.items()):
                 return False
-            self._change(disabled=found[0], orders=found[1])
+            self._change(**found)
         return True
 
 

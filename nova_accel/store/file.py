@@ -61,6 +61,8 @@ class Memory:
     unclean: frozenset[values.Unclean] = frozenset()
     #: by address
     disabled: tuple[values.Disabled, ...] = ()
+    #: the same, of those whose time has not come
+    planned: tuple[values.Disabled, ...] = ()
     #: the oldest first
     orders: tuple[values.Order, ...] = ()
     lineage: values.Lineage = values.Lineage()

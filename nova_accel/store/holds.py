@@ -6,6 +6,8 @@ kind           part               address               about
 =============  =================  ====================  =====================
 disabled       ''                 ''                    why, in words
 defective      ''                 ''                    the same
+planned        ''                 from when on it is    the same
+                                  disabled
 owner-unknown  ''                 where the server had  ''
                                   the card
 returned       ''                 the same              ''
@@ -24,10 +26,12 @@ from nova_accel.store import rows
 from nova_accel.store import values
 from nova_accel import text
 
-DISABLED, DEFECTIVE, UNCLEAN = 'disabled', 'defective', 'unclean'
+DISABLED, DEFECTIVE, PLANNED = 'disabled', 'defective', 'planned'
+UNCLEAN = 'unclean'
 OWNER_UNKNOWN, RETURNED = 'owner-unknown', 'returned'
 #: kinds of which a card has only one
-_GROUPS = (DISABLED,), (DEFECTIVE,), (OWNER_UNKNOWN, RETURNED), (UNCLEAN,)
+_GROUPS = ((DISABLED,), (DEFECTIVE,), (PLANNED,),
+           (OWNER_UNKNOWN, RETURNED), (UNCLEAN,))
 #: of a query with holds and cards
 _JOIN = 'FROM holds JOIN cards ON card = number WHERE kind'
 
@@ -203,22 +207,33 @@ def _card_of(db, row):
 
 
 def disabled(db: sqlite3.Connection) -> tuple[values.Disabled, ...]:
-    """Return the disabled devices, by their addresses."""
-    return tuple(
+    """Return the disabled devices, by their addresses; also those whose
+    planned time has come."""
+    return tuple(row for row in _disabled(db) if not row.is_planned)
+
+
+def planned(db: sqlite3.Connection) -> tuple[values.Disabled, ...]:
+    """Return the devices that will be disabled, by their addresses."""
+    return tuple(row for row in _disabled(db) if row.is_planned)
+
+
+def _disabled(db):
+    return (
         values.Disabled(row['address'], row['serial'], row['about'],
                         row['since'], row['ids'], row['kind'] == DEFECTIVE,
-                        row['ports'])
+                        row['ports'], row['at'])
         for row in db.execute(
-            f'SELECT cards.address, serial, about, since, ids, kind, ports '
-            f'{_JOIN} IN ({_quoted((DISABLED, DEFECTIVE))}) '
-            f'ORDER BY cards.address, serial, kind DESC'))
+            f'SELECT cards.address, serial, about, since, ids, kind, ports, '
+            f'holds.address AS at '
+            f'{_JOIN} IN ({_quoted((DISABLED, DEFECTIVE, PLANNED))}) '
+            f'ORDER BY cards.address, serial, kind DESC').fetchall())
 
 
 def disable(db: sqlite3.Connection, row: values.Disabled) -> None:
     """Write that the card at an address, or one with a serial number, is
     disabled."""
     _add(db, rows.card(db, row.device_address, row.serial), _word(row),
-         about=row.reason, since=row.since)
+         address=row.at, about=row.reason, since=row.since)
 
 
 def enable(db: sqlite3.Connection, row: values.Disabled) -> None:
@@ -229,4 +244,4 @@ def enable(db: sqlite3.Connection, row: values.Disabled) -> None:
 
 
 def _word(row):
-    return DEFECTIVE if row.of_health else DISABLED
+    return PLANNED if row.at else DEFECTIVE if row.of_health else DISABLED

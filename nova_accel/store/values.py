@@ -7,6 +7,7 @@ import enum
 from typing import NamedTuple
 
 from nova_accel import model
+from nova_accel import text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,11 +186,19 @@ class Disabled:
     of_health: bool = False
     #: Device.ports of the same
     ports: str = ''
+    #: from when on, UTC, as since, if the operator planned it (drain --at); the
+    #: reason is for owners, too
+    at: str = ''
 
     @property
     def card(self) -> model.CardKey:
         return model.CardKey(
             self.device_address, self.serial, self.ids, self.ports)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it is not in force yet."""
+        return self.at > text.now()
 
 
 @dataclasses.dataclass(frozen=True)

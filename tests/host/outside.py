@@ -59,7 +59,7 @@ READS: dict[type, tuple[str, ...]] = {
 #: what asks no one else: answered from memory, or a wait for any change
 INSIDE: dict[type, tuple[str, ...]] = {
     claim_store.ClaimStore: (
-        'keys', 'away', 'loaded', 'unsettled', 'unclean', 'disabled',
+        'keys', 'away', 'loaded', 'unsettled', 'unclean', 'disabled', 'planned',
         'claims', 'all_claims', 'by_uuid', 'lineage', 'latest', 'orders',
         'update', 'gone'),
     sim.SimulatedKernel: ('changes',),

@@ -12,6 +12,7 @@ import textwrap
 
 import fixtures
 
+from nova_accel.cmd import claims
 from nova_accel.cmd import disable
 from nova_accel import model
 from nova_accel.store import claim_store
@@ -26,7 +27,7 @@ A, B, C = DEVICE.address, '0000:81:00.0', '0000:82:00.0'
 class DisableTestCase(commands.StoreCommandTestCase):
 
     COMMANDS = {'disable': disable.Disable, 'drain': disable.Drain,
-                'enable': disable.Enable}
+                'undrain': disable.Undrain, 'enable': disable.Enable}
 
     def nova_compute(self):
         """It has found three devices, and runs."""
@@ -252,6 +253,88 @@ class DrainTest(DisableTestCase):
         except SystemExit as error:
             status = error.code
         self.assertEqual(2, status)
+
+
+class PlannedTest(DisableTestCase):
+
+    LATER = '2126-12-01T06:00'
+
+    def planned(self):
+        return [(row.device_address, row.reason, row.at)
+                for row in self.nova_compute().planned()]
+
+    def test_planned(self):
+        """It is not disabled; the table has the servers that are informed."""
+        store = self.nova_compute()
+        store.add([claim('s1', serial='S1')])
+        self.COMMAND = 'drain'
+        result = self.call(A, '--at', '2126-12-01T06:00+01:00', '--because',
+                           'new firmware', '-f', 'json')
+        self.assertEqual(0, result.returncode)
+        self.assertEqual(['s1'], [
+            row['Server'] for row in json.loads(result.stdout)])
+        self.assertEqual(
+            f'{A} is drained at 2126-12-01T05:00:00+00:00; nova-compute '
+            f'informs the owners of these servers within a minute\n',
+            result.stderr)
+        self.assertEqual([], self.words())
+        self.assertEqual([(A, 'new firmware', '2126-12-01T05:00:00+00:00')],
+                         self.planned())
+
+    def test_another_time(self):
+        self.nova_compute()
+        for day in '01', '02':
+            self.say('drain', A, '--at', f'2126-12-{day}', '--because', day)
+        self.assertEqual([(A, '02', '2126-12-02T00:00:00+00:00')],
+                         self.planned())
+
+    def test_undrain(self):
+        self.nova_compute()
+        self.say('drain', 'S1', '--at', self.LATER, '--because', 'x')
+        self.assertIn(f'{A} is not drained', self.say('undrain', A))
+        self.assertEqual([], self.planned())
+        self.assertEqual(
+            f'No drain of {A} is planned: see nova-accel claims; nova-accel '
+            f'enable ends one whose time has come.',
+            self.refused('undrain', A))
+
+    def test_refused(self):
+        self.nova_compute()
+        for arguments, why in (
+                (('--at', '2020-01-01T06:00', '--because', 'x'),
+                 '--at 2020-01-01T06:00:00+00:00 is in the past'),
+                (('--at', self.LATER), 'needs a reason that owners may read'),
+                (('--at', self.LATER, '--because', 'x', '--reason', 'y'),
+                 'needs a reason that owners may read'),
+                (('--because', 'x'), '--because is for planned work'),
+                (('--at', self.LATER, '--because', 'x' * 201),
+                 '--because must be one line'),
+                (('--at', self.LATER, '--because', 'x\ny'),
+                 '--because must be one line')):
+            self.assertIn(why, self.refused('drain', A, *arguments))
+        self.say('disable', A)
+        self.assertIn('it is disabled already', self.refused(
+            'drain', A, '--at', self.LATER, '--because', 'x'))
+        self.assertEqual([], self.planned())
+
+    def test_no_time(self):
+        """Of another zone, or no time at all: the arguments are wrong."""
+        self.COMMAND = 'drain'
+        for value in ('tomorrow', '2126-12-01T06:00 Europe/Berlin',
+                      '2126-12-01T06:00+25:00', '2126-13-01', ''):
+            error = self.assertRaises(
+                SystemExit, self.call, A, '--at', value, '--because', 'x')
+            self.assertEqual(2, error.code)
+
+    def test_shown(self):
+        """By nova-accel claims, with the time."""
+        self.nova_compute()
+        self.say('drain', A, '--at', self.LATER, '--because', 'firmware')
+        self.COMMANDS = {'claims': claims.Claims}
+        row, = json.loads(self.say('claims', '-f', 'json'))
+        self.assertEqual(
+            (A, 'planned', '2126-12-01T06:00:00+00:00', 'firmware'),
+            tuple(row[name] for name in ('Device', 'State', 'Since', 'Error')))
 
 
 class StoresTest(DisableTestCase):

@@ -88,6 +88,25 @@ class TreeTest(testtools.TestCase):
         self.assertEqual(f'{ill}\n', self.call(
             '--evacuation-list', '-f', 'json'))
 
+    def test_evacuation_list_with_times(self):
+        """The earliest one; an owner who writes another text is listed
+        without one."""
+        planned, fooled = (f'5e5e5e5e-1111-4222-8333-{n:012}' for n in (1, 2))
+        for server, address in ((planned, '0000:5e:00.0'),
+                                (fooled, '0000:81:00.0')):
+            self.services.allocate(server, self.add_region(address),
+                                   **{FPGA: 1, DDR: 8192})
+        early, late = (f'2026-12-01T0{n}:00:00+00:00' for n in (6, 7))
+        self.services.answer('/servers/detail?all_tenants=1&limit=1000&node=', {
+            'servers': [
+                {**placement.SERVER, 'id': server, 'metadata': metadata}
+                for server, metadata in (
+                    (planned, {'accel1:maintenance': f'{late}, 1 of 1: x',
+                               'accel2:maintenance': f'{early}, 1 of 2: y'}),
+                    (fooled, {'accel1:maintenance': '\x1b[2J now'}))]})
+        self.assertEqual(f'{planned} {early}\n{fooled}\n',
+                         self.call('--evacuation-list'))
+
     def test_evacuation_list_without_nova(self):
         """Where it cannot be known, it is not empty."""
         self.services.allocate(SERVER, self.add_region(), **{FPGA: 1,

@@ -32,7 +32,7 @@ class TableTest(testtools.TestCase):
 
     def test_kinds_that_placement_counts(self):
         self.assertEqual(
-            [Kind.CLEANING, Kind.SUSPECT],
+            [Kind.CLEANING, Kind.SUSPECT, Kind.PLANNED],
             [kind for kind in Kind if not kind.withholds])
 
     def test_by_name(self):
