@@ -82,8 +82,7 @@ class Maintenance:
 
     def _left_alone(self, device):
         """Return parts of a device without a handle, for example a VF that
-        another driver has.
-        """
+        another driver has."""
         if device.regions:
             return [r.name for r in device.regions if not r.handles]
         offered = {function for handle in device.handles
@@ -96,8 +95,7 @@ class Maintenance:
 
     def _check_in_no_guest(self, name, device, region):
         """Check that no guest has started to use a part without a claim since
-        the last comparison.
-        """
+        the last comparison."""
         parts = {a for handle in (region or device).handles
                  for a in handle.addresses}
         if region is None:

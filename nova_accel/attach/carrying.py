@@ -32,8 +32,7 @@ class Carrying:
 
     def text_of(self, server_uuid: str) -> str:
         """Return the claims of a server as text for the metadata of its guest,
-        '' if it has none.
-        """
+        '' if it has none."""
         claims = self._claims(server_uuid)
         return carried.as_text(self._carried(claims)) if claims else ''
 

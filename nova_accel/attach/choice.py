@@ -40,8 +40,7 @@ class Choice:
 
     def note_failed(self, handles: Iterable[model.AttachHandle]) -> None:
         """Choose handles after equal ones, because a guest failed to start with
-        them.
-        """
+        them."""
         known = {handle for device in self._inventory.devices.values()
                  for handle in device.all_handles}
         with self._inventory.claiming:
@@ -132,8 +131,7 @@ class Choice:
 
     def _without_failures(self, free, amount):
         """Return the offers of a provider with the fewest failed starts of
-        guests, as many as are needed.
-        """
+        guests, as many as are needed."""
         failures = [self._failures[found.handle] for found in free]
         most = sorted(failures)[amount - 1]
         return [found for found, count in zip(free, failures)
@@ -162,16 +160,14 @@ class Choice:
 
     def _place(self, address):
         """Return the place of a PCI function of Nova's own, as
-        model.Device.place.
-        """
+        model.Device.place."""
         return (pci.numa_node(self._kernel, address),
                 *pci.bridges(self._kernel, address), address)
 
 
 def _in_use(provider, offered) -> str:
     """Return the processes of the host that use the devices of a provider that
-    are not free, in brackets.
-    """
+    are not free, in brackets."""
     why = holds.reasons(
         hold for address in provider.addresses
         for offer in offered.of((address, provider.region_index))
@@ -239,8 +235,7 @@ def _of_guest(server: request.Server) -> str:
 
 def _where(devices: Iterable[model.Device], by_root: bool) -> str:
     """Return where free handles are, for example '2 GPU on node 0' or '2 GPU
-    below pci0000:3a'.
-    """
+    below pci0000:3a'."""
     def place(device):
         if by_root:
             return f' below {device.bridges[0]}' if device.bridges else ''

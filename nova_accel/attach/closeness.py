@@ -166,8 +166,7 @@ class _Search:
 
     def _below(self, items, at) -> _Best:
         """Return the best choices of items that share the first names of their
-        places, down to a level.
-        """
+        places, down to a level."""
         here = []
         below: dict[Hashable, list] = {}
         for item in items:

@@ -96,15 +96,13 @@ class Cloud(typing.Protocol):
 
     def configured_classes(self) -> Mapping[str, set[str]]:
         """Return the resource classes that the operator's files of [compute]
-        provider_config_location add to providers, by provider UUID or name.
-        """
+        provider_config_location add to providers, by provider UUID or name."""
 
     # Glance
 
     def images(self, context) -> typing.Any:
         """Return a glanceclient (version 2) with the credentials of a context.
-        Only admin_context() has those of nova-compute itself.
-        """
+        Only admin_context() has those of nova-compute itself."""
 
     def service_images(self) -> typing.Any:
         """Return a glanceclient (version 2) with nova-compute's own
@@ -127,8 +125,7 @@ class Cloud(typing.Protocol):
 
     def moves(self, uuids: Iterable[str]) -> dict[str, str]:
         """Return the given consumers that are moves: uuid of a migration ->
-        uuid of its server.
-        """
+        uuid of its server."""
 
     def open_moves(self, uuids: Iterable[str]) -> dict[str, 'Instance']:
         """Return the given resizes and cold migrations that Nova can still
@@ -140,8 +137,7 @@ class Cloud(typing.Protocol):
 
     def is_latest_move(self, migration_uuid: str) -> bool:
         """Return whether a migration is the last one of its server that Nova
-        knows. False for an unknown migration.
-        """
+        knows. False for an unknown migration."""
 
     def set_metadata(self, instance_uuid: str, key: str,
                      text: str | None) -> None:
@@ -165,8 +161,7 @@ class Cloud(typing.Protocol):
 
     def running(self) -> dict[str, frozenset[str]]:
         """Return the servers with running guests, and for each the addresses
-        of its host devices (as in model.AttachHandle).
-        """
+        of its host devices (as in model.AttachHandle)."""
 
     def guest_devices(self) -> dict[str, frozenset[str]]:
         """Return the servers whose guests libvirt knows, running or not, and

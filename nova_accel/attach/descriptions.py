@@ -131,7 +131,6 @@ class Descriptions:
 
 def _function(region: model.Region) -> str:
     """Return the name of the function in a region, or its id; '' if the region
-    is empty.
-    """
+    is empty."""
     return region.function_name or (
         str(uuid.UUID(region.function_uuid)) if region.function_uuid else '')

@@ -112,8 +112,7 @@ class Following:
     def _moved(self, claim: model.Claim, address: str,
                ) -> tuple[model.Claim, str]:
         """Return a claim with the present address of its card, and why the
-        address is unknown.
-        """
+        address is unknown."""
         device = self._inventory.devices[address]
         now = dataclasses.replace(
             claim, device_address=address, ports=device.ports)
@@ -161,8 +160,7 @@ class Following:
 
 def _first(claim: model.Claim) -> str:
     """Return the reason, a claim that has to end before another one can
-    follow.
-    """
+    follow."""
     handle = claim.handle.address
     return (f'{handle} waits for the operator: give the command nova-accel '
             f'release {handle}' if claim.waits else

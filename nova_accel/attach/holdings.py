@@ -77,8 +77,7 @@ class Holdings:
     def of_migration(self, server_uuid: str, migration_uuid: str,
                      ) -> list[model.Claim]:
         """Return the claims that a server had before a move, in the order of
-        of().
-        """
+        of()."""
         return [claim for claim in self.of(server_uuid, model.Role.OLD)
                 if claim.consumer_uuid == migration_uuid]
 
@@ -102,8 +101,7 @@ class Holdings:
 
     def any_of(self, server_uuid: str) -> bool:
         """Return whether a server has a claim, or had one that is being
-        released.
-        """
+        released."""
         return bool(self._store.claims(server_uuid))
 
     # What changes
@@ -152,8 +150,7 @@ class Holdings:
 
     def not_ready(self, claims: Iterable[model.Claim], error: str) -> None:
         """Store that the devices of a server could not be prepared. The server
-        keeps them, and its next start tries again.
-        """
+        keeps them, and its next start tries again."""
         self._go('not_ready', claims, error=error)
 
     @contextlib.contextmanager
@@ -401,8 +398,7 @@ class Holdings:
 
     def _checked(self, name, claims, gone_is_fine):
         """Return the present version of claims, after checking that the
-        transition may begin in their states.
-        """
+        transition may begin in their states."""
         claims = list(claims)
         now = {claim.uuid: claim for claim in self.now(claims)}
         for claim in claims:

@@ -114,15 +114,13 @@ class Snapshot:
 
     def providers_of(self, claim: model.Claim) -> set[str]:
         """Return the provider of the claim, and the one to which its
-        allocation may have moved.
-        """
+        allocation may have moved."""
         return {claim.provider_uuid,
                 self.shown_by.get(claim.uuid) or claim.provider_uuid}
 
     def is_allocated(self, claim: model.Claim) -> bool:
         """Return whether Placement has allocated the claim to its owner, or to
-        a move that begins or ends. Placement changes before the claim.
-        """
+        a move that begins or ends. Placement changes before the claim."""
         if self.consumers is None:
             return True
         owners = self._owners(claim)
@@ -167,8 +165,7 @@ class Snapshot:
 
     def is_servers(self, claim: model.Claim) -> bool:
         """Return whether Placement has allocated the devices of a move to its
-        server, which has no other devices here.
-        """
+        server, which has no other devices here."""
         consumers = {consumer for uuid in self.providers_of(claim)
                      for consumer in (self.consumers or {}).get(uuid, ())}
         return (claim.role is model.Role.OLD
@@ -178,8 +175,7 @@ class Snapshot:
 
     def lacks(self, claim: model.Claim) -> bool:
         """Return whether the server has a guest and the guest lacks the
-        device.
-        """
+        device."""
         there = self.running.get(claim.instance_uuid, self.guests.get(
             claim.instance_uuid))
         return there is not None and claim.handle.address not in there
@@ -198,8 +194,7 @@ class Snapshot:
 
     def moves_to_ask(self) -> set[str]:
         """Return consumers that may be moves of servers that lost their
-        allocation.
-        """
+        allocation."""
         owners = {uuid for c in (*self.before, *self.after)
                   for uuid in (c.instance_uuid, c.consumer_uuid)}
         return {consumer for claim in self.claims()
@@ -209,8 +204,7 @@ class Snapshot:
 
     def servers_to_ask(self) -> set[str]:
         """Return the servers whose claims cannot be judged without Nova's
-        entry.
-        """
+        entry."""
         return {claim.instance_uuid for claim in self.claims()
                 if self.is_servers(claim)
                 or claim.role is model.Role.CURRENT

@@ -140,14 +140,12 @@ class Loader:
 
     def cached(self) -> int | None:
         """Return the number of bytes in the cache; None before the first image
-        is requested.
-        """
+        is requested."""
         return self._opened.bytes() if self._opened else None
 
     def _needed(self) -> set[str]:
         """Return the ids of the images that servers need after a boot of the
-        host: those of their claims, and of their regions as programmed last.
-        """
+        host: those of their claims, and of their regions as programmed last."""
         claims = self._holdings.all()
         held = {c.part for c in claims}
         return {image for image in (
@@ -326,8 +324,7 @@ def check_data(image: glance.Image, content: str) -> None:
 
 def seconds_at_most() -> int:
     """Return the longest time, in seconds, for which an operation may occupy a
-    server or a region: download, programming, and the steps around them.
-    """
+    server or a region: download, programming, and the steps around them."""
     return (glance.download_seconds() + CONF.accel.programming_timeout
             + 2 * CONF.accel.device_timeout)
 

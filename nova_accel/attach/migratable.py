@@ -43,8 +43,7 @@ class MigratableDevices:
 
     def by_iommu(self, server_uuid: str) -> set[str]:
         """Return the devices of a server whose writes the IOMMU logs. QEMU
-        must open these by iommufd.
-        """
+        must open these by iommufd."""
         devices = self._inventory.devices
         return {
             claim.handle.address for claim in self._holdings.of(server_uuid)

@@ -29,8 +29,7 @@ class Moves:
 
     def set_aside(self, server_uuid: str, migration_uuid: str) -> None:
         """Keep the devices of a server that moves away until the move ends,
-        and release those of an earlier move.
-        """
+        and release those of an earlier move."""
         self._releases.begin_postponed(server_uuid)
         self._releases.release_all(server_uuid, model.Role.OLD)
         self._holdings.set_aside(server_uuid, migration_uuid)

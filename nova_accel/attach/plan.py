@@ -182,8 +182,7 @@ def _allocated(allocations, claims) -> list[model.Claim]:
 
 def _as_allocated(own, held):
     """Return requests that match an allocation: the requests of held devices,
-    and one request for the rest of each class of a provider.
-    """
+    and one request for the rest of each class of a provider."""
     has = collections.Counter((claim.provider_uuid, claim.resource_class,
                                claim.group) for claim in held)
     for allocation in own:
@@ -215,8 +214,7 @@ def _missing(requests, allocations) -> bool:
 
 def _kept(requests, own, held):
     """Return the requests with held devices, the rest of the allocation, and
-    the claims that match no request.
-    """
+    the claims that match no request."""
     left = {a.provider_uuid: dict(a.resources) for a in own}
     by_request: dict = collections.defaultdict(list)
     for claim in held:
@@ -270,8 +268,7 @@ def _total(resources: Iterable[Mapping[str, int]]) -> collections.Counter:
 
 def _said(requests, held) -> str:
     """Return the facts for an error: short, because Nova cuts a fault off
-    after 255 characters.
-    """
+    after 255 characters."""
     if requests:
         return ', '.join(map(str, requests))[:85]
     return ', '.join(claim.handle.address for claim in held)[:85]

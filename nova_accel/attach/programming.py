@@ -172,8 +172,7 @@ class Programming:
     @contextlib.contextmanager
     def _programming_for(self, claims, device, region):
         """Check that only these claims name a region; program the region
-        inside the context, and show the result in Placement.
-        """
+        inside the context, and show the result in Placement."""
         self._check_may_program(claims, device, region)
         self._holdings.provisioning(claims)
         yield
@@ -217,8 +216,7 @@ class Programming:
 
 def _was_loaded_for(claims, wanted, region) -> bool:
     """Return whether the image was loaded for this server, and its request
-    still names the image.
-    """
+    still names the image."""
     return bool(wanted.bitstream_id) and all(
         c.restore_bitstream == wanted.bitstream_id == region.bitstream_id
         and c.restore_function == region.function_uuid for c in claims)

@@ -46,15 +46,13 @@ class Publisher:
 
     def _make_known(self) -> None:
         """Create the trait in Placement. Placement refuses any request with an
-        unknown trait (400, "No such trait"), even a forbidden one.
-        """
+        unknown trait (400, "No such trait"), even a forbidden one."""
         self._cloud.make_trait(naming.SUSPECT)
         self.background.end()
 
     def show(self, provider_uuids: Iterable[str]) -> None:
         """Report providers now. After a failure the next periodic report does
-        it.
-        """
+        it."""
         for provider_uuid in sorted(set(provider_uuids)):
             self._changed[provider_uuid] = time.monotonic()
             try:
@@ -70,8 +68,7 @@ class Publisher:
 
     def was_free(self, provider_uuid: str) -> bool:
         """Return whether a provider was free when nova-scheduler chose this
-        host for a server that is being built. The provider is free now.
-        """
+        host for a server that is being built. The provider is free now."""
         changed = self._changed.get(provider_uuid, self._began)
         return (time.monotonic() - changed > _BUILD_SECONDS
                 and not self._in_use(provider_uuid))
@@ -113,8 +110,7 @@ class Publisher:
 
     def _refused(self, traits: Collection[str]) -> set[str]:
         """Return the standard traits that Placement's os-traits lacks.
-        Placement would refuse them, and Nova's whole report would fail.
-        """
+        Placement would refuse them, and Nova's whole report would fail."""
         new = {trait for trait in traits if not naming.is_custom(trait)
                and trait not in self._known}
         if not new:

@@ -136,8 +136,7 @@ class Readiness:
 
     def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:
         """Scan devices where a vGPU was created or removed, because that
-        changes their other offers.
-        """
+        changes their other offers."""
         created = {c.device_address for c in claims if c.created_type}
         if created:
             self._inventory.scanner.scan(addresses=created)

@@ -101,8 +101,8 @@ class Reshape:
                 self._ask(moves)
         except Exception as error:
             self._asked = None
-            LOG.warning('From which providers the accelerators of servers are '
-                        'allocated is not known: %s', error)
+            LOG.warning('Allocations of servers cannot be compared with the '
+                        'providers of their accelerators: %s', error)
         if not self._starting:
             self._once.only('allocation', self._left)
             for move in self._left:
@@ -116,8 +116,7 @@ class Reshape:
 
     def end_start(self) -> None:
         """Store that Nova has tried to move allocations. The rest waits for
-        the next start.
-        """
+        the next start."""
         self._starting = False
         node = self._inventory.shown.root
         if self._left and node:

@@ -127,8 +127,7 @@ class RuntimeProgramming:
 
     def _asked(self, server):
         """Return the images that the owner requested and that have no status
-        yet, by group.
-        """
+        yet, by group."""
         return {group: image for group, image in _wishes(server).items()
                 if not self._is_answered(server, group, image)}
 

@@ -119,8 +119,7 @@ class Settling:
 
     def in_doubt(self):
         """Return the rows that may concern a device of a server. Ignore rows
-        whose remaining parts expose no handle.
-        """
+        whose remaining parts expose no handle."""
         devices = self._inventory.devices.values()
         return [row for row in self._store.unsettled()
                 if not row.settled or any(map(row.means, devices))]
@@ -228,8 +227,7 @@ class Settling:
 
     def _check_in_place(self, device, found):
         """Check that all claims belong to this card, and to its present
-        division into PF, VFs or sets.
-        """
+        division into PF, VFs or sets."""
         if self._inventory.table.is_misplaced(device.address):
             raise _Unknown('servers have claims on another card at its '
                            'address, or on it at another one; shelve or '
@@ -290,8 +288,7 @@ class Settling:
 
     def clean(self) -> None:
         """Clean settled handles. Handles of a server are cleaned after the
-        server.
-        """
+        server."""
         shown = self._inventory.shown.by_part()
         claims = [
             claim_of_none(self._inventory, offer.device, offer.part[1],

@@ -137,8 +137,8 @@ class StoreAge:
         else:
             LOG.warning(
                 'The claim store is new, and this host is not: guests and '
-                'Placement say which server has which device, and what no '
-                'server has is cleaned before it is offered again')
+                'Placement show which server has which device, and all other '
+                'devices are cleaned before they are offered again')
             todo |= set(self._inventory.devices)
         self._store.set_node(root_uuid)
         self._holdings.settle(
@@ -156,8 +156,7 @@ class StoreAge:
 
     def _restore(self, node):
         """Store the claims of guests that are newer than the store, and then
-        withhold every device.
-        """
+        withhold every device."""
         newer, self.refused = self._carrying.read(node)
         handles = collections.Counter(
             c.handle for there in newer.values() for c in there.claims)
@@ -177,20 +176,19 @@ class StoreAge:
         if newer:
             LOG.warning(
                 'The claim store is older than the claims that the guests of '
-                'servers %s carry, which are restored; what no server has is '
-                'cleaned before it is offered again', ', '.join(sorted(newer)))
+                'servers %s carry, which are restored; all other devices are '
+                'cleaned before they are offered again',
+                ', '.join(sorted(newer)))
         self._holdings.restore(
             claims, gone, self._withhold(todo),
             [(there.run, there.changes) for there in newer.values()])
         for claim in claims:
-            LOG.warning('%s of %s is what server %s has',
-                        claim.handle.address, claim.device_address,
-                        claim.instance_uuid)
+            LOG.warning('Server %s has %s of %s', claim.instance_uuid,
+                        claim.handle.address, claim.device_address)
 
     def _devices_of_refused(self):
         """Return the devices without a claim that are in guests with unusable
-        metadata.
-        """
+        metadata."""
         if not self.refused:
             return
         guests = self._cloud.guest_devices()
@@ -212,8 +210,8 @@ class StoreAge:
             LOG.warning(
                 'Placement has allocated accelerators to %s for which this '
                 'host has no claims, as after an older copy of the claim '
-                'store was put back: what no server has of these classes is '
-                'withheld until that is cleared up', ', '.join(sorted(
+                'store was put back: all other devices of these classes are '
+                'withheld until both agree', ', '.join(sorted(
                     {server for some in short.values() for server in some})))
             self._holdings.settle(todo=self._withhold(todo))
 
@@ -286,8 +284,7 @@ class StoreAge:
 
 def _is_in_other_slot(claim: model.Claim, now: model.Claim) -> bool:
     """Return whether a claim has the handle of another claim because its card
-    was in another slot at that time.
-    """
+    was in another slot at that time."""
     return (claim.card.identifies(now.card)
             and claim.handle.type is now.handle.type is model.HandleType.PCI
             and pci.moved(claim.handle.address, claim.device_address,

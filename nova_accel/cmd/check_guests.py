@@ -93,8 +93,7 @@ def memory(host) -> Iterator[Line]:
 
 def flavors(host) -> Iterator[Line]:
     """Check that guests of Nova's flavors start on this host and can address
-    all their devices. Asks Nova only if this can fail.
-    """
+    all their devices. Asks Nova only if this can fail."""
     guests = host.guests
     if not guests.hold_memory:
         return
@@ -223,8 +222,7 @@ class Guests:
 
     def _without_pages(self, specs, memory) -> Iterator[tuple[str, str]]:
         """Yield the problem that this host lacks the guest's huge pages; see
-        problems().
-        """
+        problems()."""
         asked = specs.get('hw:mem_page_size', '')
         size = _page_size(asked)
         if size is None:
@@ -249,8 +247,7 @@ class Guests:
 
     def _huge_pages(self) -> dict[int, list[int]]:
         """Return size of a huge page in KiB -> number on each NUMA node of the
-        host.
-        """
+        host."""
         kernel = self._host.kernel
         found: dict[int, list[int]] = {}
         try:
@@ -269,8 +266,7 @@ class Guests:
 
     def _sizes(self, wanted: request.AcceleratorRequest) -> list[list[int]]:
         """Return the sizes of the regions of each handle that a group may get
-        here, the largest first.
-        """
+        here, the largest first."""
         return sorted((
             sizes for provider in self._host.providers
             if wanted.resource_class in provider.inventory
@@ -302,8 +298,7 @@ def _page_size(asked: str) -> int | None:
 
 def is_q35() -> bool:
     """Return whether guests are PCI Express machines, unless their image
-    specifies another type.
-    """
+    specifies another type."""
     types = dict(item.partition('=')[::2]
                  for item in CONF.libvirt.hw_machine_type or ())
     return 'q35' in types.get('x86_64', '')

@@ -28,8 +28,7 @@ _COMPUTE_FILTER = 'ComputeFilter'
 
 def _line(option: str, values: Iterable[str]) -> str:
     """Return a line of nova.conf with AcceleratorFilter, or
-    AcceleratorWeigher, at the end.
-    """
+    AcceleratorWeigher, at the end."""
     last = _NAME if option == 'enabled_filters' else _WEIGHER
     before = [value for value in dict.fromkeys(values) if value != last]
     return f'set {option} = {",".join((*before, last))}'
@@ -79,8 +78,7 @@ def filters(host) -> Iterator[Line]:
 
 def _unavailable(enabled, available) -> Line | None:
     """Return the line about an enabled filter that nova-scheduler does not
-    find.
-    """
+    find."""
     names = {item.rpartition('.')[2] for item in available}
     missing = [] if _FILTER in available else [_NAME]
     if _ALL_FILTERS not in available:

@@ -338,8 +338,7 @@ def _types(required, known: set[str]) -> list[tuple[str, set[str]]]:
 
 def _leads_to(traits: Iterable[str]) -> bool:
     """Return whether a provider has these traits, and none of those with a
-    leading "!".
-    """
+    leading "!"."""
     query = ','.join(sorted(traits, key=lambda t: (t.startswith('!'), t)))
     return bool(_placement('/resource_providers?' + parse.urlencode(
         {'required': query}), 'resource_providers'))
@@ -414,8 +413,7 @@ def _traits_of_flavors():
 
 def clearing_images(host) -> Iterator[Line]:
     """Check that regions which users may program can be cleared after their
-    servers.
-    """
+    servers."""
     yield from _as_far_as_answered(
         _clearing_images(), 'whether images clear what users program',
         'Nova and Glance were not asked for flavors with which users program, '

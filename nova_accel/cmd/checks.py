@@ -170,8 +170,7 @@ class Host:
 
     def _judge(self, found):
         """Derive the results of a start of nova-compute, without changing the
-        host.
-        """
+        host."""
         for driver in self.drivers.values():
             try:
                 driver.check_options()
@@ -439,8 +438,7 @@ def _has_uefi(connection, libvirt) -> bool:
 
 def _version(number):
     """Return libvirt's number of a version as a tuple; source:
-    virGetVersion().
-    """
+    virGetVersion()."""
     return number // 1000000, number // 1000 % 1000, number % 1000
 
 
@@ -531,8 +529,7 @@ def _conflict(host, device) -> Iterator[Line]:
 
 def _kept(host, device) -> Iterator[Line]:
     """Return a line about processes that have a device open, for which libvirt
-    may wait without a limit.
-    """
+    may wait without a limit."""
     try:
         kept = processes.named(host.kernel.processes(sorted({
             function for handle in device.all_handles for function
@@ -642,8 +639,7 @@ def lines(host: Host) -> Iterator[tuple[str, Line]]:
 
 def _once(lines, said, name) -> list[Line]:
     """Yield the lines of a check that the line on options does not contain
-    already.
-    """
+    already."""
     return lines if name == 'options' else [
         line for line in lines
         if not any(sentence in line.found for sentence in said)]

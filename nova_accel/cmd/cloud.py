@@ -81,8 +81,7 @@ class Asks:
 
     def add_cloud_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add --os-cloud and the usual --os-* to a command; openstack has them
-        before the command.
-        """
+        before the command."""
         if self._openstack:
             return
         group = parser.add_argument_group('credentials and services')

@@ -220,8 +220,7 @@ def _act(cloud, server, what, body):
 
 def _await(cloud, server, what, statuses):
     """Return the entry of a server without a task, in one of these statuses if
-    it gets there in time.
-    """
+    it gets there in time."""
     end = time.monotonic() + _LONGEST
     while time.monotonic() < end:
         found = cloud.get('compute', f'/servers/{server}', key='server')

@@ -136,8 +136,7 @@ class Discover(output.Lister):
 
     def _known(self, parsed_args):
         """Return a copy of the claim store; None if it cannot be read, or is
-        of another host than the one that is read.
-        """
+        of another host than the one that is read."""
         if parsed_args.simulated_host and not parsed_args.store:
             return None
         try:
@@ -153,8 +152,7 @@ class Discover(output.Lister):
 
     def _gone(self, known):
         """Return address -> device, and the reason, for devices that
-        nova-compute knows and a working driver does not find.
-        """
+        nova-compute knows and a working driver does not find."""
         if not known:
             return {}
         notes = known.notes()
@@ -214,8 +212,7 @@ class Discover(output.Lister):
 
     def _offers(self, found, known):
         """Return which handles servers can get, according to the store and
-        nova-compute's last report.
-        """
+        nova-compute's last report."""
         claims = known.all_claims() if known else ()
         listed = listing.read(known) if known else []
         facts = (*found.table.all_holds(),
@@ -234,8 +231,7 @@ class Discover(output.Lister):
 
     def _with_why(self, hold):
         """Return a hold with the stored reason of a disabled device, which
-        owners of servers must not read.
-        """
+        owners of servers must not read."""
         why = self._reasons.get((hold.device, hold.kind))
         return dataclasses.replace(
             hold, reason=f'{hold.reason} ({why})') if why else hold

@@ -614,8 +614,7 @@ class Translation:
     def _specified(self, specs) -> Iterator[tuple[
             nova_pci.Spec, nova_pci.Function]]:
         """Pair each function with its specification: the first that matches,
-        as in Nova.
-        """
+        as in Nova."""
         for function in self._functions.values():
             for spec in specs:
                 if function in spec.functions:

@@ -23,8 +23,7 @@ importutils.import_class('nova.virt.' + sys.argv[1])
 
 def nova_compute() -> str:
     """Return the path of nova-compute: the one beside this command, otherwise
-    the first one in PATH; '' without one.
-    """
+    the first one in PATH; '' without one."""
     beside = os.path.join(os.path.dirname(sys.executable), 'nova-compute')
     return (beside if os.path.exists(beside)
             else shutil.which('nova-compute') or '')
@@ -32,8 +31,7 @@ def nova_compute() -> str:
 
 def python_of(program: str) -> str:
     """Return the path of the Python that runs a program of pip or of a
-    distribution; this process's if the program names none.
-    """
+    distribution; this process's if the program names none."""
     try:
         with open(program, encoding='utf-8') as file:
             first = file.readline(1024)

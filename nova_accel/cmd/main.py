@@ -32,8 +32,7 @@ class Commands(commandmanager.CommandManager):
 
 def _description(entry_point) -> str:
     """Return the first line of a docstring, without importing its module if
-    its source exists.
-    """
+    its source exists."""
     # cliff before 4.17 has no such errors
     module, _, name = getattr(entry_point, 'value', '').partition(':')
     spec = importlib.util.find_spec(module) if module else None
@@ -112,8 +111,7 @@ def _do_without_eventlet():
 
 def _privsep_needs_eventlet() -> bool:
     """Return whether oslo.privsep imports eventlet unconditionally, as all
-    releases before 3.11 do (Nova 31 comes with 3.6).
-    """
+    releases before 3.11 do (Nova 31 comes with 3.6)."""
     release = importlib.metadata.version('oslo.privsep').split('.')
     return [int(part) for part in release[:2]] < [3, 11]
 

@@ -41,8 +41,7 @@ class Replacement:
 
     def group_specs(self, suffix: str, amount: object) -> list[str]:
         """Return the extra specs of a group that requests an amount, and those
-        of the profile for the whole server.
-        """
+        of the profile for the whole server."""
         (resources, _), (trait, _) = self.profile['groups'][0].items()
         return [f'{resources.replace(":", f"{suffix}:")}={amount}',
                 f'{trait.replace(":", f"{suffix}:")}=required',

@@ -36,8 +36,7 @@ class Function:
     @property
     def card(self) -> str:
         """Return the address of the function by which nova_accel identifies
-        the device.
-        """
+        the device."""
         return self.pf or self.address
 
     @property
@@ -145,8 +144,7 @@ def _pattern(spec) -> str | None:
 
 def asks_for(wanted, spec, function) -> bool:
     """Return whether a specification of an alias requests a function, as in
-    Nova.
-    """
+    Nova."""
     return (wanted.get('dev_type', function.type) == function.type
             and is_like(wanted, spec, function))
 

@@ -78,8 +78,7 @@ def carry_out(known: claim_store.ClaimStore, verb: str, argument: str,
 
 def _answered(known, verb, argument, seconds):
     """Return the order when it has ended, or in its present state after the
-    time limit; None if the store no longer has it.
-    """
+    time limit; None if the store no longer has it."""
     began = time.monotonic()
     number = known.give_order(verb, argument)
     try:

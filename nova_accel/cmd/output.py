@@ -34,8 +34,7 @@ _COLORED = re.compile(r'(\033\[\d+m)(.*)\033\[0m', re.DOTALL)
 
 class NoEpilog:
     """A command that omits the name of its package from its help, because
-    cliff (4.17) would read the metadata of all packages at each start.
-    """
+    cliff (4.17) would read the metadata of all packages at each start."""
 
     def get_epilog(self):
         """Return no epilog; see cliff.command.Command."""
@@ -169,8 +168,7 @@ class Lister(Table):
 
 def _fitted(names, rows, shown, width):
     """Return rows after breaking the longest cells between words, until the
-    table has at most this width or no cell can be broken.
-    """
+    table has at most this width or no cell can be broken."""
     texts = [[str(cell) for cell in column] for column in zip(*rows)]
     widths = [[max(map(len, (name, *map(_plain, split(column)))))
                for name, column in zip(names, texts)]

@@ -139,8 +139,7 @@ def _metrics(path: str) -> list[str]:
 
 def _by_project(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
     """Yield for each project and product the numbers of delivered, healthy,
-    held, idle and withheld accelerators, and the reasons.
-    """
+    held, idle and withheld accelerators, and the reasons."""
     found: dict[tuple[str, str], collections.Counter[str]] = (
         collections.defaultdict(collections.Counter))
     for line in lines:
@@ -160,8 +159,7 @@ def _by_project(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 def _findings(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
     """Yield the provider and a text for each finding and each hold in a
-    metrics file; device and file if it has no provider.
-    """
+    metrics file; device and file if it has no provider."""
     for line in lines:
         if not line.startswith(_FINDINGS):
             continue

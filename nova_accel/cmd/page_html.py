@@ -170,8 +170,7 @@ def _word(state: str) -> str:
 
 def _attention(found, facts) -> Iterator[str]:
     """Return providers with unavailable or degraded accelerators, and
-    findings.
-    """
+    findings."""
     findings = collections.defaultdict(list)
     for name, finding in facts.findings:
         findings[name].append(finding)
@@ -205,8 +204,7 @@ def _text(value: str) -> str:
 
 def _amounts(provider: tree.Provider) -> Amounts:
     """Return the amounts of a provider. Accelerators in use may also be
-    fenced: then no other server gets them.
-    """
+    fenced: then no other server gets them."""
     used = sum(provider.held.values())
     # an inventory may have become smaller than its allocations
     left = max(0, provider.total - used)

@@ -322,8 +322,7 @@ def _short_name(provider: Provider, providers: Iterable[Provider]) -> str:
 
 def what_is(provider: Provider, providers: Iterable[Provider]) -> str:
     """Return type, vendor and product; for a card with regions, those of its
-    first region.
-    """
+    first region."""
     of = provider
     if not provider.resource_class:
         of = next((p for p in providers if p.parent == provider.uuid), provider)

@@ -314,8 +314,7 @@ class Answer:
 
     def others(self) -> list[tuple]:
         """Return rows for hosts that report no accelerators, and for problems
-        that are equal everywhere.
-        """
+        that are equal everywhere."""
         rows = []
         rows += [_row(_ALL, why=why)
                  for why in (self._refusal, self._advice) if why]
@@ -400,8 +399,7 @@ class Answer:
 
     def _ranks(self, ordered):
         """Return (group, provider UUID) -> rank, 1 for the one that is taken
-        first.
-        """
+        first."""
         ranks: dict[tuple[str, str], int] = {}
         count: collections.Counter[str] = collections.Counter()
         for candidate in ordered:
@@ -428,8 +426,7 @@ class Answer:
 
     def _unseen_place(self, need, provider) -> str:
         """Return the demands of the flavor on places that the provider does
-        not show, as the end of a clause.
-        """
+        not show, as the end of a clause."""
         affinity = self._scheduling.affinity
         node, root = naming.place_of(provider.traits)
         if not affinity.is_strict or (root if affinity.one_root else node) or (
@@ -476,8 +473,7 @@ class Answer:
 
     def _look_up(self, wanted, region_type, vendor):
         """Return (choice, image) as nova-compute will find it, with its file
-        checked as far as its header allows.
-        """
+        checked as far as its header allows."""
         client = self._cloud.images()
         # the operator sees all images: their own, and those of tenants
         operators = (client if CONF.accel.bitstream_owners

@@ -313,8 +313,7 @@ class AcceleratorDriver(abc.ABC):
 
     def answers(self, device: model.Device) -> bool:
         """Return whether an unhealthy device still does what its server needs
-        to start.
-        """
+        to start."""
         return True
 
     def prepare(self, device: model.Device, handle: model.AttachHandle,
@@ -538,8 +537,7 @@ class PciDriver(AcceleratorDriver):
     def recognize(self, address: str, before: model.Device | None,
                   ) -> model.Device | None:
         """Return the result of identify(); overridden if it depends on the
-        earlier state.
-        """
+        earlier state."""
         return self.identify(address)
 
     @abc.abstractmethod
@@ -650,8 +648,7 @@ class PciDriver(AcceleratorDriver):
 
     def _with_migration(self, device, before):
         """Return the device with migration support, read from one handle for
-        all.
-        """
+        all."""
         if device.handles:
             by, why = vfio.migrates(
                 self.kernel, device.handles[0], device.address)
@@ -682,8 +679,7 @@ class PciDriver(AcceleratorDriver):
 
     def state(self, address):
         """Return whether the function and its VFs answer, and their reset
-        methods; see the base class.
-        """
+        methods; see the base class."""
         interval = (time.monotonic() // CONF.accel.discovery_interval
                     if self.POLLED else None)
         if not pci.ADDRESS.fullmatch(address):
@@ -698,8 +694,7 @@ class PciDriver(AcceleratorDriver):
 
     def health(self, device):
         """Return the readings of the bus about the function; see the base
-        class.
-        """
+        class."""
         if pci.ADDRESS.fullmatch(device.address):
             yield from bus.readings(
                 self.kernel, device.address, device.bridges)
@@ -728,8 +723,7 @@ class PciDriver(AcceleratorDriver):
 
     def fingerprint(self):
         """Return a value that also changes with VFs and guests; see the base
-        class.
-        """
+        class."""
         return tuple(self.names(path) for path in (
             pci.DEVICES, f'bus/pci/drivers/{VFIO}', 'class/vfio-dev'))
 
@@ -885,8 +879,7 @@ class PciDriver(AcceleratorDriver):
     def reset_methods(self, device: model.Device, handle: model.AttachHandle,
                       function: str) -> tuple[str, ...]:
         """Return the reset methods for a function of a handle under its
-        policy, in order, as pci.reset_methods().
-        """
+        policy, in order, as pci.reset_methods()."""
         methods = pci.reset_methods(self.kernel, function)
         if not handover.by_bus(device, handle.address):
             return methods
@@ -930,8 +923,7 @@ class PciDriver(AcceleratorDriver):
 
     def steps(self, device):
         """Return the reset between two servers, usual and by bus, for a whole
-        function; see the base class.
-        """
+        function; see the base class."""
         handle = self.whole(device)
         if handle is None or not self.RESETS or not self.is_reset(
                 device, handle):
@@ -949,8 +941,7 @@ class PciDriver(AcceleratorDriver):
 
     def whole(self, device: model.Device) -> model.AttachHandle | None:
         """Return the handle of a device that servers get as one function, if
-        the operator offers it.
-        """
+        the operator offers it."""
         if self.NEEDS_RULE and not rules.DeviceRules().includes(device):
             return None
         return next((handle for handle in device.handles

@@ -30,8 +30,7 @@ _FLAG = 'PREPARES_EVERY_HANDLE'
 
 def attends(driver: type[base.AcceleratorDriver]) -> bool:
     """Return whether prepare() and release() are called for each handle, not
-    only for those created on demand, because the class overrides them.
-    """
+    only for those created on demand, because the class overrides them."""
     return _cleans(driver) or _has(driver, 'prepare')
 
 
@@ -61,8 +60,7 @@ def check_class(name: str, driver: type[base.AcceleratorDriver]) -> None:
 
 def _ambiguous(driver) -> tuple[str, str]:
     """Return which attributes of a class are ambiguous, and the remedy; '' if
-    none are.
-    """
+    none are."""
     resets = getattr(driver, 'RESETS', False)
     flag = getattr(driver, _FLAG, None)
     if resets and not issubclass(driver, base.PciDriver):
@@ -174,8 +172,7 @@ def readings(driver: str, found: Iterable[typing.Any],
 
 def usual(error: BaseException, what: str) -> Exception:
     """Return an error with a text that does not end its thread, because a
-    driver of another package may raise anything.
-    """
+    driver of another package may raise anything."""
     try:
         if isinstance(error, Exception):
             str(error), repr(error)

@@ -125,8 +125,7 @@ class DflDriver(base.PciDriver):
 
     def check(self, device=None):
         """Check that no server has a card that [accel] whole_cards no longer
-        allows; see the base class.
-        """
+        allows; see the base class."""
         if (device and pci.driver(self.kernel, device.address) == VFIO
                 and device.address not in base.whole_cards()):
             yield base.Finding(
@@ -217,15 +216,13 @@ class DflDriver(base.PciDriver):
 
     def _is_for_rules(self, address) -> bool:
         """Return whether a rule of the driver pci names a board of which this
-        driver can offer nothing.
-        """
+        driver can offer nothing."""
         return ('pci' in CONF.accel.enabled_drivers
                 and pci_rule.PciRuleDriver(self.kernel).may_be_mine(address))
 
     def _is_part(self, address) -> bool:
         """Return whether a function is a part of a board whose first function
-        is another one.
-        """
+        is another one."""
         first = f'{address.rpartition(".")[0]}.0'
         try:
             return address != first and pci.ids(self.kernel, first) == _OFS
@@ -432,8 +429,7 @@ class DflDriver(base.PciDriver):
 
     def _slot(self, address, path) -> tuple[str, ...] | None:
         """Return the VFs of a slot, None for a port that has an AFU of its
-        own.
-        """
+        own."""
         if self.kernel.exists(f'{path}/afu_id') or _OFS != pci.ids(
                 self.kernel, address):
             return None
@@ -482,8 +478,7 @@ class DflDriver(base.PciDriver):
 
     def _known_function(self, port, fme, before) -> str | None:
         """Return the function of a port. If a guest may have the VFs of a
-        slot, return the function from before.
-        """
+        slot, return the function from before."""
         if not any(pci.is_for_vfio(self.kernel, vf) for vf in port.vfs or ()):
             return self._function(port, fme)
         return next((region.function_uuid for region in
@@ -821,8 +816,7 @@ class DflDriver(base.PciDriver):
 
     def _wait(self, address, count):
         """Wait until the FME and count ports exist, because probing is
-        asynchronous.
-        """
+        asynchronous."""
         end = time.monotonic() + REBIND_SECONDS
         while True:
             vfs = pci.virtual_functions(self.kernel, address)
@@ -847,7 +841,6 @@ def _stuck(function) -> str:
 
 def _is_of_one_board(mac: str) -> bool:
     """Return whether a maker has assigned a MAC address to a single device:
-    not 0, not a group, not local (IEEE 802).
-    """
+    not 0, not a group, not local (IEEE 802)."""
     return bool(re.fullmatch('[0-9a-f]{2}(:[0-9a-f]{2}){5}', mac)
                 and int(mac[:2], 16) & 3 == 0 and set(mac) != set('0:'))

@@ -131,8 +131,7 @@ def obstacle(kernel, device: model.Device, option: str,
 def recorded(kernel, device: model.Device, before: model.Device | None,
              ) -> model.Device:
     """Return a GPU with its XGMI hive in its record: the present one, or the
-    one when amdgpu had it last.
-    """
+    one when amdgpu had it last."""
     found = hive(kernel, device.address)
     if found:
         return dataclasses.replace(device, record=((_HIVE, found),))
@@ -281,8 +280,7 @@ def _is_instinct(kernel, device) -> bool:
 
 def _joined(kernel, device) -> str:
     """Return the beginning of a sentence about a connection of a GPU with
-    others that has no NVSwitch; '' without a connection.
-    """
+    others that has no NVSwitch; '' without a connection."""
     hive_id = dict(device.record).get(_HIVE)
     if hive_id:
         return '' if hive_id == _NO_HIVE else 'XGMI joins it with other GPUs'
@@ -344,8 +342,7 @@ def deactivate(kernel, device: model.Device, vf: str = '') -> None:
 
 def check(kernel, device: model.Device) -> Iterator[base.Finding]:
     """Ask Fabric Manager for the partition of a set, at its first device, or
-    of a GPU that offers vGPUs.
-    """
+    of a GPU that offers vGPUs."""
     members = (device.address,) if device.creatable else sets.of(
         device.address)
     if not (members and members[0] == device.address and _fabric_manager()

@@ -119,8 +119,7 @@ class GpuDriver(slot.SlotDriver):
 
     def state(self, address):
         """Return a value that also changes when the GPU is divided; see the
-        base class.
-        """
+        base class."""
         try:
             return (*super().state(address),
                     sharing.failure(self.kernel, address),

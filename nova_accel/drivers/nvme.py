@@ -98,8 +98,7 @@ class NvmeDriver(base.PciDriver):
 
     def check(self, device=None):
         """Check the tool that finds signatures on disks, wipefs; see the base
-        class.
-        """
+        class."""
         if device is None:
             # the path of privileged._signatures()
             if not CONF.accel.simulated_host and not shutil.which(
@@ -118,8 +117,7 @@ class NvmeDriver(base.PciDriver):
 
     def state(self, address):
         """Return a value that changes with the record, the VFs, and writes to
-        a disk that the host does not use; see the base class.
-        """
+        a disk that the host does not use; see the base class."""
         found = super().state(address)
         try:
             device = self.identify(address)
@@ -144,8 +142,7 @@ class NvmeDriver(base.PciDriver):
 
     def recognize(self, address, before):
         """Return a device with its record, its content, and its methods of
-        erasure; see the base class.
-        """
+        erasure; see the base class."""
         device = self.identify(address)
         if device and before:
             device = dataclasses.replace(
@@ -242,8 +239,7 @@ class NvmeDriver(base.PciDriver):
 
     def _can_erase(self, device) -> Hashable:
         """Return the controller's methods of erasure, for _erasable() and
-        state().
-        """
+        state()."""
         if not device or handover.policy(device) is not Policy.CLEAR or (
                 pci.driver(self.kernel, device.address) != _DRIVER):
             return None
@@ -291,8 +287,7 @@ class NvmeDriver(base.PciDriver):
 
     def _writes(self, address) -> tuple[str, ...]:
         """Return the number of writes to each disk
-        (Documentation/block/stat.rst of Linux).
-        """
+        (Documentation/block/stat.rst of Linux)."""
         return tuple(
             self.kernel.read(f'class/block/{name}/stat').split()[4]
             for name in usage.disks(self.kernel, address)
@@ -327,8 +322,7 @@ class NvmeDriver(base.PciDriver):
 
     def _controller(self, address) -> str | None:
         """Return the directory of the controller, None if the host's driver
-        does not have it.
-        """
+        does not have it."""
         if pci.driver(self.kernel, address) != _DRIVER:
             return None
         names = self.names(pci.path(address, 'nvme'))
@@ -337,15 +331,13 @@ class NvmeDriver(base.PciDriver):
 
     def _is_dead(self, address) -> bool:
         """Return whether the host's driver has given up the controller, but
-        stays bound to it (nvme_reset_work() of Linux).
-        """
+        stays bound to it (nvme_reset_work() of Linux)."""
         top = self._controller(address)
         return bool(top) and self.kernel.read(f'{top}/state') == 'dead'
 
     def serial(self, address):
         """Return the serial number that the host's driver shows; see the base
-        class.
-        """
+        class."""
         found = self._identity(address)
         return found[0] if found else None
 
@@ -395,8 +387,7 @@ class NvmeDriver(base.PciDriver):
 
     def _cleanable(self, device, handles, before):
         """Return the VFs that can be cleaned after a server and belong to one
-        server only, and those that need no cleaning.
-        """
+        server only, and those that need no cleaning."""
         free = {h.address for h in handles if handover.policy(device, h.address)
                 in (Policy.NONE, Policy.OPERATOR)}
         obstacles: dict = {}
@@ -450,8 +441,7 @@ class NvmeDriver(base.PciDriver):
 
     def prepare(self, device, handle, created_type, fresh, use):
         """Refuse a disk other than the recorded one, and a disk with data that
-        is not a server's; see the base class.
-        """
+        is not a server's; see the base class."""
         self.check_unused(handle)
         try:
             if handle.address == device.address:
@@ -560,8 +550,7 @@ class NvmeDriver(base.PciDriver):
 
     def steps(self, device):
         """Return the steps of recovery, except for a disk that the host uses;
-        see the base class.
-        """
+        see the base class."""
         handle, address = self.whole(device), device.address
         if handle is None or handover.policy(device) in (
                 Policy.NONE, Policy.OPERATOR):
@@ -751,8 +740,7 @@ class NvmeDriver(base.PciDriver):
 
     def _await_controller(self, address):
         """Wait until the host's driver has begun with a disk after it was
-        bound.
-        """
+        bound."""
         top = pci.path(address, 'nvme')
         began = time.monotonic()
         while True:

@@ -67,8 +67,7 @@ class PciRuleDriver(slot.SlotDriver):
 
     def _ineffective(self):
         """Return a sentence for each rule that matches nothing or an unusable
-        function, and for each function that several rules match.
-        """
+        function, and for each function that several rules match."""
         found: dict = collections.defaultdict(list)
         bridges: dict = collections.defaultdict(list)
         several = []
@@ -122,8 +121,7 @@ class PciRuleDriver(slot.SlotDriver):
 
     def left_out(self, device):
         """Return the reason if the rule of a function was removed; see the
-        base class.
-        """
+        base class."""
         return (f'no rule of {OPTION} names it' if self.is_there(device)
                 and not self.may_be_mine(device.address) else '')
 
@@ -213,8 +211,7 @@ class PciRuleDriver(slot.SlotDriver):
 
     def _shared_out(self, address) -> str:
         """Return why a GPU without VFs must not be given as a whole, a clause,
-        or ''.
-        """
+        or ''."""
         is_gpu = pci.class_code(self.kernel, address) >> 8 in {
             *pci.DISPLAYS, fabric.INSTINCT}
         return sharing.obstacle(self.kernel, address) if (
@@ -254,8 +251,7 @@ class PciRuleDriver(slot.SlotDriver):
 
     def goes_along(self, address, function):
         """Return whether a function goes along, unless a rule makes it a
-        device of its own; see the base class.
-        """
+        device of its own; see the base class."""
         values = self._values(function)
         if self._may_be_a_guests(function):
             # see recognize()

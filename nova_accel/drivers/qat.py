@@ -248,8 +248,7 @@ class QatDriver(base.PciDriver):
 
     def _with_services(self, device, before):
         """Return the device with its services; without attributes they are
-        unknown.
-        """
+        unknown."""
         text = self.attribute(device.address, 'qat/cfg_services')
         if text is None:
             return device

@@ -172,8 +172,7 @@ def _rule(option, text, keys):
 
 def _instead_of(word):
     """Return the remedy for a word without a key: other tools name devices by
-    values alone.
-    """
+    values alone."""
     if _IDS.fullmatch(word):
         vendor, product = word.lower().split(':')
         return f'vendor={vendor} product={product}'
@@ -278,8 +277,7 @@ class DeviceRules:
 
     def known(self, devices: Iterable[model.Device]) -> None:
         """Note, as found(), devices of an earlier start, including absent
-        ones: the others stay left out.
-        """
+        ones: the others stay left out."""
         self._limited.update(
             device.driver for device in devices
             if any(rule.matches_device(device) for rule in self.include))

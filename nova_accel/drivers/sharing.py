@@ -77,8 +77,7 @@ def _has_types(kernel, address) -> bool:
 
 def _manager(kernel, address, bound) -> str:
     """Return the driver by which a manager of the host has a GPU, or will have
-    it after a moment without a driver; '' for others.
-    """
+    it after a moment without a driver; '' for others."""
     driver, module = _MANAGER.get(
         pci.identifier(kernel, address, 'vendor'), ('', ''))
     if not driver or bound not in (None, driver) or not kernel.exists(module):

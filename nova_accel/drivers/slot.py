@@ -41,8 +41,7 @@ class SlotDriver(base.PciDriver):
 
     def company(self, address: str) -> tuple[str, ...]:
         """Return the company of a device: the functions of its slot that go to
-        the same server, even those in IOMMU groups of their own.
-        """
+        the same server, even those in IOMMU groups of their own."""
         return tuple(
             function for function in pci.siblings(self.kernel, address)
             if not pci.physical_function(self.kernel, function)
@@ -73,8 +72,7 @@ class SlotDriver(base.PciDriver):
 
     def _use(self, address, function) -> str:
         """Return how the host or another guest uses a function, as a clause,
-        or ''.
-        """
+        or ''."""
         used = usage.usage(self.kernel, function)
         if used:
             return used
@@ -93,8 +91,7 @@ class SlotDriver(base.PciDriver):
 
     def state(self, address):
         """Return a value that also changes with the users of the company and
-        with the hive; see the base class.
-        """
+        with the hive; see the base class."""
         found = super().state(address)
         try:
             return (*found, fabric.hive(self.kernel, address), tuple(
@@ -105,8 +102,7 @@ class SlotDriver(base.PciDriver):
 
     def check(self, device=None):
         """Check that the partition of a device's set exists; see the base
-        class.
-        """
+        class."""
         if device:
             yield from fabric.check(self.kernel, device)
 

@@ -106,8 +106,7 @@ class TimecardDriver(base.PciDriver):
 
     def left_out(self, device):
         """Return the reason if the option no longer names the device; see the
-        base class.
-        """
+        base class."""
         return (f'{OPTION} does not name it' if self.is_there(device)
                 and self.identify(device.address) is None else '')
 
@@ -249,8 +248,7 @@ class TimecardDriver(base.PciDriver):
 
     def _resettable(self, device):
         """Return the device if it can be reset; see the base class. A change
-        of the power state alone does not reset an FPGA.
-        """
+        of the power state alone does not reset an FPGA."""
         for handle in device.handles:
             if self.is_reset(device, handle) and pci.reset_methods(
                     self.kernel, handle.address) == ('pm',):

@@ -79,8 +79,7 @@ class VgpuType:
 
     def is_called(self, text: str) -> bool:
         """Return whether the operator's text denotes it: by name, title or
-        number.
-        """
+        number."""
         text = text.lower()
         title = self.title.lower()
         return (text in (title, title.partition(' ')[2])
@@ -191,8 +190,7 @@ class VgpuDriver(base.PciDriver):
 
     def left_out(self, device):
         """Return the reason if the GPU is not divided any more; see the base
-        class.
-        """
+        class."""
         return ('it has neither VFs nor types of vGPUs now' if (
             pci.ADDRESS.fullmatch(device.address) and self.is_there(device)
             and not self.may_be_mine(device.address)) else '')
@@ -496,8 +494,7 @@ class VgpuDriver(base.PciDriver):
 
     def moved(self, handle, before, now):
         """Return a handle with its new name; the names of mediated devices are
-        those of their parent. See the base class.
-        """
+        those of their parent. See the base class."""
         found = super().moved(handle, before, now)
         number = _slots(handle.parent or before).get(handle.address)
         if handle.type is not model.HandleType.MDEV or number is None:
@@ -508,8 +505,7 @@ class VgpuDriver(base.PciDriver):
 
     def release(self, device, handle, created_type, use):
         """Reset a VF that is a vGPU as it is, or remove a created one; see the
-        base class.
-        """
+        base class."""
         if created_type is None:
             return (gpu.not_shown(self.reset(device, handle),
                                   _NOT_SHOWN.get(device.vendor_id, ''))
@@ -604,8 +600,7 @@ class VgpuDriver(base.PciDriver):
 
     def _types_of_vf(self, device, vf) -> dict[str, str]:
         """Return number -> trait of the types of a VF: types that can be
-        created now, and types that the device showed before.
-        """
+        created now, and types that the device showed before."""
         return {
             **{t.kernel_name.rpartition('-')[2]: t.trait
                for t in device.creatable if t.kernel_name},
@@ -782,8 +777,7 @@ def _way_on(fresh: bool) -> str:
 @functools.lru_cache(maxsize=1024)
 def _slots(parent) -> Mapping[str, int]:
     """Return UUID -> number of the mediated devices that prepare() may have
-    created.
-    """
+    created."""
     return {str(uuid.uuid5(_NAMESPACE, f'{parent}/{number}')): number
             for number in range(_SLOTS)}
 

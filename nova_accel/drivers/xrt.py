@@ -132,8 +132,7 @@ class XrtDriver(base.PciDriver):
 
     def check(self, device=None):
         """Check what separates guests from the functions of the card; see the
-        base class.
-        """
+        base class."""
         if device is None or self._is_the_guests(device.address):
             return
         address = device.address
@@ -168,8 +167,7 @@ class XrtDriver(base.PciDriver):
 
     def state(self, address):
         """Return a value that changes each time while the mailbox has to be
-        closed; see the base class.
-        """
+        closed; see the base class."""
         found = super().state(address)
         try:
             return (*found, self._refused(address), self._layout(address),
@@ -221,8 +219,7 @@ class XrtDriver(base.PciDriver):
 
     def _quarantined(self, device, before, reason):
         """Return the quarantined device, whose mailbox may be open; see the
-        base class.
-        """
+        base class."""
         return self._with_mailbox(
             super()._quarantined(device, before, reason))
 

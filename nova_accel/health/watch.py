@@ -132,8 +132,7 @@ class Watch:
 
     def is_current(self, address: str) -> bool:
         """Return whether a device has been read since the start and since its
-        counters restarted.
-        """
+        counters restarted."""
         return (address in self._known and self._known[address].was_read
                 and address not in self._again)
 
@@ -158,8 +157,7 @@ class Watch:
 
     def is_read(self, address: str) -> bool:
         """Return whether the health of a device could be read at the last
-        look.
-        """
+        look."""
         return address in self._known and self._known[address].is_read
 
     def fencing(self, address: str,
@@ -279,8 +277,7 @@ class Watch:
 
     def _breaks(self, cards, kind, addresses) -> bool:
         """Keep devices SUSPECT if at least half of their kind, and more than
-        one, would be quarantined in this round.
-        """
+        one, would be quarantined in this round."""
         alike = sum(card.kind == kind for card in cards.values())
         if len(addresses) < 2 or 2 * len(addresses) < alike:
             return False

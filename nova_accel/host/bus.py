@@ -187,8 +187,7 @@ def _counters(text: str) -> Mapping[str, int]:
 
 def _link(own, port) -> Iterator[signals.Reading]:
     """Yield readings of a link that is slower or narrower than both ends
-    support.
-    """
+    support."""
     width, most = _number(own, _WIDTH), _least(own, port, _MOST_WIDTH)
     # 0, or another width, while the link state is unknown
     if width and most and width < most:

@@ -83,8 +83,7 @@ def is_offered(place: str, name: str) -> bool:
 
 def layout(place: str, card: str) -> bytes | None:
     """Return the IP_LAYOUT of the file offered for a card, as given to
-    offer(); None without a file.
-    """
+    offer(); None without a file."""
     try:
         with open(os.path.join(place, _OURS, card, _LAYOUT), 'rb') as file:
             return file.read()
@@ -99,8 +98,7 @@ def _secret(path, flags):
 @contextlib.contextmanager
 def _locked(place):
     """Lock the directory, because cards are programmed in parallel, also by
-    several processes.
-    """
+    several processes."""
     fd = os.open(os.path.join(place, _OURS), os.O_RDONLY | os.O_DIRECTORY)
     try:
         end = time.monotonic() + _SECONDS

@@ -323,8 +323,7 @@ class Kernel:
 
     def offers_xclbin(self, function_uuid: str, interface: str) -> bool:
         """Return whether guests can load a function, because nova-compute or
-        the operator has placed its file; see offer_xclbin().
-        """
+        the operator has placed its file; see offer_xclbin()."""
         return firmware.is_offered(
             firmware.XCLBINS, firmware.file_name(function_uuid, interface))
 

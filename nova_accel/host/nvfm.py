@@ -37,8 +37,7 @@ _BY_INTERNET, _BY_SOCKET = 1, 2
 
 class _Parameters1(ctypes.Structure):
     """fmConnectParams_v1, the only version that a library of release 470
-    accepts.
-    """
+    accepts."""
 
     VERSION = 1
     _fields_ = [('version', ctypes.c_uint), ('address', ctypes.c_char * 256),
@@ -69,8 +68,7 @@ class _Partition(ctypes.Structure):
 
     def modules(self) -> dict[int, str]:
         """Return its modules, with the address of each GPU as in sysfs, '' if
-        Fabric Manager does not see the GPU itself.
-        """
+        Fabric Manager does not see the GPU itself."""
         return {gpu.module: pci.as_in_sysfs(
             gpu.address.decode('ascii', 'replace'))
             for gpu in self.gpus[:self.count]}

@@ -186,8 +186,7 @@ class Secondary:
     @classmethod
     def from_tuple(cls, fields) -> 'Secondary':
         """Create one from the result of dataclasses.astuple(), or from that
-        after JSON.
-        """
+        after JSON."""
         found = cls(*fields)
         return dataclasses.replace(
             found, others=tuple(found.others),

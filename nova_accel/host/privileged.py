@@ -973,8 +973,7 @@ _Node = tuple[bool, str]
 
 def _nodes(function) -> Iterator[_Node]:
     """Yield the nodes of a function: those of everything below it in sysfs,
-    and the node of its VFIO group.
-    """
+    and the node of its VFIO group."""
     device = f'{SYS}/bus/pci/devices/{function}'
     for directory, _, files in os.walk(os.path.realpath(device)):
         if 'dev' in files:

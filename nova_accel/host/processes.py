@@ -36,8 +36,7 @@ class Process(typing.NamedTuple):
 
 def named(found: Iterable[Process]) -> str:
     """Return processes and their open nodes, as a clause; '' without
-    processes.
-    """
+    processes."""
     said = list(dict.fromkeys(
         f'{one.command} (process {one.pid}) has {one.node} open'
         for one in found))

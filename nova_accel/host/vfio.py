@@ -95,8 +95,7 @@ def shared_groups(kernel, device: model.Device,
 
 def _units(kernel, device) -> list[set[str]]:
     """Return the functions of each handle of a device, and its other
-    functions, which may have no handle because of their IOMMU group.
-    """
+    functions, which may have no handle because of their IOMMU group."""
     found = [{*handle.addresses} for handle in device.all_handles
              if handle.type is model.HandleType.PCI]
     with contextlib.suppress(OSError):
@@ -185,8 +184,7 @@ def is_by_iommu(migrates_by: str) -> bool:
 
 def versions(migrates_by: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the versions of libvirt and QEMU that can move the state of a
-    device.
-    """
+    device."""
     return IOMMUFD_VERSIONS if is_by_iommu(migrates_by) else VERSIONS
 
 

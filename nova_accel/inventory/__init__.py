@@ -106,8 +106,7 @@ class Inventory:
 
     def _ended(self, key: str) -> None:
         """Scan the device or driver of a key after its hanging call has
-        returned.
-        """
+        returned."""
         self.table.withheld.lift(key, holds.Kind.HANGS)
         self.table.reports.invalidate(key)
         kind, _, name = key.partition(':')
@@ -121,8 +120,7 @@ class Inventory:
     @property
     def devices(self) -> dict[str, model.Device]:
         """Return a snapshot of the reported devices by address. Do not change
-        the dict.
-        """
+        the dict."""
         return self.table.snapshot()
 
     def present(self, address: str) -> model.Device | None:
@@ -364,7 +362,7 @@ class Inventory:
         try:
             self.contents.ended(address, index, report)
         except exception.AcceleratorsUnavailable as error:
-            LOG.error('What %s carries stays unknown: %s',
+            LOG.error('The content of %s stays unknown: %s',
                       _name(address, index), error)
         if report:
             self.scanner.scan(addresses=[address])
@@ -373,8 +371,7 @@ class Inventory:
 
     def recover(self) -> None:
         """Recover failed parts of unused cards, once for each reason; see
-        inventory.recovery. Cards with a claim of a server are not touched.
-        """
+        inventory.recovery. Cards with a claim of a server are not touched."""
         recovered = self.recovery.run()
         if recovered:
             self.scanner.scan(addresses=recovered)

@@ -178,8 +178,7 @@ class Adoption:
 
     def _with_past(self, device, before):
         """Keep regions marked that the server of a claim could reprogram
-        before, because their content may have changed.
-        """
+        before, because their content may have changed."""
         were_open = {r.index for r in before.regions if r.guest_can_reprogram}
         if not any(r.index in were_open and not r.guest_can_reprogram
                    for r in device.regions) or not any(
@@ -248,8 +247,7 @@ class Adoption:
 
     def _leave(self, address: str, now: str) -> None:
         """Note that a card has left its address. A scan of the address finds
-        the next card.
-        """
+        the next card."""
         there = self._reports.reported(address)
         if there:
             self._reports.put(dataclasses.replace(
@@ -259,8 +257,7 @@ class Adoption:
 
     def _at(self, card: model.CardKey) -> list[str]:
         """Return the other addresses at which a card was, even if it does not
-        report its serial number now.
-        """
+        report its serial number now."""
         keys = dict(self._store.keys())
         for address, device in self._reports.devices.items():
             if device.serial or device.ports:

@@ -120,8 +120,7 @@ class Cards:
 
     def hanging(self, key: str) -> str:
         """Return the reason why calls for the key fail at once, '' if they do
-        not.
-        """
+        not."""
         with self._changed:
             running = self._running.get(key)
             return running.hangs if running else ''
@@ -170,8 +169,7 @@ class Cards:
 
     def _give_up(self, call: _Call) -> str:
         """Mark a call as hanging, because its limit has passed; return the
-        reason, which the caller reports outside of the lock.
-        """
+        reason, which the caller reports outside of the lock."""
         call.hangs = (
             f'{call.what} did not end within {call.seconds:g} s: see what '
             f'keeps the device open, and the kernel log; else reset the card')
@@ -213,8 +211,7 @@ class Batch:
 
     def __iter__(self) -> Iterator[_Call]:
         """Yield each call once it has ended or its limit has passed; its
-        outcome() returns or raises.
-        """
+        outcome() returns or raises."""
         while self._waiting:
             done, hung = self._next()
             for key, why in hung:
@@ -257,8 +254,7 @@ class Batch:
     @staticmethod
     def _seen(call: _Call) -> _Call:
         """Return the result as the caller of the batch gets it. A later end
-        does not change it.
-        """
+        does not change it."""
         if call.hangs:
             return dataclasses.replace(
                 call, error=exception.DeviceTimeout(f'{call.hangs}.'))

@@ -159,8 +159,7 @@ class Contents:
 
     def ended(self, address: str, index: int, report: bool) -> None:
         """End a programming that did not succeed; see
-        Inventory.programming_failed().
-        """
+        Inventory.programming_failed()."""
         origin = self._ends((address, index))
         if report:
             self.forget(address, index, origin)

@@ -195,8 +195,7 @@ class DeviceTable:
     def _whose(self, device: model.Device, misplaced: str | None,
                claimed: frozenset[str]) -> Iterator[holds.Hold]:
         """Yield the hold of a device that may contain data of a server, or
-        contains data of others. Only the first kind that applies is yielded.
-        """
+        contains data of others. Only the first kind that applies is yielded."""
         rows = [row for row in self._store.unsettled() if row.means(device)]
         if misplaced:
             yield holds.Hold(Kind.MISPLACED, device.address, misplaced)

@@ -169,8 +169,7 @@ class Examiner:
                          serial: str | None, ports: str,
                          ) -> model.Device | None:
         """Return the last report of an address with the record of the present
-        card, which may have come from another address.
-        """
+        card, which may have come from another address."""
         if before is None or (before.serial == serial if serial
                               else before.ports == ports):
             return before

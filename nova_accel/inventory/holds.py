@@ -168,8 +168,7 @@ class Hold:
     @property
     def key(self) -> tuple[Hashable, ...]:
         """Return all fields but the reason and the start, which may change
-        while the hold lasts.
-        """
+        while the hold lasts."""
         return self.kind, self.device, self.region, self.handle
 
     @property

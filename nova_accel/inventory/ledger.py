@@ -80,8 +80,7 @@ def confirmed(row: values.Reserved, found: Found) -> values.Reserved | None:
 
 def released(row: values.Reserved | None, found: Found | None) -> int:
     """Return how many handles the operator has released by lowering
-    ``reserved`` of an inventory with waiting handles only.
-    """
+    ``reserved`` of an inventory with waiting handles only."""
     if (row is None or row.before is not None or row.value < row.operators
             or found is None or found.marked):
         return 0

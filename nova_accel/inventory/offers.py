@@ -67,24 +67,21 @@ class Offer(typing.NamedTuple):
     @property
     def counts(self) -> bool:
         """Return whether Placement counts the handle: it is free, allocated,
-        or becomes free when its region is clean.
-        """
+        or becomes free when its region is clean."""
         return self.state is not State.WITHHELD and not any(
             hold.handle and hold.kind.withholds for hold in self.all_holds)
 
     @property
     def is_fit(self) -> bool:
         """Return whether the handle counts, and no hold applies to its card or
-        part.
-        """
+        part."""
         return self.counts and not any(
             hold.kind.withholds for hold in self.all_holds)
 
     @property
     def is_used(self) -> bool:
         """Return whether a server has the handle, or its cleaning after a
-        server failed.
-        """
+        server failed."""
         return self.state is State.HELD or self.has(Kind.NOT_CLEANED)
 
     def has(self, kind: holds.Kind) -> bool:
@@ -142,8 +139,7 @@ class Offers:
 
     def of(self, part: Part) -> list[Offer]:
         """Return the handles of a part, including claimed ones that the driver
-        does not report now.
-        """
+        does not report now."""
         return self._of_part.get(part, [])
 
     def all(self) -> Iterator[Offer]:
@@ -178,8 +174,7 @@ class Offers:
 
     def why(self, part: Part) -> tuple[holds.Hold, ...]:
         """Return all holds of a part and of its handles, including those that
-        do not withhold.
-        """
+        do not withhold."""
         return tuple(dict.fromkeys((*self.holds_of(part), *(
             hold for offer in self.of(part) for hold in offer.all_holds))))
 
@@ -295,8 +290,7 @@ def _of_release(claim: model.Claim) -> holds.Hold:
 def of_unclean(devices: Iterable[model.Device],
                rows: Collection[values.Unclean]) -> Iterator[holds.Hold]:
     """Yield the holds of handles that the present policy requires to be
-    cleaned.
-    """
+    cleaned."""
     for device in devices if rows else ():
         of_card = [row for row in rows if device.is_of(row.card)]
         for part, shown in parts(device) if of_card else ():
@@ -331,8 +325,7 @@ def handle_at(row: values.Unclean, address: str) -> str:
 def of_groups(found: Offers, devices: Mapping[str, model.Device],
               sets: Iterable[Collection[str]]) -> Iterator[holds.Hold]:
     """Yield the holds of free handles whose IOMMU group several servers could
-    have at the same time. The kernel gives a group to one guest only.
-    """
+    have at the same time. The kernel gives a group to one guest only."""
     for offer, others in rivals(found, devices, sets):
         if offer.state is State.FREE:
             yield holds.Hold(

@@ -172,8 +172,7 @@ class Recovery:
 
     def forget_well(self) -> None:
         """Forget earlier recoveries of healthy devices. A new failure is
-        recovered again.
-        """
+        recovered again."""
         for address, device in self._table.snapshot().items():
             if not self._table.kinds(address) and not _failed_regions(device):
                 self._tried.pop(address, None)
@@ -234,10 +233,10 @@ def climb(driver: base.AcceleratorDriver, device: model.Device) -> str:
             steps[name]()
             if _is_well(driver, device):
                 return name
-            LOG.warning('Device %s is not well after: %s', device.address,
-                        name)
+            LOG.warning('Device %s still reports problems after: %s',
+                        device.address, name)
         except (OSError, exception.AcceleratorError) as error:
-            LOG.warning('Device %s is not well, and %s failed: %s',
+            LOG.warning('Device %s still reports problems, and %s failed: %s',
                         device.address, name, error)
     return ''
 

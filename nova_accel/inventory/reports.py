@@ -91,8 +91,7 @@ class Reports:
 
     def notes(self, address: str) -> values.Notes:
         """Return the facts about a device that the host stores besides its
-        report.
-        """
+        report."""
         with self.lock:
             return self._notes.get(address, values.Notes())
 
@@ -162,8 +161,7 @@ class Reports:
 
     def invalidate(self, address: str) -> None:
         """Discard results of scans of this card that have begun before this
-        call.
-        """
+        call."""
         with self.lock:
             self._since[address] = next(self._clock)
 

@@ -136,8 +136,7 @@ class ScanState:
 
     def driver_of(self, address: str) -> str:
         """Return the driver to ask about a card that is due, '' for other
-        cards.
-        """
+        cards."""
         with self._lock:
             return self._due.get(address, ('', ''))[0]
 

@@ -266,7 +266,7 @@ class Scanner:
             is_adopted = self._adoption.adopt(device, examined.ticket)
         except exception.AcceleratorsUnavailable as error:
             if self._state.examine_again(address, name, str(error)):
-                LOG.error('What is at %s now is not taken over: %s', address,
+                LOG.error('The device at %s is not accepted yet: %s', address,
                           error)
             return
         if not is_adopted:
@@ -340,8 +340,7 @@ def _log_withheld(withheld: Mapping[str, list[str]]) -> None:
 
 def _reasons(device: model.Device) -> dict[str, str]:
     """Return the reasons why a driver withholds a device or its regions, by
-    name.
-    """
+    name."""
     if device.health is not model.Health.OK:
         return {device.address: device.reason}
     return {f'{device.address} {region.name}': region.reason
@@ -350,8 +349,7 @@ def _reasons(device: model.Device) -> dict[str, str]:
 
 def _is_withheld(device: model.Device) -> bool:
     """Return whether a driver withholds a device or one of its regions for a
-    reason that may end while nova-compute runs.
-    """
+    reason that may end while nova-compute runs."""
     if device.health is not model.Health.OK:
         return not device.is_not_offered
     return any(r.health is not model.Health.OK for r in device.regions)

@@ -37,8 +37,7 @@ class Shared:
 
     def found_twice(self) -> dict[str, tuple[str, str]]:
         """Return address -> the drivers that both find the device, the owner
-        first.
-        """
+        first."""
         with self._reports.lock:
             return dict(self._found)
 

@@ -96,8 +96,7 @@ class Shown:
 
     def by_part(self) -> Mapping[tuple[str, int | None], str]:
         """Return Claim.part -> the uuid of the provider that shows it now; {}
-        before the first update_tree().
-        """
+        before the first update_tree()."""
         self.providers()
         with self._lock:
             return self._parts
@@ -156,8 +155,7 @@ class Shown:
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
         """Return the name of the pool of a device that is in no set, None for
-        a device with providers of its own.
-        """
+        a device with providers of its own."""
         if (device.driver not in self._pooled or device.regions
                 or device.creatable or device.memory
                 or CONF.accel.pools == 'none'):

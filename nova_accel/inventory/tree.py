@@ -119,8 +119,7 @@ class _Pass:
     def add(self, shown: _Shown, merged: providers.Merged,
             traits: frozenset[str]) -> None:
         """Let Nova write the required contents of a provider, and leave the
-        rest.
-        """
+        rest."""
         uuid = shown.uuid
         self.rows |= _keyed(uuid, merged.rows)
         self.returned += merged.returned
@@ -249,8 +248,7 @@ class Tree:
                  wanted: Mapping[str, providers.Provider],
                  ) -> dict[str, _Shown]:
         """Return providers of other programs that have the names of wanted
-        ones.
-        """
+        ones."""
         if wanted.keys() <= everything.keys():
             return {}
         names = {p.name for p in wanted.values()
@@ -327,8 +325,7 @@ class Tree:
 
     def _is_taken(self, plan, provider) -> bool:
         """Return whether a provider outside of Nova's tree has the name.
-        Placement would refuse another one, and with it Nova's whole report.
-        """
+        Placement would refuse another one, and with it Nova's whole report."""
         if not plan.asks:
             return False
         try:
@@ -405,8 +402,7 @@ class Tree:
 
     def _report_replaced(self, shown, node, everything, wanted) -> None:
         """Log once the operator's values on a provider that another one
-        replaces now.
-        """
+        replaces now."""
         part = naming.part_of_provider(node, shown.name)
         if part is None or shown.name != naming.device_provider_name(
                 node, part):

@@ -51,8 +51,7 @@ class Users:
 
     def are_none(self, address: str, kernel) -> bool:
         """Return whether a card may be configured: no server has a part of it,
-        no process uses it, and no hold forbids it.
-        """
+        no process uses it, and no hold forbids it."""
         return not (
             self._table.is_claimed(address)
             or self._table.kinds(address) & _AS_IT_IS

@@ -151,8 +151,7 @@ def _samples(facts: Facts) -> Iterable[_Sample]:
 
 def _accounts(facts: Facts) -> Iterable[_Sample]:
     """Yield the number of accelerators of each project; '' is for idle or
-    withheld ones.
-    """
+    withheld ones."""
     found: collections.Counter[tuple[str, ...]] = collections.Counter()
     for offer in facts.offered.all():
         if not offer.device:
@@ -180,8 +179,7 @@ def _accounts(facts: Facts) -> Iterable[_Sample]:
 
 def published(path: str) -> dict[tuple[str, str, str], float]:
     """Return Facts.used from a file that this user wrote; nothing from another
-    user's file, or one that cannot be read.
-    """
+    user's file, or one that cannot be read."""
     found = {}
     try:
         # the directory may be another user's, and contain a pipe
@@ -272,8 +270,7 @@ class MetricsFile:
 
     def go_on(self) -> None:
         """Continue the sums of the last file: the store may be new or an older
-        copy, and counters of Prometheus must not decrease.
-        """
+        copy, and counters of Prometheus must not decrease."""
         path = CONF.accel.metrics_file
         if path and CONF.accel.metrics_group and not self._goes_on:
             self._store.raise_used(limited.blocking(published)(path))

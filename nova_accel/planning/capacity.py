@@ -178,8 +178,7 @@ class Host:
 
     def needs(self, wanted: Wanted) -> list[Need]:
         """Return all needs, except for disk that hosts share, which is in none
-        of their trees.
-        """
+        of their trees."""
         shared = not any('DISK_GB' in names for names in self.classes)
         return [need for need in wanted.needs if not (
             shared and dict(need.amounts).keys() == {'DISK_GB'})]
@@ -395,8 +394,7 @@ def _count(wanted, host, free, needs):
 
 def _parts(kinds, serve):
     """Return groups of kinds to count together: those that compete for a class
-    of a provider, or are for one server at one place.
-    """
+    of a provider, or are for one server at one place."""
     parts: list[tuple[set, list]] = []
     for kind in kinds:
         need, where = kind

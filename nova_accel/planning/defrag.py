@@ -189,8 +189,7 @@ class _Search:
 
     def _gained(self, number, free, servers, moves):
         """Return, for each number of servers that leave a host, how many more
-        fit.
-        """
+        fit."""
         kinds = tuple(sorted((kind.key for kind, _ in servers), key=hash))
         key = self._hosts[number].kind, free, kinds, moves
         if key not in self._gains:
@@ -208,8 +207,7 @@ class _Search:
 
     def within(self, start, moves):
         """Return (moves, cloud after them) for a plan with the given number of
-        moves; None if none was found.
-        """
+        moves; None if none was found."""
         self.looked_at = 0
         self.is_cut = False
         self._seen: set = set()

@@ -39,8 +39,7 @@ class Provider:
 
     def free(self, name: str) -> int:
         """Return the free amount as Placement counts it, below 0 if the
-        inventory shrank below the allocations.
-        """
+        inventory shrank below the allocations."""
         item = self.inventories.get(name)
         if item is None:
             return 0

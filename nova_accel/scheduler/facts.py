@@ -30,8 +30,7 @@ Candidate = dict[str, typing.Any]
 
 class Kind(typing.NamedTuple):
     """The properties of a provider on which costs depend. Most regions share
-    their kind with many others.
-    """
+    their kind with many others."""
 
     #: joined, because one string is hashed faster than all traits
     traits: str
@@ -111,8 +110,7 @@ class Facts:
 
     def free_of_hosts(self) -> Mapping[str, int]:
         """Return the number of free accelerators by the UUID of a root
-        provider; hosts without free ones are omitted.
-        """
+        provider; hosts without free ones are omitted."""
         result: dict[str, int] = {}
         # a class -> whether it is of accelerators, cached because there are
         # many providers and few classes

@@ -126,8 +126,7 @@ class _NeverReported(Exception):
 
 def _hosts(get, url):
     """Return the UUIDs of root providers -> number of their providers in an
-    answer.
-    """
+    answer."""
     return collections.Counter(provider['root_provider_uuid']
                                for provider in _providers(get, url))
 
@@ -166,9 +165,9 @@ def _within_limit(look: Callable[[], str]) -> str:
         # keystoneauth has some thirty, and Nova's error is reported in any case
         except Exception as error:
             LOG.warning(
-                'Placement was asked what of accelerators a server did not '
-                'find, and did not answer (%s): its owner reads no more than '
-                '"No valid host".', error)
+                'Placement was asked which accelerators a server lacks, and '
+                'did not answer (%s): its owner reads only "No valid '
+                'host".', error)
         finally:
             _AT_ONCE.release()
     # not a pool: its threads would keep nova-scheduler from stopping
@@ -177,6 +176,6 @@ def _within_limit(look: Callable[[], str]) -> str:
     thread.start()
     thread.join(max(0, end - time.monotonic()))
     if thread.is_alive():
-        LOG.warning('Placement did not say in %s seconds what of accelerators '
-                    'a server did not find.', LIMIT)
+        LOG.warning('Placement did not answer within %s seconds which '
+                    'accelerators a server lacks.', LIMIT)
     return found[0] if found else ''

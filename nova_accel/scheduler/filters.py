@@ -173,8 +173,7 @@ def _has_driver(host, scheduling):
 
 def _where_the_flavor_demands(hosts, scheduling, spec):
     """Drop candidates that violate the flavor's demands on places; log what is
-    available if none is left.
-    """
+    available if none is left."""
     guest = _guest(scheduling, spec)
     if not guest and not (
             scheduling.compares_places and scheduling.affinity.is_strict):

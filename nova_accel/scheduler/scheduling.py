@@ -166,8 +166,7 @@ class Scheduling:
 
     def may_satisfy(self, candidate: facts.Candidate) -> bool:
         """Return whether the devices of a candidate may be in the demanded
-        place; False if its providers show that they are not.
-        """
+        place; False if its providers show that they are not."""
         if not self.compares_places:
             return True
         nodes, roots = self.facts.places(candidate)

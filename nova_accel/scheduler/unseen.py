@@ -188,8 +188,7 @@ def _providers(get, url):
 
 def _of_host(get, query, root, groups):
     """Ask Placement Nova's question for one host, restricted to regions that
-    carry the wanted functions.
-    """
+    carry the wanted functions."""
     suffixes = {key.removeprefix('resources') for key, _ in query
                 if key.startswith('resources')}
     query = [*query, *((f'required{wanted.group}', _carries(wanted))

@@ -206,8 +206,7 @@ class Cards(file.File):
 
     def disabled(self) -> tuple[values.Disabled, ...]:
         """Return the devices that the operator or a health finding has
-        disabled; from memory.
-        """
+        disabled; from memory."""
         return self._known.disabled
 
     def planned(self) -> tuple[values.Disabled, ...]:

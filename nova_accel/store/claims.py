@@ -175,8 +175,7 @@ class Claims(uses.Uses):
 
     def forget_ended(self, left: Collection[tuple[str, str]]) -> None:
         """Drop the entries of ended(), except for those that Placement still
-        has.
-        """
+        has."""
         gone = self.ended() - set(left)
         if gone:
             with self._transaction() as db:

@@ -225,8 +225,7 @@ class File:
     @contextlib.contextmanager
     def _reading(self, where):
         """Convert errors of reading: rows are JSON with fields that this
-        release knows.
-        """
+        release knows."""
         try:
             yield
         except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -238,8 +237,7 @@ class File:
     @property
     def generation(self) -> int:
         """Return a number that changes with each change of the rows in memory.
-        It starts with each object.
-        """
+        It starts with each object."""
         return self._generation
 
 

@@ -128,8 +128,7 @@ def _unsettled(row, settled):
 
 def settle(db: sqlite3.Connection, row: values.Unsettled) -> None:
     """Write that a card does not contain data of a server any more, or that
-    its data belongs to a claim.
-    """
+    its data belongs to a claim."""
     if row.serial:
         which = 'serial = :serial'
     elif row.by_address and not row.moved:

@@ -151,8 +151,7 @@ def take(db: sqlite3.Connection, number: int, serial: str) -> int | None:
 
 def drop_unknown(db: sqlite3.Connection) -> None:
     """Remove absent cards that have neither holds nor content of a project,
-    and could not be identified if they returned.
-    """
+    and could not be identified if they returned."""
     db.execute(
         "DELETE FROM cards WHERE NOT placed AND serial = '' AND ports = '' "
         'AND NOT EXISTS '

@@ -101,16 +101,14 @@ class Uses(lineage.History):
 
     def used(self) -> dict[tuple[str, str, str], float]:
         """Return (project, type, product) -> seconds of all uses that were
-        ever counted here.
-        """
+        ever counted here."""
         with self._transaction(write=False) as db:
             return {tuple(row)[:3]: row['seconds'] for row in db.execute(
                 'SELECT project, type, product, seconds FROM used')}
 
     def raise_used(self, found: dict[tuple[str, str, str], float]) -> None:
         """Raise sums to the given ones, which were published before the store
-        was lost or replaced by an older copy.
-        """
+        was lost or replaced by an older copy."""
         known = self.used()
         low = {key: seconds for key, seconds in found.items()
                if seconds > known.get(key, 0)}
@@ -122,8 +120,7 @@ class Uses(lineage.History):
     def _follow_uses(self, db, before: Iterable[model.Claim],
                      after: Iterable[model.Claim]) -> None:
         """Store the uses that a change of claims ends or begins again. The
-        first use of a new claim begins at the next count.
-        """
+        first use of a new claim begins at the next count."""
         old = {claim.uuid: claim for claim in before}
         new = {claim.uuid: claim for claim in after}
         now = _Now.read()
@@ -221,8 +218,7 @@ def _part(claim: model.Claim) -> str:
 
 def _between(since: str, until: str) -> float:
     """Return the seconds between two wall-clock times, 0 if the clock was set
-    back.
-    """
+    back."""
     try:
         return max(0.0, (datetime.datetime.fromisoformat(until)
                          - datetime.datetime.fromisoformat(since)

@@ -13,8 +13,7 @@ from nova_accel import text
 @dataclasses.dataclass(frozen=True)
 class Notes:
     """The facts about a device that the host stores besides the report of its
-    driver.
-    """
+    driver."""
 
     #: traits of earlier cards at the address, or of earlier shells of this
     #: card, which its providers must not have
@@ -228,8 +227,7 @@ class OwnerReport:
 
 class OrderState(enum.Enum):
     """The state of an order: NEW -> BEGUN -> DONE or REFUSED. An order in each
-    of them can be withdrawn.
-    """
+    of them can be withdrawn."""
 
     NEW = 'new'
     BEGUN = 'begun'
@@ -257,8 +255,7 @@ class Order:
 @dataclasses.dataclass(frozen=True)
 class Lineage:
     """The compute node of a claim store, and the changes that it contains
-    (store.lineage).
-    """
+    (store.lineage)."""
 
     #: provider uuid of the compute node; '' before Nova's first report
     node: str = ''
@@ -297,8 +294,7 @@ class Unsettled:
     @property
     def by_address(self) -> bool:
         """Return True if the owner of the data is unknown and the row
-        identifies the device by address only.
-        """
+        identifies the device by address only."""
         return self.moved or not self.serial and (
             not self.ids or bool(self.settled))
 
@@ -366,8 +362,7 @@ EVERYTHING = Unsettled()
 
 class Reserved(NamedTuple):
     """The reserved amount of an inventory in Placement: a row of
-    inventory.ledger.
-    """
+    inventory.ledger."""
 
     #: by the operator
     operators: int

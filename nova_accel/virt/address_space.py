@@ -36,8 +36,8 @@ def make_room(xml, handles: Iterable[model.AttachHandle], kernel,
             f'less memory, fewer devices, or more hw:maxphysaddr_bits.')
     if problem:
         LOG.warning(
-            'The guest of server %s does not see what it has: %s. Resize it '
-            'to a flavor with less memory, fewer devices, or more '
+            'The guest of server %s does not see all of its devices: %s. '
+            'Resize it to a flavor with less memory, fewer devices, or more '
             'hw:maxphysaddr_bits.', xml.uuid, problem)
 
 

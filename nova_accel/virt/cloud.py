@@ -49,8 +49,7 @@ _OURS = ('resources', 'accel', 'function', 'bitstream')
 
 class NovaCloud:
     """The interface to Nova, Placement, Glance and libvirt; see
-    attach.cloud.Cloud.
-    """
+    attach.cloud.Cloud."""
 
     def __init__(self, driver, by_iommufd: Callable[..., set[str]]
                  = lambda *_: set()):
@@ -133,8 +132,7 @@ class NovaCloud:
 
     def _copy_of(self, provider_uuid):
         """Return the generation and inventory of a provider in Nova's copy;
-        None if it is not there.
-        """
+        None if it is not there."""
         try:
             data = self._placement._provider_tree.data(provider_uuid)
         except ValueError:

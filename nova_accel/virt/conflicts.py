@@ -61,7 +61,7 @@ class Conflicts:
         try:
             return self._matched(device)
         except (OSError, ValueError) as error:
-            LOG.warning('Device %s is not compared with what Nova has: %s',
+            LOG.warning('Device %s is not compared with devices of Nova: %s',
                         device.address, error)
             return ''
 

@@ -101,8 +101,7 @@ class Consumers:
 
     def _all_of(self, uuid: str) -> str | None:
         """Return all that can be allocated from a provider, as in a query to
-        Placement; '' for nothing, None if unknown.
-        """
+        Placement; '' for nothing, None if unknown."""
         _, inventory = self._copy_of(uuid) or (None, {'': {'total': 0}})
         found = []
         for name, item in sorted(inventory.items()):
@@ -128,8 +127,7 @@ class Consumers:
 
 def _room(item: Mapping) -> float:
     """Return the free part of an inventory that can be allocated; 0 if its
-    step is not 1.
-    """
+    step is not 1."""
     # the item was written with the defaults of Placement
     return item.get('allocation_ratio', 1.0) * (
         item['total'] - item.get('reserved', 0)) * (

@@ -105,8 +105,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def _watch_first_report(self, manager):
         """Note when pre_start_hook() makes the first report, before Nova
-        receives requests.
-        """
+        receives requests."""
         hook = manager.pre_start_hook
 
         @functools.wraps(hook)
@@ -163,8 +162,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def update_provider_tree(self, provider_tree, nodename, allocations=None):
         """Write nova_accel's providers into Nova's tree. Nova calls this
-        periodically and at each claim, under the resource tracker's lock.
-        """
+        periodically and at each claim, under the resource tracker's lock."""
         super().update_provider_tree(provider_tree, nodename, allocations)
         if self._host_name is not None:
             if not self.parts.report(
@@ -612,8 +610,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def cleanup(self, context, instance, network_info, *args, **kwargs):
         """Release devices when a resize to another cell is confirmed on the
-        source. destroy() calls this, too; only destroy_vifs differs.
-        """
+        source. destroy() calls this, too; only destroy_vifs differs."""
         super().cleanup(context, instance, network_info, *args, **kwargs)
         if not kwargs.get('destroy_vifs', True):
             self.guests.unplug(instance.uuid, model.Role.OLD)

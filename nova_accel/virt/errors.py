@@ -73,8 +73,7 @@ def warn_of_simulation() -> None:
 @contextlib.contextmanager
 def nothing_changed():
     """Context manager for operations that can fail before they change
-    anything: Nova leaves the server in its state, instead of ERROR.
-    """
+    anything: Nova leaves the server in its state, instead of ERROR."""
     try:
         yield
     except exception.AcceleratorError as error:
@@ -83,8 +82,7 @@ def nothing_changed():
 
 class BuildRefused(nova_exception.BuildAbortException):
     """Ends a build. Only our sentence is the fault, because Nova cuts faults
-    off.
-    """
+    off."""
 
     msg_fmt = '%(reason)s'
 
@@ -150,8 +148,7 @@ class Builds:
 
     def may_go_elsewhere(self, instance) -> bool:
         """Return whether a build may be retried on another host. Only boots
-        may. A rebuild that is retried would be left ACTIVE without a guest.
-        """
+        may. A rebuild that is retried would be left ACTIVE without a guest."""
         return (instance.task_state == task_states.SPAWNING
                 and instance.uuid not in self._last_hosts)
 

@@ -68,8 +68,7 @@ class Port(config.LibvirtConfigGuestPCIeRootPortController):
 
 class BehindPort:
     """A hostdev in the port with the given index; None: libvirt chooses the
-    place.
-    """
+    place."""
 
     port: int | None = None
 
@@ -195,6 +194,5 @@ def port_of(device: str, xml: str) -> int | None:
 
 def _alias(device: str) -> str:
     """Return the alias of a device's port. libvirt accepts aliases from users
-    that begin with 'ua-' and have letters, digits, '-' and '_' (since 3.9).
-    """
+    that begin with 'ua-' and have letters, digits, '-' and '_' (since 3.9)."""
     return 'ua-accel-' + re.sub('[^0-9A-Za-z]', '-', device)

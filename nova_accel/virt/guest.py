@@ -75,8 +75,7 @@ class Hostdevs:
     def complete(self, xml: str,
                  handles: Iterable[model.AttachHandle]) -> str:
         """Add missing devices to guest XML that libvirt returned earlier. A
-        device that was in that guest before returns to its place.
-        """
+        device that was in that guest before returns to its place."""
         earlier = config.LibvirtConfigGuest()
         earlier.parse_str(xml)
         missing = list(self._missing(handles, _addresses(earlier.devices)))
@@ -159,8 +158,7 @@ class _Function(expanders.BehindPort, config.LibvirtConfigGuestHostdevPCI):
 
     def format_dom(self):
         """Return the element with an attribute that libvirt 12.1 and later
-        know (formatdomain.rst).
-        """
+        know (formatdomain.rst)."""
         hostdev = super().format_dom()
         if self.iommufd:
             hostdev.append(etree.Element('driver', iommufd='yes'))

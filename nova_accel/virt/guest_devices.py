@@ -62,8 +62,7 @@ def _places(xml: str) -> Iterator[nccl.Place]:
 def _node(place: etree._Element, controllers: Mapping[int, etree._Element],
           ) -> int:
     """Return the NUMA node in the guest for an address on its buses: the node
-    of the root port's expander (virt.expanders).
-    """
+    of the root port's expander (virt.expanders)."""
     above = controllers.get(int(place.get('bus', '0'), 0))
     while above is not None:
         if (node := above.findtext('./target/node')) is not None:

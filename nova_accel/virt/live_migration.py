@@ -400,8 +400,7 @@ def _kinds(found):
 
 def _map(data, pairs):
     """Store the devices of this host in the data, from which Nova writes the
-    guest's XML.
-    """
+    guest's XML."""
     functions = (data.pci_dev_map_src_dst or {}
                  if 'pci_dev_map_src_dst' in data else {})
     for there, here in pairs:

@@ -83,8 +83,7 @@ def below(tree, root: str) -> Below:
 
 def differing(new, old) -> set[str]:
     """Return the UUIDs of providers of new that are missing in old, or have
-    other inventory, traits or aggregates there.
-    """
+    other inventory, traits or aggregates there."""
     found = set()
     for uuid in [root.uuid for root in new.roots]:
         now, before = below(new, uuid), (
@@ -166,8 +165,7 @@ def _find(find, tree, name_or_uuid: str, return_root: bool = False):
 
 def _path(tree, name_or_uuid: str):
     """Return the root of a provider, and the UUIDs from its child to the
-    provider; None in place of the root if unknown.
-    """
+    provider; None in place of the root if unknown."""
     root = tree.roots_by_uuid.get(name_or_uuid) or tree.roots_by_name.get(
         name_or_uuid)
     path: list[str] = []

@@ -133,8 +133,7 @@ def _update(client, update, context, new_tree, *args, **kwargs):
 
 class _Reported(list):
     """The UUIDs of a tree. Nova (31 to 34) only iterates over them, from the
-    last to the first, to compare each provider with its copy.
-    """
+    last to the first, to compare each provider with its copy."""
 
     #: the providers to compare
     differ: Collection[str] = ()

@@ -155,7 +155,8 @@ class Dfl(Health):
         self.assertFound(base.CARD, 'card_failed')
         self.wait_trait(base.REGION, naming.FENCED)
         self.cloud.wait('an end of the recovery', lambda: self.log(
-            f'Device {base.CARD} is not well after: driver rebind'), 150)
+            f'Device {base.CARD} still reports problems after: driver '
+            f'rebind'), 150)
         self.inject(0)
         self.wait_state(base.CARD, 'ok')
 
