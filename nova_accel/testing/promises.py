@@ -14,34 +14,37 @@ class Promise(typing.NamedTuple):
 
 
 CHECK_OPTIONS = Promise(
-    'check_options', 'Called by nova-accel check, too: reads only what find() '
-    'reads, and changes nothing.')
-CHECK = Promise('check', 'Reads only, also with privileges.')
+    'check_options', 'nova-accel check calls this, too: it reads only what '
+    'find() reads, and changes nothing.')
+CHECK = Promise(
+    'check', 'Reads only, with or without privileges.')
 CONFIGURE = Promise(
-    'configure', 'Does nothing in a host that is in this state')
-FIND = Promise('find', "Keys of the devices that are, or may be, this "
-                       "driver's.")
+    'configure', 'Does nothing if the host is in this state')
+FIND = Promise(
+    'find', "Return the keys of the devices that are, or may be, this "
+    "driver's.")
 FIND_IN_MEMORY = Promise(
-    'find', 'Reads only what the kernel keeps in memory (links, listings, ids '
-    'and classes of PCI functions) and touches no device: one that hangs must '
-    'not hide the others.')
+    'find', 'Reads only what the kernel keeps in memory (links, listings, '
+    'ids and classes of PCI functions) and touches no device, '
+    'because a hanging device must not hide the others.')
 EXAMINE = Promise(
-    'examine', "One device as it is now; None when it is not this driver's.")
+    'examine', "Return the present state of a device; None if it is not this "
+    "driver's.")
 EXAMINE_ONLY = Promise('examine', 'Changes nothing.')
 EXAMINE_HANGS = Promise(
-    'examine', 'May block for ever: that costs this device only.')
+    'examine', 'May block for ever, which affects this device only.')
 DEFECT = Promise(
-    'examine', 'A device with a defect is returned with health QUARANTINED and '
+    'examine', 'A defective device is returned with health QUARANTINED and '
     'the reason')
 DEFECT_ENDS = Promise(
-    'examine', 'When the defect has ended, the device is returned as it was '
-    'before.')
+    'examine', 'After the end of a defect, the device must equal the one '
+    'from before the defect.')
 OF_A_GUEST = Promise(
-    'examine', 'One that the host cannot examine because a guest has it (bound '
-    'to vfio-pci) is returned as it is in before.')
+    'examine', 'If a guest has the device (bound to vfio-pci) and the host '
+    'cannot examine it, return before.')
 NAMES = Promise(
-    'examine', 'Placement takes its type and its traits, and those that '
-    'os-traits does not have begin with ``CUSTOM_``.')
+    'examine', 'Placement must accept its type and traits; traits that '
+    'os-traits lacks begin with ``CUSTOM_``.')
 FINGERPRINT = Promise(
     'fingerprint', 'Return a cheap value that changes whenever find() or '
     'examine() would return something else.')
@@ -49,17 +52,17 @@ FINGERPRINT_CHEAP = Promise(
     'fingerprint', 'No subprocess, a handful of directory listings, no '
     'attributes of devices.')
 STATE = Promise(
-    'state', 'Return a cheap value that changes whenever examine() would '
-    'return something else of one device that fingerprint() does not show.')
+    'state', 'Return a cheap value that changes whenever the result of '
+    'examine() for one device would change without a change of '
+    'fingerprint().')
 HEALTH = Promise(
-    'health', 'Read what the device reports of its health, by the signals of '
+    'health', 'Read the health of a device, as signals of '
     'nova_accel.health.signals.')
 SERIAL = Promise(
-    'serial', 'It goes with the card from slot to slot, and two cards do not '
-    'have the same one.')
+    'serial', 'The number is unique, and stays with the card in any slot.')
 ANSWERS = Promise(
-    'answers', 'Whether a device that is not well still does what a server '
-    'that holds it needs to start.')
+    'answers', 'Return whether an unhealthy device still does what its '
+    'server needs to start.')
 PREPARE = Promise(
     'prepare', 'Called for a handle that a server was given, and again before '
     'each start of its guest')
@@ -73,14 +76,12 @@ RELEASE_AGAIN = Promise(
     'release', 'it is called again later, and no server is given the handle '
     'until then.')
 RESET_REGION = Promise(
-    'reset_region', 'Take away what a server left in the user logic of a '
-    'region.')
+    'reset_region', 'Reset the user logic of a region after a server.')
 READ_BITSTREAM = Promise(
-    'read_bitstream', 'Parse a bitstream file of the kind that this driver\'s '
-    'devices take.')
+    'read_bitstream', "Parse a bitstream file for this driver's devices.")
 PROGRAM = Promise(
     'program', 'Load the bitstream and return the function UUID read back.')
 PROGRAM_FAILS = Promise(
-    'program', 'when the card refused; the region is then in the state that '
-    'the next examine() reports.')
+    'program', 'the card refused; the next examine() reports the state of '
+    'the region.')
 STEPS = Promise('steps', 'names of inventory.recovery.LADDER -> the step.')

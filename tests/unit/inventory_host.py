@@ -112,8 +112,8 @@ class Store(claim_store.ClaimStore):
 
     MEMORY = frozenset((
         'claims', 'all_claims', 'by_uuid', 'loaded', 'keys', 'away',
-        'unsettled', 'unclean', 'disabled', 'orders', 'generation', 'path',
-        'error', 'MEMORY'))
+        'unsettled', 'unclean', 'disabled', 'planned', 'orders', 'generation',
+        'path', 'error', 'MEMORY'))
 
     def __init__(self, path):
         #: (method or None for all, exception)
