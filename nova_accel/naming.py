@@ -60,7 +60,7 @@ _MEMORY_PREFIX = 'CUSTOM_ACCELERATOR_MEMORY_'
 #: on the provider of a host: in which domain of which level it is ([accel]
 #: near); the rest of the name is <LEVEL>_<domain>
 _NEAR_PREFIX = 'CUSTOM_NEAR_'
-#: the same traits in the statistics of the compute node's entry, which tell
+#: the same traits in the statistics of the compute node's entry, which show
 #: nova-scheduler the domains of hosts that Placement's answer lacks
 NEAR_STATISTIC = 'nova_accel_near'
 

@@ -40,6 +40,7 @@ ROWS = {
                       r'(?:devices?|providers?|VFs?)\b',
     'ours, mine': r'\b(?:ours|mine)\b',
     'hear of': r'\b(?:hears?|heard)\b',
+    'tell (a program': r'\b(?:tells?|told|telling)\b',
     'let go of': r'\b(?:lets?|letting) go\b',
     'goes to no server': r'\b(?:go|goes|went) to no\b',
 }

@@ -75,7 +75,7 @@ class RuntimeProgramming:
                    for future in self._start_all())
 
     def _start_all(self):
-        # including devices that cannot be programmed: the status tells the
+        # including devices that cannot be programmed: the status gives the
         # reason
         held = {c.instance_uuid for c in self._holdings.all()
                 if c.role is model.Role.CURRENT}
