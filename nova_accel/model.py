@@ -492,8 +492,8 @@ class Claim:
 
     @property
     def is_use(self) -> bool:
-        """Whether the time counts as its server's: not that of what a move
-        keeps or expects, nor that after the release."""
+        """Whether the claim counts as use by its server; claims that a move
+        keeps or expects, and released ones, do not."""
         return (self.role is Role.CURRENT and self.instance_uuid != ''
                 and self.state is not ClaimState.DELETING)
 

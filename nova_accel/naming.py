@@ -414,8 +414,8 @@ def device_traits(device: model.Device) -> set[str]:
 
 
 def place_traits(device: model.Device) -> set[str]:
-    """Return the traits that a pool has where all of its devices have them:
-    where a device is in its host, and whether it can move to another."""
+    """Return the traits of a device's NUMA node, PCI root complex and live
+    migration. A pool has those that all its devices share."""
     traits = set()
     if by := re.sub('[^A-Z0-9]+', '_', device.migrates_by.upper()).strip('_'):
         # Placement takes 255 characters
@@ -445,7 +445,7 @@ def place_of(traits: Iterable[str]) -> tuple[str | None, str | None]:
 
 
 def near_trait(level: str, domain: str, of: str) -> str:
-    """Return the trait of a host in a domain of a level.
+    """Return the trait of the hosts in a domain of a level.
 
     :param domain: the trait itself, or a name.
     :raises InvalidName: it cannot be a trait.

@@ -44,7 +44,7 @@ class Drill:
                 f'check that your alert arrived.')
 
     def _check(self, device: model.Device) -> signals.Mode:
-        """Return the action for the signal drill."""
+        """Check that a device can have a drill; return the mode of it."""
         address = device.address
         if holds.Kind.DISABLED not in self._inventory.table.kinds(address):
             raise exception.DeviceUnavailable(

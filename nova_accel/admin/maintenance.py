@@ -94,8 +94,8 @@ class Maintenance:
             if function not in offered]
 
     def _check_in_no_guest(self, name, device, region):
-        """Check that no guest has started to use a part without a claim since
-        the last comparison."""
+        """Check that no running guest has a part without a claim. Claims are
+        compared with guests only periodically."""
         parts = {a for handle in (region or device).handles
                  for a in handle.addresses}
         if region is None:

@@ -1,16 +1,17 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Choose the free devices that are closest to each other.
 
-Pure and deterministic. The result is optimal for one want and for several
-small ones (_EXACT). A device has a place: the names of the topology levels
-above it, from the widest to the narrowest, for example NUMA node, PCI root
-complex, switch and card (model.Device.place). The more leading names two
-places share, the closer the devices are.
+Pure and deterministic. A want is a number of devices of one kind. The result
+is optimal for one want and for several small ones (_EXACT). A device has a
+place: the names of the topology levels above it, from the widest to the
+narrowest, for example NUMA node, PCI root complex, switch and card
+(model.Device.place). The more leading names two places share, the closer the
+devices are.
 
 A server may want devices of several kinds, which are chosen at once. The first
 criterion is closeness over all pairs; the second is closeness of the devices
-that are left for the next server, which keeps groups whole; the last is the
-order.
+that are left for the next server, which keeps groups whole; of equal
+choices, the first in the order of Want.places is taken.
 """
 
 import collections

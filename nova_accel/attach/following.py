@@ -134,7 +134,7 @@ class Following:
             stays[other] = why
 
     def _check_free(self, claims, new, stays):
-        """Leave claims whose new handles belong to claims that stay."""
+        """Keep a claim in its place if another claim keeps its new handle."""
         while True:
             holders = collections.defaultdict(list)
             for uuid, claim in {**claims, **new}.items():

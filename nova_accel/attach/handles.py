@@ -73,8 +73,8 @@ class Handles:
 
     def release(self, claims: Iterable[model.Claim], seconds: float,
                 region_seconds: float) -> None:
-        """Clean handles, all at the same time, and end the claims of those
-        that are clean: at once, or long after this call has returned.
+        """Clean handles in parallel, and end each claim when its handle is
+        clean, also after this call has returned.
 
         :param seconds: limit of the wait.
         :param region_seconds: limit of the wait for FPGA regions.

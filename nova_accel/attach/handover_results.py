@@ -95,7 +95,7 @@ class HandoverResults:
         """Add a hand-over to the journal.
 
         :param device: as before the release.
-        :param method: the method that driver.release() returned it; 'none' if
+        :param method: as driver.release() returned it; 'none' if
             nothing.
         """
         now = self._inventory.devices.get(claim.device_address)

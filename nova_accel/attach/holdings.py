@@ -187,7 +187,7 @@ class Holdings:
                      claim.holder)
 
     def ask(self, claims: Iterable[model.Claim], request: str) -> None:
-        """Store the part of a request that the driver of its claims needs."""
+        """Store the part of a request that is for the driver of the claims."""
         self._store.update([c for c in claims if c.driver_request != request],
                            driver_request=request)
 

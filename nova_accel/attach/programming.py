@@ -85,8 +85,9 @@ class Programming:
             self._loader.load(client, image, choice, device, region, step)
 
     def _step(self, project_id, wanted, image):
-        """Return a context with the loading.Step in which to program an image;
-        attempts.Attempts counts those that owners of servers chose."""
+        """Return a context with the loading.Step for one programming.
+        attempts.Attempts counts it, unless the image is the operator's and the
+        owner did not choose it."""
         if (not wanted.chosen_by_owner
                 and glance.origin(image.entry) == model.OPERATOR):
             return contextlib.nullcontext(loading.Step())

@@ -67,8 +67,8 @@ class Publisher:
                             '%s', provider_uuid, error)
 
     def was_free(self, provider_uuid: str) -> bool:
-        """Return whether a provider was free when nova-scheduler chose this
-        host for a server that is being built. The provider is free now."""
+        """Return whether a provider is free, and was free already when
+        nova-scheduler chose this host for a server that is being built."""
         changed = self._changed.get(provider_uuid, self._began)
         return (time.monotonic() - changed > _BUILD_SECONDS
                 and not self._in_use(provider_uuid))

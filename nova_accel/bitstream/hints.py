@@ -45,7 +45,7 @@ def header(client, image: glance.Image, vendor: str,
 
 def not_counted(client, wanted: accel_request.AcceleratorRequest,
                 project_id: str) -> str:
-    """Describe images that a request means and does not find.
+    """Explain why images that match a request cannot be used.
 
     :param client: sees the images of all projects.
     :returns: sentences for the operator; '' if images are found.

@@ -18,9 +18,9 @@ from nova_accel import text
 class Claims(output.Lister):
     """Show the devices that servers hold, and the contents of FPGA regions.
 
-    Each claim has a row, also that of no server whose handle waits for the
-    operator, and so has each free region that nova_accel programmed, and each
-    device that is disabled or defective. Since is the time (UTC) at which a
+    There is a row for each claim, including handles that wait for the operator,
+    for each free region that nova_accel programmed, and for each device that is
+    disabled or defective. Since is the time (UTC) at which a
     server got the device, or the handle began to wait, or it was disabled.
     Error has the error of a claim, and why nova-compute withholds the handle.
     Reads the claim store of nova-compute and changes nothing.

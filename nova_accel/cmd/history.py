@@ -100,9 +100,8 @@ class History(output.Lister):
             found, key=lambda row: (row[2] or '~', *row))
 
     def _hosts(self, parsed_args):
-        """Yield for each host its name, its hand-overs, its claims, reports
-        of owners, and what the card at the named address is known by, None
-        without one."""
+        """Yield (host, hand-overs, claims, reports of owners, identity of the
+        card at the named address or None)."""
         for path in parsed_args.journal:
             host = os.path.basename(path).removesuffix('.json')
             yield host, read(path), (), (), None

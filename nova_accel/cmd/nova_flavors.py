@@ -32,7 +32,7 @@ class Replacement:
 
     @property
     def asked(self) -> str:
-        """Return the request in a flavor, up to the amount."""
+        """Return the extra spec without its amount: resources:VGPU=."""
         return (f'{ALIAS}={self.alias}:' if self.alias
                 else f'resources:{self.resource_class}=')
 

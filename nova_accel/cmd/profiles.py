@@ -155,8 +155,8 @@ def _without_shell(found):
 
 
 def _taken(found):
-    """Return a sentence for each profile whose name another file of nova-api
-    has. A file of the same name will be replaced, and does not count."""
+    """Return a sentence for each profile whose name is used in another file of
+    nova-api. The file that will be replaced is ignored."""
     for path, there in profiles.load(CONF.accel.device_profiles).good.items():
         where = {p.name: p.where for p in there}
         for profile in found:

@@ -171,8 +171,8 @@ def readings(driver: str, found: Iterable[typing.Any],
 
 
 def usual(error: BaseException, what: str) -> Exception:
-    """Return an error with a text that does not end its thread, because a
-    driver of another package may raise anything."""
+    """Return an error that is safe to log: one of another package may be no
+    Exception, or fail to return its text."""
     try:
         if isinstance(error, Exception):
             str(error), repr(error)

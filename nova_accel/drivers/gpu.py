@@ -180,8 +180,8 @@ class GpuDriver(slot.SlotDriver):
         return done
 
     def reset_function(self, device, function, methods):
-        """See the base class; after a reset of the bus it is read whether the
-        GPU has cleared its memory.
+        """See the base class; checks after a reset of the bus that the GPU has
+        cleared its memory.
 
         :raises NotCleared: it has not.
         """

@@ -386,8 +386,8 @@ class NvmeDriver(base.PciDriver):
     # VFs
 
     def _cleanable(self, device, handles, before):
-        """Return the VFs that can be cleaned after a server and belong to one
-        server only, and those that need no cleaning."""
+        """Return the handles of the VFs that can be offered: those that can be
+        cleaned and share no data, and those whose policy needs no cleaning."""
         free = {h.address for h in handles if handover.policy(device, h.address)
                 in (Policy.NONE, Policy.OPERATOR)}
         obstacles: dict = {}

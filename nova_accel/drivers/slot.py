@@ -90,8 +90,8 @@ class SlotDriver(base.PciDriver):
         return ''
 
     def state(self, address):
-        """Return a value that also changes with the users of the company and
-        with the hive; see the base class."""
+        """See the base class; adds the use of the other functions of the slot
+        and the XGMI hive."""
         found = super().state(address)
         try:
             return (*found, fabric.hive(self.kernel, address), tuple(

@@ -50,9 +50,8 @@ _BANDWIDTH = 10 ** 10 / 8 / 2 ** 20
 
 def migrates(kernel, handle: model.AttachHandle, device: str,
              ) -> tuple[str, str]:
-    """Return the driver that saves the state of a handle for another host,
-    with its version if it has one, for example 'nvidia 550.54.16'; or '' and
-    the reason, a clause, why a guest cannot take the handle along.
+    """Return whether the state of a handle can move to another host: (driver
+    with version, ''), for example ('nvidia 550.54.16', ''); or ('', reason).
 
     :param device: address of the device.
     """

@@ -253,8 +253,8 @@ class Batch:
 
     @staticmethod
     def _seen(call: _Call) -> _Call:
-        """Return the result as the caller of the batch gets it. A later end
-        does not change it."""
+        """Return the call for the caller of the batch. A call that hangs has
+        DeviceTimeout as its error, even if it ends later."""
         if call.hangs:
             return dataclasses.replace(
                 call, error=exception.DeviceTimeout(f'{call.hangs}.'))

@@ -195,7 +195,7 @@ class Hold:
 
 
 def of_disabled(row: values.Disabled) -> Kind:
-    """Return the kind of hold of a row of the store."""
+    """Return the kind of hold that a row of disabled devices means."""
     if row.is_planned:
         return Kind.PLANNED
     return Kind.DEFECTIVE if row.of_health else Kind.DISABLED

@@ -240,8 +240,7 @@ def named(name: str, devices: Mapping[str, model.Device]) -> str:
 
 
 def named_part(name: str, devices: Mapping[str, model.Device]) -> str:
-    """Return the device or the region that an operator means, as part()
-    takes it.
+    """Return an operator's name of a device or region as part() takes it.
 
     :param name: as of named(), or the name of the provider of a region.
     :raises DeviceUnavailable: as named().

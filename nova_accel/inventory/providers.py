@@ -306,10 +306,10 @@ class _Amount(typing.NamedTuple):
 def _amount(use: _Use, counting: Collection[offers.Offer],
             found: Collection[offers.Offer], is_withheld: bool,
             may_have: bool = False, whole: int = 0) -> _Amount:
-    """Return the amount of a provider that counts.
+    """Return the total of a provider's inventory, and what is reserved of it.
 
-    If no handle is fit, all handles count and are reserved: an inventory that
-    is dropped while it is allocated could not come back.
+    If no handle is fit, total has all handles, and all are reserved: an
+    inventory that is dropped while it is allocated could not come back.
 
     :param counting: handles that count if one of them is fit.
     :param found: all of its handles.

@@ -2,7 +2,7 @@
 """Keep the last reports of drivers, in memory and in the store.
 
 =================  =======================================  ==================
-a report           comes by                                 goes by
+report             is added by                              is removed by
 =================  =======================================  ==================
 of a device that   put() of Adoption.adopt()                put(); set_gone()
 is here
@@ -13,9 +13,9 @@ gone                                                        remove()
 A scan takes a ticket() before it begins. Its result is discarded if the card
 was scanned or changed meanwhile: invalidate().
 
-All parts of the device table (inventory.devices) share this lock and this
-generation: each part changes only while it holds the lock, and then calls
-changed().
+All parts of the device table (inventory.devices) share the lock and the
+generation of Reports: each part changes only while it holds the lock, and then
+calls changed().
 """
 
 from collections.abc import Collection, Mapping

@@ -216,8 +216,8 @@ class Scanner:
         """Report a device as gone.
 
         :param left_out: see Adoption.gone().
-        :param batch: of the scan. Another driver that found the card before
-            this one lost it examines the card in this batch.
+        :param batch: of the scan. If another driver has found the card, that
+            driver examines it in this batch.
         """
         other = self._adoption.gone(address, name, ticket, left_out)
         self._state.gone(address)

@@ -304,8 +304,8 @@ class NvmeCard(card.Card):
 
 
 def _set_online(vf, online, resources=_RESOURCES):
-    """As by an operator, who gives it resources first; it has none of them
-    when it has gone offline."""
+    """Set a secondary controller online with resources, as an operator does,
+    or offline without any."""
     vf['online'], vf['resources'] = online, resources if online else (0, 0)
 
 

@@ -80,8 +80,8 @@ class Redaction:
         return node
 
     def name(self, path: str) -> str:
-        """Return a path with stand-ins; the kernel does not name after
-        hosts."""
+        """Return a path with stand-ins. Names of hosts are not replaced,
+        because the kernel uses none in paths."""
         for value, stand_in in self._long():
             path = path.replace(value, stand_in)
         return _NAMED_BY_MAC.sub(lambda m: self._of_mac(m[0]), path)

@@ -60,7 +60,7 @@ class Reads:
         raise NotImplementedError
 
     def _reads(self, place: str) -> None:
-        """Wait for, or fail, the read of an attribute at a place."""
+        """Called before an attribute is read: may wait, or raise OSError."""
 
     def read(self, path):
         node = self._attribute(path)

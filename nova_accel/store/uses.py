@@ -87,7 +87,7 @@ class Uses(lineage.History):
         return found
 
     def note_reported(self, uses: Iterable[tuple[values.Use, str]]) -> None:
-        """Store the last event that was sent for each use, and its seconds."""
+        """Store for each use the last event, and the seconds in it."""
         rows = [(event, use.seconds, use.number) for use, event in uses]
         if rows:
             with self._transaction() as db:

@@ -70,7 +70,7 @@ class Case(unittest.TestCase):
                     function, **dict.fromkeys(self.LEAVES, 'of a server'))
 
     def remains(self, handle: model.AttachHandle) -> typing.Collection[str]:
-        """Return what the guest that has a handle finds of another server."""
+        """Return the data of another server that the guest can read."""
         return {left for function in handle.addresses
                 for left in self.kernel.guest_reads(function)
                 } if handle.type is model.HandleType.PCI else ()

@@ -61,8 +61,8 @@ class ServerTests(discovery.DiscoveryTests):
                 yield device, handle
 
     def serve(self, device, handle):
-        """A server has a handle, writes into it, and is deleted; what the
-        driver remembers."""
+        """Simulate a server that writes into a handle and is deleted; return
+        the memory of its driver."""
         self.prepare(device, handle)
         memory = self.memory
         with self.guest(handle):

@@ -152,7 +152,7 @@ def _suitable(claim, compute_node):
 
 
 def _only(compute_node, nodes: Iterable[int]):
-    """Return an entry of the host on which guests fit on some NUMA nodes only.
+    """Return a compute node on which guests fit on some NUMA nodes only.
 
     The other nodes have no processors. They stay in the entry, because Nova
     reads all nodes to find that of a physical network.

@@ -164,8 +164,8 @@ class DetachTest(LiveMigrationTestBase):
         process.until(released)
 
     def test_scheduler_finds_no_host(self):
-        """Live migration for which no other host has free devices, or is
-        allowed by the server's group: it stays."""
+        """Live migration if no other host has free devices, or the server
+        group allows no other host: it stays."""
         others = [self.boot(self.specs, host=self.destination)
                   for _ in range(2)]
         for host in None, self.destination:
@@ -722,8 +722,8 @@ class OtherNumbersTest(TransparentTestBase):
 class MixedTest(vgpus.NativeTestBase, TransparentTestBase):
 
     def test_with_novas(self):
-        """Live migration of a server that also has a vGPU of Nova: that goes
-        by Nova's rules, and the others as the flavor says."""
+        """Live migration of a server that also has a vGPU of Nova: the vGPU
+        follows Nova's rules, the accelerators follow the flavor."""
         for self.HOW in ('transparent', 'detach'):
             self.moved = []
             self.server = self.boot({
