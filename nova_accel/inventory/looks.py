@@ -130,6 +130,8 @@ class Looks:
             self._answers[address] = answers
         for call in batch:
             self._compare_card(call.about[1], call, changed, readings)
+        if self._closed.is_set():
+            return False
         if changed:
             self._scanner.scan((), changed)
         return self._health.round(readings, is_glance=True) or bool(changed)

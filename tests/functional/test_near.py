@@ -24,6 +24,9 @@ class NearTestBase(placed.SchedulerTestBase):
 
     def setUp(self):
         super().setUp()
+        # a machine under load takes longer
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.scheduler.fault.LIMIT', 600))
         self.flags(instances=-1, group='quota')
         #: name of a host -> its traits
         self.near = {}

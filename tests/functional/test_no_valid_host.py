@@ -136,7 +136,7 @@ class NoValidHostTest(base.AcceleratorTestBase):
         self.limit(0.1)
         self.assertEqual(
             NO_HOST, self.refused(function('1', base.CRYPTO)))
-        self.assertIn('Placement did not say in 0.1 seconds',
+        self.assertIn('Placement did not answer within 0.1 seconds',
                       self.stdlog.logger.output)
 
     def test_unshelve(self):
