@@ -132,7 +132,9 @@ class Gpu(Handovers):
     POLICIES = 'reset', 'clear', 'shown'
     HOSTS = {'compute1': {'gpus': [{
         'address': FIRST, 'reset_method': 'flr bus', 'iommu_group': 7,
-        'boot_seconds': SECONDS / 2, 'clear_seconds': SECONDS / 2}]}}
+        # a clearing that has ended at the first reading is not shown
+        'boot_seconds': max(SECONDS, .2) / 2,
+        'clear_seconds': max(SECONDS, .2) / 2}]}}
 
     def _setup_compute_service(self):
         super()._setup_compute_service()
