@@ -38,9 +38,9 @@ _OWNER_UNKNOWN = (
 _RETURNED = ('it may contain data of a server that is gone, and is cleaned '
              'first')
 # without the operator's reason, because owners of servers read it
-_DISABLED = 'the operator has disabled it'
-_DEFECTIVE = 'nova-compute has disabled it'
-_PLANNED = 'the operator will disable it'
+_DISABLED = {Kind.DISABLED: 'the operator has disabled it',
+             Kind.DEFECTIVE: 'nova-compute has disabled it',
+             Kind.PLANNED: 'the operator will disable it at {}'}
 
 
 class _Now(typing.NamedTuple):
@@ -53,8 +53,6 @@ class _Now(typing.NamedTuple):
     #: identity.places() and identity.disabled() for these devices
     places: dict[str, tuple[identity.Where, model.Device]] = {}
     disabled: dict[str, tuple[values.Disabled, ...]] = {}
-    #: the same, of rows of drain --at, also those whose time has come
-    work: dict[str, tuple[values.Disabled, ...]] = {}
     #: handles that servers have, or that are being released
     claimed: frozenset[model.AttachHandle] = frozenset()
     #: addresses of the devices of these claims
@@ -132,14 +130,17 @@ class DeviceTable:
                 in self._now().places.items() if where is identity.Where.MOVED}
 
     def disabled(self) -> dict[str, tuple[values.Disabled, ...]]:
-        """See identity.disabled()."""
-        return self._now().disabled
+        """See identity.disabled(); without planned rows."""
+        return {address: found
+                for address, rows in self._now().disabled.items()
+                if (found := tuple(row for row in rows if not row.is_planned))}
 
     def planned_work(self) -> dict[str, values.Disabled]:
         """Return the devices that the operator drains at a time, planned or
         past: address -> the row of the store."""
-        return {address: min(rows, key=lambda row: row.at)
-                for address, rows in self._now().work.items()}
+        return {address: min(found, key=lambda row: row.at)
+                for address, rows in self._now().disabled.items()
+                if (found := [row for row in rows if row.at])}
 
     @property
     def claimed(self) -> frozenset[model.AttachHandle]:
@@ -169,10 +170,8 @@ class DeviceTable:
         claims = self._store.claims()
         gone = self.reports.gone()
         places = identity.places(self._store.all_claims(), reported, gone)
-        disabled = identity.disabled(reported, self._store.disabled(), gone)
-        work = identity.disabled(reported, [
-            row for row in (*self._store.disabled(), *self._store.planned())
-            if row.at], gone)
+        disabled = identity.disabled(reported, (
+            *self._store.disabled(), *self._store.planned()), gone)
         misplaced = identity.misplaced(claims, places)
         claimed = frozenset(claim.device_address for claim in claims)
         handles = frozenset(claim.handle for claim in claims)
@@ -184,13 +183,12 @@ class DeviceTable:
                   if hold.kind is not Kind.IN_USE
                   or hold.handle not in handles),
                 *self._whose(device, misplaced.get(address), claimed),
-                *_disabled(address, disabled.get(address, ())),
-                *_planned(address, work.get(address, ()))])
+                *_disabled(address, disabled.get(address, ()))])
             for address, device in reported.items()}
         return _Now(made_of, {
             address: self._with_contents(device)
             for address, device in reported.items()
-        }, found, places, disabled, work, handles, claimed)
+        }, found, places, disabled, handles, claimed)
 
     def _whose(self, device: model.Device, misplaced: str | None,
                claimed: frozenset[str]) -> Iterator[holds.Hold]:
@@ -234,15 +232,7 @@ def _reported(device: model.Device,
 def _disabled(address: str, rows: Iterable[values.Disabled],
               ) -> Iterator[holds.Hold]:
     for row in rows:
+        kind = holds.of_disabled(row)
         yield holds.Hold(
-            holds.of_disabled(row), address,
-            _DEFECTIVE if row.of_health else _DISABLED,
-            since=row.at or row.since)
-
-
-def _planned(address: str, rows: Iterable[values.Disabled],
-             ) -> Iterator[holds.Hold]:
-    for row in rows:
-        if row.is_planned:
-            yield holds.Hold(Kind.PLANNED, address, f'{_PLANNED} at {row.at}',
-                             since=row.since)
+            kind, address, _DISABLED[kind].format(row.at),
+            since=row.since if kind is Kind.PLANNED else row.at or row.since)

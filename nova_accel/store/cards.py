@@ -254,8 +254,7 @@ class Cards(file.File):
                                  'cards WHERE placed')},
                     'unsettled': holds.unsettled(db),
                     'unclean': holds.unclean(db),
-                    'disabled': holds.disabled(db),
-                    'planned': holds.planned(db)}
+                    **holds.disabled(db)}
 
 
 def _arriving(db, address, serial, device, notes):

@@ -59,7 +59,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
         claims = tuple(claims)
         with self._transaction() as db:
             # from the file: another process writes this table
-            disabled = holds.disabled(db)
+            disabled = holds.disabled(db)['disabled']
             for claim in claims:
                 if any(row.card.means(claim.card) for row in disabled):
                     raise exception.DeviceUnavailable(
@@ -168,9 +168,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
             if version == self._data_version and all(
                     row.is_planned for row in self._known.planned):
                 return False
-            found = {'disabled': holds.disabled(db),
-                     'planned': holds.planned(db),
-                     'orders': journal.read_orders(db)}
+            found = {**holds.disabled(db), 'orders': journal.read_orders(db)}
             self._data_version = version
             if all(getattr(self._known, name) == rows
                    for name, rows in found.items()):

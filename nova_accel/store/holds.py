@@ -205,19 +205,10 @@ def _card_of(db, row):
 # What the operator says
 
 
-def disabled(db: sqlite3.Connection) -> tuple[values.Disabled, ...]:
-    """Return the disabled devices, by their addresses; also those whose
-    planned time has come."""
-    return tuple(row for row in _disabled(db) if not row.is_planned)
-
-
-def planned(db: sqlite3.Connection) -> tuple[values.Disabled, ...]:
-    """Return the devices that will be disabled, by their addresses."""
-    return tuple(row for row in _disabled(db) if row.is_planned)
-
-
-def _disabled(db):
-    return (
+def disabled(db: sqlite3.Connection) -> dict[str, tuple[values.Disabled, ...]]:
+    """Return the devices that are 'disabled', also those whose planned time
+    has come, and the 'planned' ones; both by their addresses."""
+    found = [(row.is_planned, row) for row in (
         values.Disabled(row['address'], row['serial'], row['about'],
                         row['since'], row['ids'], row['kind'] == DEFECTIVE,
                         row['ports'], row['at'])
@@ -225,7 +216,10 @@ def _disabled(db):
             f'SELECT cards.address, serial, about, since, ids, kind, ports, '
             f'holds.address AS at '
             f'{_JOIN} IN ({_quoted((DISABLED, DEFECTIVE, PLANNED))}) '
-            f'ORDER BY cards.address, serial, kind DESC').fetchall())
+            f'ORDER BY cards.address, serial, kind DESC'))]
+    return {'disabled': tuple(row for is_planned, row in found
+                              if not is_planned),
+            'planned': tuple(row for is_planned, row in found if is_planned)}
 
 
 def disable(db: sqlite3.Connection, row: values.Disabled) -> None:

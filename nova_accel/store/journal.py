@@ -132,11 +132,16 @@ class Journal(file.File):
 
     # Reports of owners
 
-    def owner_reports(self) -> list[values.OwnerReport]:
-        """Return all that are kept, the oldest first."""
+    def owner_reports(self, after: int = 0) -> list[values.OwnerReport]:
+        """Return the reports that are kept, the oldest first.
+
+        :param after: only those with greater numbers.
+        """
         with self._transaction(write=False) as db:
             return [values.OwnerReport(row[0], *map(str, row[1:]))
-                    for row in db.execute(f'{_REPORTS} ORDER BY number')]
+                    for row in db.execute(
+                        f'{_REPORTS} WHERE number > ? ORDER BY number',
+                        (after,))]
 
     def add_owner_report(self, report: values.OwnerReport) -> None:
         """Write a report, and drop the ones before the newest MOST_REPORTS.
