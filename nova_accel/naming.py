@@ -242,11 +242,6 @@ def health_key(group: str) -> str:
     return f'accel{group}{_HEALTH}'
 
 
-def is_health_key(key: str) -> bool:
-    """Whether a key of metadata is one of health_key()."""
-    return key.startswith('accel') and key.endswith(_HEALTH)
-
-
 def maintenance_key(group: str) -> str:
     """Return the metadata key for planned work on the accelerators of a group.
     """
@@ -256,6 +251,12 @@ def maintenance_key(group: str) -> str:
 def is_maintenance_key(key: str) -> bool:
     """Whether a key of metadata is one of maintenance_key()."""
     return key.startswith('accel') and key.endswith(_MAINTENANCE)
+
+
+def is_for_owner(key: str) -> bool:
+    """Whether a key of metadata informs the owner of a server of the health of
+    accelerators, or of planned work on them."""
+    return key.startswith('accel') and key.endswith((_HEALTH, _MAINTENANCE))
 
 
 def function_name_trait(name: str) -> str:

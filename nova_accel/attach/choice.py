@@ -73,11 +73,14 @@ class Choice:
                 self._free(provider, offered),
                 [t.wanted for t in takes if t.provider_uuid == uuid]))
             if len(free[uuid]) < amount:
+                in_use, planned = (
+                    _because(kind, provider, offered)
+                    for kind in (holds.Kind.IN_USE, holds.Kind.PLANNED))
                 raise exception.DeviceUnavailable(
                     f'Server {server.uuid} was allocated {amount} of '
                     f'{provider.name}, and {len(free[uuid])} of it are free '
-                    f'on this host{_in_use(provider, offered)}'
-                    f'{_planned(server, provider, offered)}: the build is '
+                    f'on this host{in_use}'
+                    f'{planned if server.max_hours else ""}: the build is '
                     f'retried on another host.',
                     found=f'Server {server.uuid} was allocated {amount} '
                           f'accelerators of a provider, and '
@@ -165,23 +168,14 @@ class Choice:
                 *pci.bridges(self._kernel, address), address)
 
 
-def _in_use(provider, offered) -> str:
-    """Return the processes of the host that use the devices of a provider that
-    are not free, in brackets."""
+def _because(kind: holds.Kind, provider, offered) -> str:
+    """Return the reasons of the holds of a kind on the handles of a provider,
+    in brackets."""
     why = holds.reasons(
         hold for address in provider.addresses
         for offer in offered.of((address, provider.region_index))
-        for hold in offer.all_holds if hold.kind is holds.Kind.IN_USE)
+        for hold in offer.all_holds if hold.kind is kind)
     return why and f' ({why})'
-
-
-def _planned(server, provider, offered) -> str:
-    """Return which planned work a server would outlast, in brackets."""
-    why = server.max_hours and holds.reasons(
-        hold for address in provider.addresses
-        for offer in offered.of((address, provider.region_index))
-        for hold in offer.all_holds if hold.kind is holds.Kind.PLANNED)
-    return f' ({why})' if why else ''
 
 
 def _is_suspect(offer):

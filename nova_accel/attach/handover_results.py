@@ -101,7 +101,7 @@ class HandoverResults:
         now = self._inventory.devices.get(claim.device_address)
         self._holdings.note_handover(
             device, _region(device, claim), _region(now, claim),
-            str(method), result, claim, getattr(method, 'shown', ''))
+            str(method), result, claim, base.shown_of(method))
 
 
 def _region(device: model.Device | None, claim: model.Claim,

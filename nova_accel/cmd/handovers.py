@@ -2,6 +2,7 @@
 """nova-accel handovers: show how devices were cleaned between servers."""
 
 import argparse
+from collections.abc import Iterable, Mapping
 import dataclasses
 import datetime
 
@@ -23,6 +24,24 @@ def time(value: str) -> str:
     return found.replace(
         tzinfo=found.tzinfo or datetime.UTC).astimezone(
             datetime.UTC).isoformat(timespec='seconds')
+
+
+def parsed(row: Mapping[str, str | None], fields: Iterable[str],
+           ) -> values.Handover:
+    """Return a hand-over from a row of nova-accel handovers -f json.
+
+    :param fields: to read, of values.Handover.
+    :raises TypeError: a value is not a text.
+    :raises KeyError: the row lacks a field.
+    """
+    return values.Handover(**{
+        field: _text(row[field.capitalize()]) for field in fields})
+
+
+def _text(value) -> str:
+    if not isinstance(value, str | None):
+        raise TypeError(f'{value!r} is not a text')
+    return value or ''
 
 
 class Handovers(output.Lister):

@@ -121,8 +121,7 @@ def read(path: str) -> list[values.Handover]:
     try:
         with open(path, encoding='utf-8') as file:
             rows = json.load(file)
-        return [values.Handover(**{name: _text(row[name.capitalize()])
-                                   for name in _READ}) for row in rows]
+        return [handovers.parsed(row, _READ) for row in rows]
     except OSError as error:
         why = error.strerror
     except (ValueError, TypeError, KeyError) as error:
@@ -130,9 +129,3 @@ def read(path: str) -> list[values.Handover]:
     raise exception.InvalidRequest(
         f'--journal names {path}, which is not what nova-accel handovers -f '
         f'json writes ({why}): name such a file.')
-
-
-def _text(value) -> str:
-    if not isinstance(value, str | None):
-        raise TypeError(f'{value!r} is not a text')
-    return value or ''

@@ -230,7 +230,7 @@ def _created(driver, device) -> str:
 def _released(kernel, driver, device, handle) -> str:
     methods = ' '.join(pci.reset_methods(kernel, handle.address))
     done = driver.release(device, handle, None, base.Use())
-    shown = getattr(done, 'shown', '')
+    shown = base.shown_of(done)
     return (f'{done or "nothing"} (the kernel offers: {methods or "none"})'
             f'{f", read back: {shown}" if shown else ""}')
 

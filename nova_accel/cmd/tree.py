@@ -101,9 +101,7 @@ class Tree(cloud.Asks, output.Lister):
                 for host in in_use
                 for server in known.servers(node=_just(host))
                 if server['id'] in held
-                and any(naming.is_health_key(key)
-                        or naming.is_maintenance_key(key)
-                        for key in server['metadata'])})
+                and any(map(naming.is_for_owner, server['metadata']))})
         servers = server_names(known, in_use)
         functions = function_names(known, shown)
         self.nothing = (

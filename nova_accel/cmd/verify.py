@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import dataclasses
 import json
 
+from nova_accel.cmd import handovers as exported
 from nova_accel.cmd import output
 from nova_accel import exception
 from nova_accel.store import chain
@@ -217,12 +218,7 @@ def _read(path: str) -> list[values.Handover] | dict[str, str]:
 
 
 def _handover(row):
-    handover = values.Handover(**{
-        _COLUMNS[column]: '' if value is None else value
-        for column, value in row.items()})
-    for value in dataclasses.astuple(handover):
-        if not isinstance(value, str):
-            raise TypeError(f'{value!r} is not a text')
+    handover = exported.parsed(row, [_COLUMNS[column] for column in row])
     return dataclasses.replace(handover, before=_function(handover.before),
                                after=_function(handover.after))
 

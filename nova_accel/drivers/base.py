@@ -97,9 +97,14 @@ class Cleaned(str):
         return cleaned
 
 
+def shown_of(done: str | None) -> str:
+    """Return Cleaned.shown of what release() has returned; '' of others."""
+    return getattr(done, 'shown', '')
+
+
 def facts_of(done: str | None) -> dict[str, typing.Any]:
     """Return what was read back after release() has returned this."""
-    return json.loads(getattr(done, 'shown', '') or '{}')
+    return json.loads(shown_of(done) or '{}')
 
 
 class Finding(typing.NamedTuple):
@@ -997,7 +1002,7 @@ class PciDriver(AcceleratorDriver):
                 f'{"" if at == address else f"at {at} "}'
                 f'({error.strerror}): see the kernel log; it is tried again, '
                 f'and a power cycle may help.') from error
-        return Cleaned(', '.join(done), getattr(done[0], 'shown', ''))
+        return Cleaned(', '.join(done), shown_of(done[0]))
 
     def reset_function(self, device: model.Device, function: str,
                        methods: tuple[str, ...]) -> str:

@@ -185,14 +185,15 @@ class GpuDriver(slot.SlotDriver):
 
         :raises NotCleared: it has not.
         """
-        family = _family(device)
-        why = '' if function != device.address else self.unshowable(
-            device) or ('' if methods[:1] == ('bus',) else
-                        'the function was reset, and not its bus')
-        if why or function != device.address:
+        if function != device.address:
+            return super().reset_function(device, function, methods)
+        why = self.unshowable(device) or (
+            '' if methods[:1] == ('bus',) else
+            'the function was reset, and not its bus')
+        if why:
             return not_shown(
                 super().reset_function(device, function, methods), why)
-        refused = []
+        family, refused = _family(device), []
         for by in 'VFIO', 'sysfs':
             try:
                 with self._readable(function, by):

@@ -55,13 +55,12 @@ class Notices:
         again next time."""
         self._usage.run()
         found = self._inventory.devices
-        for report in self._store.owner_reports():
-            if report.number > self._reported:
-                device = found.get(report.device)
-                self._cloud.notify(REPORT, {
-                    **(self._about(device) if device else {}),
-                    **dataclasses.asdict(report)})
-                self._reported = report.number
+        for report in self._store.owner_reports(self._reported):
+            device = found.get(report.device)
+            self._cloud.notify(REPORT, {
+                **(self._about(device) if device else {}),
+                **dataclasses.asdict(report)})
+            self._reported = report.number
         self._send_work(found)
         if signals.is_off():
             return

@@ -123,4 +123,4 @@ class Owners:
 
 def written_keys(server: novas.Instance) -> set[str]:
     return {key for key in server.metadata
-            if naming.is_health_key(key) or naming.is_maintenance_key(key)}
+            if naming.is_for_owner(key)}
