@@ -252,17 +252,15 @@ class Run:
         release = other_releases(self._root)[
             int(time.time() // 86400) % len(other_releases(self._root))]
         name = f'Nova {release}'
-        if self.has_failed():
-            return self.skip(name, 'something has failed before')
-        if self.minutes() > OTHER:
-            return self.skip(name, f'{self.minutes():.0f} minutes were over')
+        if not self._begins(name, OTHER):
+            return
         venv = f'.venv{release.partition(".")[0]}'
         variables = f'NOVA={release}', f'VENV={venv}'
         ready = self.step(f'{name}, its packages', 'make', f'{venv}/stamp',
                           *variables, limit=6, keep=False)
         if ready.status:
-            return self.skip(name, 'its packages could not be installed, see '
-                                   'above')
+            self.skip(name, 'its packages could not be installed, see above')
+            return
         # the tiers below meet nothing of Nova but its signatures, which they
         # compare for all releases
         self.part('functional-part', *variables, venv=venv, limit=15)
@@ -302,12 +300,9 @@ class Run:
 
     def lab(self) -> None:
         name = 'lab'
-        if self.has_failed():
-            return self.skip(name, 'something has failed before')
-        if self.minutes() > LAB:
-            return self.skip(name, f'{self.minutes():.0f} minutes were over, '
-                                   f'and it takes up to 18 to begin')
-        if self._build(name, 'tests.lab', 12):
+        takes = ', and it takes up to 18 to begin'
+        if self._begins(name, LAB, takes) and (
+                self._build(name, 'tests.lab', 12)):
             self.step(
                 name, sys.executable, '-m', 'tests.lab', 'prove', '--within',
                 str(max(1, int(TRIALS - self.minutes()))),
@@ -315,13 +310,23 @@ class Run:
 
     def tempest(self) -> None:
         name = 'tempest-part'
-        if self.has_failed():
-            return self.skip(name, 'something has failed before')
-        if self.minutes() > TEMPEST:
-            return self.skip(name, f'{self.minutes():.0f} minutes were over, '
-                                   f'and it takes up to {END - TEMPEST}')
-        if self._build(name, 'tests.tempest', 5):
+        takes = f', and it takes up to {END - TEMPEST}'
+        if self._begins(name, TEMPEST, takes) and (
+                self._build(name, 'tests.tempest', 5)):
             self.step(name, 'make', name, limit=END)
+
+    def _begins(self, name: str, most: int, takes: str = '') -> bool:
+        """Return whether a step may begin, and skip it otherwise.
+
+        :param most: minutes after which it is not begun, and takes: the reason.
+        """
+        if self.has_failed():
+            self.skip(name, 'something has failed before')
+        elif self.minutes() > most:
+            self.skip(name, f'{self.minutes():.0f} minutes were over{takes}')
+        else:
+            return True
+        return False
 
     def _build(self, name: str, module: str, limit: int) -> bool:
         """Make what the lab or Tempest runs in; whether it is there."""

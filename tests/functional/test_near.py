@@ -64,18 +64,9 @@ class NearTestBase(placed.SchedulerTestBase):
                 'accel:live_migration': 'detach'})
 
     def job(self, near, count, expected_state='ACTIVE', group=None, gpus=8):
-        """The hosts of servers of one request."""
-        server = self._build_server(
-            flavor_id=self.near_flavor(near, gpus), networks='none')
-        server.update(min_count=count, max_count=count,
-                      return_reservation_id=True)
-        body = {'server': server}
-        if group:
-            body['os:scheduler_hints'] = {'group': group}
-        reservation = self.api.post_server(body)['reservation_id']
-        return [self._wait_for_state_change(one, expected_state)
-                for one in self.api.get_servers(
-                    search_opts={'reservation_id': reservation})]
+        """Return the servers of one request."""
+        return self.request(self.near_flavor(near, gpus), count,
+                            expected_state, group)
 
     def one(self, near, group=None, **kwargs):
         return self.job(near, 1, group=group, **kwargs)[0]

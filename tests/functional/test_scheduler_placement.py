@@ -120,18 +120,21 @@ class SchedulerTestBase(integrated_helpers.ProviderUsageBaseTestCase):
     def boot_many(self, count, function, expected_state='ACTIVE', group=None,
                   gpus=0):
         """The same of each of the servers of one request."""
-        server = self._build_server(
-            flavor_id=self.flavor(function, gpus=gpus), networks='none')
+        return sorted(map(self.regions_of, self.request(
+            self.flavor(function, gpus=gpus), count, expected_state, group)))
+
+    def request(self, flavor, count, expected_state='ACTIVE', group=None):
+        """Return the servers of one request."""
+        server = self._build_server(flavor_id=flavor, networks='none')
         server.update(min_count=count, max_count=count,
                       return_reservation_id=True)
         body = {'server': server}
         if group:
             body['os:scheduler_hints'] = {'group': group}
         reservation = self.api.post_server(body)['reservation_id']
-        servers = self.api.get_servers(
-            search_opts={'reservation_id': reservation})
-        return sorted(self.regions_of(self._wait_for_state_change(
-            s, expected_state)) for s in servers)
+        return [self._wait_for_state_change(one, expected_state)
+                for one in self.api.get_servers(
+                    search_opts={'reservation_id': reservation})]
 
     def fill(self, host):
         """Make Nova's own weighers like the host least."""

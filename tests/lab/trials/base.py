@@ -27,6 +27,14 @@ class Trial(unittest.TestCase):
         self.wait_clean()
         self.addCleanup(self._tidy)
 
+    def restart(self, text):
+        """Have nova-compute run with more configuration, without servers."""
+        self.cloud.clear()
+        self.wait_clean()
+        self.compute.stop()
+        self.compute.configure(text)
+        self.compute.start()
+
     def wait_clean(self):
         """Until nothing is left of servers: the region of one that is gone is
         programmed again beside everything else."""

@@ -258,13 +258,6 @@ class Gpu(base.Trial):
         self.cloud.wait('an offer', self.is_offered)
         self.flavor = self.cloud.of_profile(self.group('GPU'))
 
-    def restart(self, text):
-        self.cloud.clear()
-        self.wait_clean()
-        self.compute.stop()
-        self.compute.configure(text)
-        self.compute.start()
-
     def is_offered(self):
         found = self.cloud.providers().get(self.GPU, {})
         return ('CUSTOM_ACCELERATOR_GPU' in found.get('inventories', ())

@@ -20,11 +20,7 @@ class Nodes(base.Trial):
         self.restart(_OPTIONS)
 
     def restart(self, text):
-        self.cloud.clear()
-        self.wait_clean()
-        self.compute.stop()
-        self.compute.configure(text)
-        self.compute.start()
+        super().restart(text)
         self.cloud.wait('the far device in Placement', lambda: (
             FAR in self.cloud.providers()) == bool(text))
 
