@@ -25,7 +25,6 @@ of October 2026.
 from collections.abc import Iterable, Iterator
 import dataclasses
 import functools
-import subprocess
 import sys
 
 from nova_accel import conf
@@ -33,6 +32,7 @@ from nova_accel.drivers import base
 from nova_accel.drivers import rules
 from nova_accel.drivers import sets
 from nova_accel import exception
+from nova_accel.host import limited
 from nova_accel.host import nvfm
 from nova_accel.host import pci
 from nova_accel import locks
@@ -386,20 +386,7 @@ def _call(action, members, vf='') -> str:
         command = [CONF.accel.fabric_command, action, *members]
     try:
         # with -m, Python would also find modules in the working directory
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, errors='replace', check=False, cwd='/',
-            timeout=CONF.accel.device_timeout)
-    except OSError as error:
-        return f'{" ".join(command)}: {error.strerror or error}'
-    except Exception as error:
-        # under eventlet it is the TimeoutExpired of eventlet's copy of the
-        # module
-        if type(error).__name__ != subprocess.TimeoutExpired.__name__:
-            raise
-        return (f'{" ".join(command)} does not end in '
-                f'{CONF.accel.device_timeout} s')
-    if not done.returncode:
-        return ''
-    said = (done.stderr or done.stdout).strip()[-300:].removesuffix('.')
-    return f'{" ".join(command)} ended with {done.returncode} ({said})'
+        limited.run(command, CONF.accel.device_timeout)
+    except limited.ProgramFailed as error:
+        return f'{" ".join(command)} {error}'
+    return ''

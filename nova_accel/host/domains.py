@@ -7,7 +7,6 @@ nova-compute reports them as traits of the host's provider.
 
 import os
 import re
-import subprocess
 import sys
 
 from nova_accel import conf
@@ -17,13 +16,12 @@ from nova_accel.host import nvml
 from nova_accel import log as logging
 from nova_accel import naming
 from nova_accel import near
-from nova_accel import text
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 OPTION = '[accel] near'
 AUTO, _BY_LIBRARY = 'auto', 'nvlink'
-#: bytes that are read of a file or an answer
+#: characters that are read of a file or an answer
 _MOST = 300
 
 
@@ -115,13 +113,16 @@ class Domains:
 def _said(source):
     if source == AUTO:
         # with -m Python finds modules in the working directory, too
-        return _run([sys.executable, '-m', nvml.__name__])
+        return _run(sys.executable, '-m', nvml.__name__)
     if not os.path.isabs(source):
         return source
     if os.access(source, os.X_OK) and os.path.isfile(source):
-        return _run([source])
+        return _run(source)
     try:
-        with open(source, encoding='utf-8', errors='replace') as file:
+        # a named pipe without a writer is empty
+        with open(source, encoding='utf-8', errors='replace',
+                  opener=lambda path, flags: os.open(
+                      path, flags | os.O_NONBLOCK)) as file:
             return file.read(_MOST).strip()
     except OSError as error:
         raise exception.ConfigurationError(
@@ -129,25 +130,10 @@ def _said(source):
             f'the name of the domain there.') from None
 
 
-def _run(command):
+def _run(*command):
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, errors='replace', check=False, cwd='/',
-            timeout=CONF.accel.device_timeout)
-        problem = done.returncode and (
-            f'ended with {done.returncode} ('
-            + text.printable((done.stderr or done.stdout).strip(), _MOST)
-            + ')')
-    except OSError as error:
-        problem = str(error.strerror or error)
-    except Exception as error:
-        # under eventlet it is that of its own copy of the module
-        if type(error).__name__ != subprocess.TimeoutExpired.__name__:
-            raise
-        problem = f'does not end in {CONF.accel.device_timeout} s'
-    if problem:
+        return limited.run(command, CONF.accel.device_timeout)[:_MOST]
+    except limited.ProgramFailed as error:
         raise exception.ConfigurationError(
-            f'{" ".join(command)} of {OPTION} {problem}: run it by hand, or '
-            f'name the domain in the option.')
-    return done.stdout.strip()[:_MOST]
+            f'{" ".join(command)} of {OPTION} {error}: run it by hand, or '
+            f'name the domain in the option.') from None

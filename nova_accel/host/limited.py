@@ -5,11 +5,14 @@ Under eventlet (nova-compute of Nova 31 to 33) threads are green ones: all of
 them share one thread of the operating system, and a system call blocks all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import concurrent.futures
 import contextlib
 import functools
 import os
+import selectors
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,12 +23,17 @@ from oslo_context import context as oslo_context
 from nova_accel import exception
 from nova_accel import locks
 from nova_accel import log as logging
+from nova_accel import text
 
 LOG = logging.getLogger(__name__)
 #: seconds to wait for one of our threads in eventlet's pool
 _POOL_SECONDS = 10
 #: seconds after which background work is logged as waiting
 _LATE = 600
+#: bytes that a program may print
+_MOST_OUTPUT = 4096
+#: characters of its output that an error has, which are the last ones
+_LONGEST = 300
 
 
 class _Pool:
@@ -255,3 +263,63 @@ def wait(future, seconds: float, what: str):
         raise exception.DeviceTimeout(
             f'{what} did not end within {seconds:.0f} s: check the card, read '
             f'the log of nova-compute, and repeat the operation.') from None
+
+
+class ProgramFailed(Exception):
+    """A program of the operator or a vendor failed; a clause after its name."""
+
+
+def run(command: Sequence[str], seconds: float) -> str:
+    """Return the output of a program, without white space around it.
+
+    It runs in a directory without Python modules. If it takes too long or
+    prints too much, it is killed with all that it has started.
+
+    :raises ProgramFailed: why there is no output.
+    """
+    end = time.monotonic() + seconds
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, cwd='/', start_new_session=True)
+    except OSError as error:
+        raise ProgramFailed(str(error.strerror or error)) from error
+    output = {pipe: b'' for pipe in (process.stdout, process.stderr)}
+    try:
+        with selectors.DefaultSelector() as selector:
+            for pipe in output:
+                selector.register(pipe, selectors.EVENT_READ)
+            while selector.get_map() and time.monotonic() < end:
+                for key, _ in selector.select(end - time.monotonic()):
+                    part = os.read(key.fd, _MOST_OUTPUT)
+                    output[key.fileobj] += part
+                    if not part:
+                        selector.unregister(key.fileobj)
+                    if len(output[key.fileobj]) > _MOST_OUTPUT:
+                        raise ProgramFailed(
+                            f'prints more than {_MOST_OUTPUT} bytes')
+            is_over = not selector.get_map()
+        if not is_over or not _has_ended(process, end):
+            raise ProgramFailed(f'does not end in {seconds:.0f} s')
+    finally:
+        for pipe in output:
+            pipe.close()
+        if process.returncode is None:
+            # it is not waited for yet: its number is still that of its group
+            os.killpg(process.pid, signal.SIGKILL)
+            _has_ended(process, time.monotonic() + 1)
+    said, errors = (part.decode(errors='replace').strip()
+                    for part in output.values())
+    if process.returncode:
+        why = text.one_line((errors or said)[-_LONGEST:].removesuffix('.'))
+        raise ProgramFailed(f'ended with {process.returncode} ({why})')
+    return said
+
+
+def _has_ended(process, end):
+    """Wait for a process; not longer, even if it never ends in the kernel."""
+    while process.poll() is None:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True

@@ -122,6 +122,19 @@ class LookTest(DomainsTestCase):
             exception.AcceleratorError, self.domains.look)
         self.assertIn('cannot be read', str(error))
 
+    def test_named_pipe(self):
+        """It is not waited for who writes into it."""
+        path = os.path.join(self.directory, 'rack')
+        os.mkfifo(path)
+        self.set_near(f'rack={path}')
+        error = self.assertRaises(
+            exception.ConfigurationError, self.domains.look)
+        self.assertIn("has the name ''", str(error))
+
+    def test_file_without_end(self):
+        self.set_near('rack=/dev/zero')
+        self.assertRaises(exception.ConfigurationError, self.domains.look)
+
     def test_start_is_not_held_up(self):
         self.set_near('rack=' + self.write(
             'rack', '#!/bin/sh\nexec sleep 60', 0o700))

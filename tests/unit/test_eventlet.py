@@ -41,6 +41,9 @@ PROGRAM = textwrap.dedent('''
     assert ticks > 10, ticks
     open('hangs', 'w').close()
     assert limited.wait(hung, 60, 'The read') == ''
+    ticks = 0
+    assert limited.run(['sh', '-c', 'sleep 0.5; echo end'], 60) == 'end'
+    assert ticks > 10, ticks
 ''')
 
 #: more cards that hang than eventlet's pool has threads

@@ -3,9 +3,11 @@
 
 import os
 import queue
+import signal
 import threading
 import time
 
+import ddt
 import fixtures
 from oslo_context import context as oslo_context
 import testtools
@@ -164,3 +166,54 @@ class BackgroundTest(testtools.TestCase):
                 limited.Background(self.work, 'This fails').run()
         self.assertEqual([True, False], [
             bool(record.exc_info) for record in logged.records])
+
+
+@ddt.ddt
+class RunTest(testtools.TestCase):
+    """Programs of operators and vendors, whatever they do."""
+
+    def fails(self, script, seconds=60):
+        began = time.monotonic()
+        error = self.assertRaises(
+            limited.ProgramFailed, limited.run, ['sh', '-c', script], seconds)
+        self.assertLess(time.monotonic() - began, 30)
+        return str(error)
+
+    def test_output(self):
+        self.assertEqual('a  \ufffd', limited.run(
+            ['printf', r'\n a  \377 \n'], 60))
+
+    @ddt.data('cat /dev/zero', 'cat /dev/zero >&2', 'yes & yes')
+    def test_without_end(self, script):
+        self.assertEqual('prints more than 4096 bytes', self.fails(script))
+
+    @ddt.data('exec sleep 60', 'exec >&- 2>&-; exec sleep 60',
+              'setsid sleep 5 & exit', 'trap "" TERM INT HUP; sleep 60; :')
+    def test_too_long(self, script):
+        self.assertEqual('does not end in 0 s', self.fails(script, 0.2))
+
+    def test_what_it_has_started_ends_too(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        self.fails(f'sleep 60 & echo $! > {directory}/pid; wait', 0.5)
+        with open(f'{directory}/pid', encoding='ascii') as file:
+            pid = int(file.read())
+        end = time.monotonic() + 30
+        while time.monotonic() < end and os.path.exists(f'/proc/{pid}'):
+            with open(f'/proc/{pid}/stat', encoding='ascii') as file:
+                if ') Z ' in file.read():
+                    # the parent of orphans of this machine does not wait
+                    return
+            time.sleep(0.01)
+        self.assertRaises(ProcessLookupError, os.kill, pid, signal.SIGCONT)
+
+    def test_error(self):
+        self.assertEqual(
+            r'ended with 3 (\x1b[2J' + '0' * 295 + ')', self.fails(
+                'printf "%0999d\033[2J%0295d." 0 0 >&2; exit 3'))
+        self.assertEqual('ended with 1 (no)', self.fails('echo no; exit 1'))
+        self.assertEqual('ended with -9 ()', self.fails('kill -9 $$'))
+
+    def test_cannot_be_run(self):
+        error = self.assertRaises(
+            limited.ProgramFailed, limited.run, ['/nowhere'], 1)
+        self.assertEqual('No such file or directory', str(error))
