@@ -17,13 +17,14 @@ def time(value: str) -> str:
     """Return a time argument in the form of the journal."""
     try:
         found = datetime.datetime.fromisoformat(value)
-    except ValueError:
+        # the last hours of the year 9999 may be none in UTC
+        return found.replace(
+            tzinfo=found.tzinfo or datetime.UTC).astimezone(
+                datetime.UTC).isoformat(timespec='seconds')
+    except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
             f'{value!r} is not a time: write it like 2026-11-22T02:17'
         ) from None
-    return found.replace(
-        tzinfo=found.tzinfo or datetime.UTC).astimezone(
-            datetime.UTC).isoformat(timespec='seconds')
 
 
 def parsed(row: Mapping[str, str | None], fields: Iterable[str],

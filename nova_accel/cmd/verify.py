@@ -4,6 +4,7 @@
 from collections.abc import Iterable, Sequence
 import dataclasses
 import json
+import re
 
 from nova_accel.cmd import handovers as exported
 from nova_accel.cmd import output
@@ -94,14 +95,17 @@ class Verify(output.Lister):
                     f'{text.printable(hash_, 80)}, and it is missing: its end '
                     f'was cut off, the host has an older copy of its claim '
                     f'store, or another host wrote the hand-over.')
-        rows = [(output.clean(name), *its.row(parsed_args.key or ''))
+        rows = [(name, *its.row(parsed_args.key or ''))
                 for name, its in sorted(cards.items())]
         rows += [('', 1, one.get('time', ''), one.get('time', ''),
                   _checked(one, public), one['hash'], '')
                  for one in certificates]
         self._failed = any(its.fault for its in cards.values()) or any(
             row[4] == _FORGED for row in rows)
-        return self.COLUMNS, rows
+        # the host may have signed any text
+        return self.COLUMNS, [
+            [cell if isinstance(cell, int) else output.clean(cell)
+             for cell in row] for row in rows]
 
 
 class _Chain:
@@ -135,7 +139,8 @@ class _Chain:
                 self._place(one)
 
     def _place(self, one):
-        place = int(one.place) if one.place.isdecimal() else 0
+        # Python refuses to read a number of thousands of digits
+        place = int(one.place) if re.fullmatch('[0-9]{1,18}', one.place) else 0
         if place < 1 or (place == 1) != (not one.previous):
             self._fail(one, 'has a wrong place')
         if self._by_place.setdefault(place, one) != one:

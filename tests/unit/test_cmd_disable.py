@@ -321,7 +321,8 @@ class PlannedTest(DisableTestCase):
         """Of another zone, or no time at all: the arguments are wrong."""
         self.COMMAND = 'drain'
         for value in ('tomorrow', '2126-12-01T06:00 Europe/Berlin',
-                      '2126-12-01T06:00+25:00', '2126-13-01', ''):
+                      '2126-12-01T06:00+25:00', '2126-13-01', '',
+                      '9999-12-31T23:00-12:00', '0001-01-01T00:00+12:00'):
             error = self.assertRaises(
                 SystemExit, self.call, A, '--at', value, '--because', 'x')
             self.assertEqual(2, error.code)

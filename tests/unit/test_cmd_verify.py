@@ -3,12 +3,14 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shutil
 import sqlite3
 from unittest import mock
 
+import ddt
 import hypothesis
 from hypothesis import strategies
 
@@ -77,6 +79,7 @@ class VerifyTestCase(commands.StoreCommandTestCase):
         return result.stderr
 
 
+@ddt.ddt
 class VerifyTest(VerifyTestCase):
 
     def test_whole(self):
@@ -164,6 +167,28 @@ class VerifyTest(VerifyTestCase):
                           self.refused(self.write(content)))
         self.assertIn('Is a directory', self.refused(self.directory))
         self.assertIn('No such file', self.refused('/nowhere'))
+
+    @ddt.data(*itertools.product(
+        ('Place', 'Time', 'Result', 'Device', 'Version', 'Previous', 'Key',
+         'Signature'),
+        ('9' * 5000, '-1', '\u0663', '\x1b[2J\n\u202e', '\ud800', 'A' * 70000)))
+    @ddt.unpack
+    def test_hostile_value(self, column, value):
+        """It is refused in each format, and moves no cursor."""
+        self.fill(1)
+        path = self.export()
+        row, = self.read(path)
+        self.write([{**row, column: value}])
+        certificate = self.write(
+            {**json.loads(chain.certificate(self.store.handovers()[0])),
+             column.lower(): value}, 'certificate.json')
+        for files in ([path], [certificate, '--key', self.key.public]):
+            for form in 'table', 'json', 'value', 'csv':
+                result = self.main('verify', '-f', form, *files)
+                self.assertEqual((1, ''), (result.returncode, result.stderr))
+                self.assertTrue(
+                    result.stdout.replace('\n', '').replace('\r', '')
+                    .isprintable(), result.stdout[:300])
 
     def test_later_release(self):
         self.fill(1)
