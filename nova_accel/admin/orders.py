@@ -99,6 +99,7 @@ class Orders:
                 if order.state is _State.NEW and self._store.begin_order(
                         order.number):
                     limited.start(self._carry_out, order)
+            self._store.begin_planned()
 
     def _carry_out(self, order):
         try:

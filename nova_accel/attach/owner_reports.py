@@ -93,12 +93,14 @@ class OwnerReports:
                 f'{text.printable(category, 20)} is not a category: write '
                 f'{", ".join(CATEGORIES)}.')
         words = text.one_line(words.strip())[:LONGEST]
-        since, rows = text.now(1), [
+        # one of later is of a clock that was set back
+        since, now, rows = text.now(1), text.now(), [
             row for row in self._store.owner_reports()
             if row.server == server.uuid]
         recent = {address: row for address, claim in mine.items()
                   for row in rows
-                  if row.time > since and row.card.means(claim.card)}
+                  if since < row.time <= now
+                  and row.card.means(claim.card)}
         for row in recent.values():
             if (row.category, row.words) == (category, words):
                 # nova-compute ended before it removed the key
@@ -110,12 +112,11 @@ class OwnerReports:
                 f'each device is reported once a day, and was at {first}: '
                 f'report it again after '
                 f'{datetime.datetime.fromisoformat(first) + _DAY}.')
-        time = text.now()
         for address in sorted(new):
             claim = mine[address]
             self._store.add_owner_report(values.OwnerReport(
-                0, time, address, claim.serial, claim.ids, claim.ports,
+                0, now, address, claim.serial, claim.ids, claim.ports,
                 server.uuid, category, words))
             LOG.warning('The owner of server %s reports device %s: %s: %s',
                         server.uuid, address, category, words)
-        return time
+        return now

@@ -221,6 +221,14 @@ class Cards(file.File):
         """
         self._change_disabled(instead, [row])
 
+    def begin_planned(self) -> None:
+        """Store that the planned time of devices has come, if that is so: a
+        clock that is set back offers them to no server."""
+        if not all(row.begun or not row.at for row in self._known.disabled):
+            with self._transaction() as db:
+                holds.begin_planned(db)
+                self._change(**holds.disabled(db))
+
     def enable(self, gone: Iterable[values.Disabled]) -> None:
         """Remove rows of disabled devices."""
         self._change_disabled(gone, ())

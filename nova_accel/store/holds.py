@@ -4,7 +4,8 @@
 =============  =================  ====================  =====================
 kind           part               address               about
 =============  =================  ====================  =====================
-disabled       ''                 ''                    why, in words
+disabled       ''                 since when, if it     why, in words
+                                  was planned
 defective      ''                 ''                    the same
 planned        ''                 from when on it is    the same
                                   disabled
@@ -211,7 +212,7 @@ def disabled(db: sqlite3.Connection) -> dict[str, tuple[values.Disabled, ...]]:
     found = [(row.is_planned, row) for row in (
         values.Disabled(row['address'], row['serial'], row['about'],
                         row['since'], row['ids'], row['kind'] == DEFECTIVE,
-                        row['ports'], row['at'])
+                        row['ports'], row['at'], row['kind'] == DISABLED)
         for row in db.execute(
             f'SELECT cards.address, serial, about, since, ids, kind, ports, '
             f'holds.address AS at '
@@ -231,9 +232,18 @@ def disable(db: sqlite3.Connection, row: values.Disabled) -> None:
 
 def enable(db: sqlite3.Connection, row: values.Disabled) -> None:
     """Write that a card is not disabled any more."""
-    _lift(db, (_word(row),), "serial = :serial AND (:serial <> '' OR "
-          "cards.address = :address AND :ids IN ('', ids))",
-          serial=row.serial, address=row.device_address, ids=row.ids)
+    # a planned row may have begun since it was read
+    _lift(db, (PLANNED, DISABLED) if row.at else (_word(row),),
+          "serial = :serial AND (:serial <> '' OR cards.address = :address "
+          "AND :ids IN ('', ids)) AND :at IN ('', holds.address)",
+          serial=row.serial, address=row.device_address, ids=row.ids,
+          at=row.at)
+
+
+def begin_planned(db: sqlite3.Connection) -> None:
+    """Write that the cards whose planned time has come are disabled."""
+    db.execute('UPDATE OR REPLACE holds SET kind = ? WHERE kind = ? AND '
+               'address <= ?', (DISABLED, PLANNED, text.now()))
 
 
 def _word(row):

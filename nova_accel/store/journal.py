@@ -23,7 +23,7 @@ DAYS_OF_HANDOVERS = 90
 #: some hundred bytes each; a device that is taken and released each ten seconds
 #: has as many in a week
 MOST_IN_THAT_TIME = 60_000
-#: how many reports of owners are kept, of all devices
+#: how many reports of owners are kept, beside those of present servers
 MOST_REPORTS = 2000
 _REPORT_COLUMNS = tuple(f.name for f in dataclasses.fields(values.OwnerReport))
 _REPORTS = f'SELECT {", ".join(_REPORT_COLUMNS)} FROM owner_reports'
@@ -144,7 +144,8 @@ class Journal(file.File):
                         (after,))]
 
     def add_owner_report(self, report: values.OwnerReport) -> None:
-        """Write a report, and drop the ones before the newest MOST_REPORTS.
+        """Write a report, and drop the ones before the newest MOST_REPORTS of
+        servers that are gone: no owner can push out the reports of others.
 
         :param report: with any number.
         """
@@ -154,7 +155,8 @@ class Journal(file.File):
                 f'VALUES ({", ".join("?" * len(_REPORT_COLUMNS[1:]))})',
                 dataclasses.astuple(report)[1:])
             db.execute('DELETE FROM owner_reports WHERE number <= (SELECT '
-                       'max(number) FROM owner_reports) - ?', (MOST_REPORTS,))
+                       'max(number) FROM owner_reports) - ? AND server NOT IN '
+                       '(SELECT instance_uuid FROM claims)', (MOST_REPORTS,))
 
     def end_owner_reports(self, numbers: Collection[int]) -> None:
         """Write that the operator has ended reports."""

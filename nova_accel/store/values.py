@@ -188,6 +188,9 @@ class Disabled:
     #: from when on, UTC, as since, if the operator planned it (drain --at); the
     #: reason is for owners, too
     at: str = ''
+    #: whether nova-compute has found that this time has come: it stays so if
+    #: the clock is set back
+    begun: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def card(self) -> model.CardKey:
@@ -197,7 +200,7 @@ class Disabled:
     @property
     def is_planned(self) -> bool:
         """Whether it is not in force yet."""
-        return self.at > text.now()
+        return not self.begun and self.at > text.now()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -251,12 +251,24 @@ class ReportTest(ReportsTestCase):
         self.assertIn('received', self.metadata()['accel:report_status'])
 
     def test_oldest_are_dropped(self):
+        """But none of a server that is there, by whatever others report."""
         self.useFixture(fixtures.MockPatchObject(journal, 'MOST_REPORTS', 3))
-        for day in range(5):
-            self.report(f'hang: {day}')
-            self.days_pass(2)
-        self.assertEqual(['2', '3', '4'], [
+        self.report('hang: of another')
+        for number in range(5):
+            server = self.boot(address=TWO)
+            self.report(f'hang: {number}', server=server)
+            self.host.delete(server)
+        self.assertEqual(['of another', '2', '3', '4'], [
             row.words for row in self.host.store.owner_reports()])
+        self.assertEqual([('owner_report', 'hang')], self.findings())
+
+    def test_clock_is_set_back(self):
+        """A report of the future counts for no day."""
+        self.days_pass(400)
+        self.report()
+        self.days_pass(-400)
+        self.assertIn('received', self.report('hang: now'))
+        self.assertIn('refused', self.report('hang: again'))
 
     def test_off(self):
         """It is received, without a finding."""

@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A device is drained at a time that the operator has planned."""
 
+from unittest import mock
+
 import fixtures
 
 from nova_accel import exception
@@ -106,6 +108,47 @@ class PlannedTest(PlannedTestCase):
         self.restart()
         self.assertEqual({holds.Kind.DISABLED}, self.kinds())
         self.assertEqual(1, self.in_placement())
+
+    def test_clock_is_set_back(self):
+        """As by a host whose clock has lost the time when it boots."""
+        self.plan(2)
+        self.hours_pass(3)
+        self.hours_pass(-24)
+        self.assertEqual({holds.Kind.DISABLED}, self.kinds())
+        self.restart()
+        self.host.orders.poll()
+        self.assertEqual({holds.Kind.DISABLED}, self.kinds())
+        self.assertEqual(1, self.in_placement())
+        self.assertRaises(exception.DeviceUnavailable, self.boot)
+        self.assertEqual((), self.host.command().planned())
+        self.host.enable()
+        self.assertEqual(set(), self.kinds())
+        self.boot()
+
+    def test_begins_while_it_is_enabled(self):
+        """What the command has read is of before."""
+        self.plan(2)
+        self.passed += 3 / 24
+        command = self.host.command()
+        rows = command.disabled()
+        self.host.orders.poll()
+        command.enable(rows)
+        self.host.orders.poll()
+        self.assertEqual(set(), self.kinds())
+
+    def test_store_is_full_when_its_time_comes(self):
+        """It is disabled all the same, and written later."""
+        self.plan(2)
+        with mock.patch.object(
+                self.host.store, 'begin_planned',
+                side_effect=exception.AcceleratorsUnavailable('full')):
+            self.assertRaises(exception.AcceleratorsUnavailable,
+                              self.hours_pass, 3)
+        self.assertEqual({holds.Kind.DISABLED}, self.kinds())
+        self.assertEqual(1, self.in_placement())
+        self.host.orders.poll()
+        self.hours_pass(-24)
+        self.assertEqual({holds.Kind.DISABLED}, self.kinds())
 
     def test_claimed_in_the_second_before_it_is_noticed(self):
         """The store takes no claim, whatever memory has."""
