@@ -275,7 +275,7 @@ def run(command: Sequence[str], seconds: float) -> str:
     It runs in a directory without Python modules. If it takes too long or
     prints too much, it is killed with all that it has started.
 
-    :raises ProgramFailed: why there is no output.
+    :raises ProgramFailed: it failed, and why.
     """
     end = time.monotonic() + seconds
     try:
@@ -284,7 +284,8 @@ def run(command: Sequence[str], seconds: float) -> str:
             stderr=subprocess.PIPE, cwd='/', start_new_session=True)
     except OSError as error:
         raise ProgramFailed(str(error.strerror or error)) from error
-    output = {pipe: b'' for pipe in (process.stdout, process.stderr)}
+    pipes: list[typing.Any] = [process.stdout, process.stderr]
+    output = {pipe.fileno(): b'' for pipe in pipes}
     try:
         with selectors.DefaultSelector() as selector:
             for pipe in output:
@@ -292,17 +293,17 @@ def run(command: Sequence[str], seconds: float) -> str:
             while selector.get_map() and time.monotonic() < end:
                 for key, _ in selector.select(end - time.monotonic()):
                     part = os.read(key.fd, _MOST_OUTPUT)
-                    output[key.fileobj] += part
+                    output[key.fd] += part
                     if not part:
-                        selector.unregister(key.fileobj)
-                    if len(output[key.fileobj]) > _MOST_OUTPUT:
+                        selector.unregister(key.fd)
+                    if len(output[key.fd]) > _MOST_OUTPUT:
                         raise ProgramFailed(
                             f'prints more than {_MOST_OUTPUT} bytes')
             is_over = not selector.get_map()
         if not is_over or not _has_ended(process, end):
             raise ProgramFailed(f'does not end in {seconds:.0f} s')
     finally:
-        for pipe in output:
+        for pipe in pipes:
             pipe.close()
         if process.returncode is None:
             # it is not waited for yet: its number is still that of its group

@@ -16,9 +16,9 @@ CHANGES: dict[type, tuple[str, ...]] = {
     claim_store.ClaimStore: (
         'add', 'change', 'exchange', 'remove', 'set_loaded', 'place',
         'set_reserved', 'await_operator', 'add_handover', 'settle',
-        'disable', 'begin_planned', 'enable', 'restore', 'set_node', 'forget_ended',
-        'begin_attempt', 'end_attempt', 'set_devices', 'change_unclean',
-        'set_withheld', 'count_uses', 'note_reported', 'raise_used',
+        'disable', 'begin_planned', 'enable', 'restore', 'set_node',
+        'forget_ended', 'begin_attempt', 'end_attempt', 'set_devices',
+        'change_unclean', 'set_withheld', 'count_uses', 'note_reported', 'raise_used',
         'give_order', 'begin_order', 'answer_order',
         'withdraw_order', 'sign_with', 'add_owner_report',
         'end_owner_reports'),
