@@ -1,14 +1,14 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Claim and prepare devices for servers: plug and resume.
 
-The calls of the os-acc specification, inside nova-compute:
+Two of the three calls of the os-acc specification, inside nova-compute; the
+third one, unplug, is in attach.guests.
 
-plug    a server gets devices: plan, release what is surplus, claim, program,
-        prepare, bind, publish. What fails undoes what this call did.
-resume  a server that had devices starts again: it gets the same ones, as they
-        were, or an error that keeps its guest down.
-
-Its third call, unplug, is attach.guests.
+plug    Give a server its allocated devices: plan, release surplus claims,
+        claim, program, prepare, bind, publish. If a step fails, undo the
+        earlier ones.
+resume  Restore the devices of a server before it starts again. If that fails,
+        raise an error that keeps the guest down.
 """
 
 import dataclasses
@@ -37,14 +37,14 @@ from nova_accel import naming
 from nova_accel import request
 
 LOG = logging.getLogger(__name__)
-#: classes of which Nova's own libvirt driver has devices as well
+#: resource classes that Nova's own libvirt driver reports as well
 _NOVAS = (os_resource_classes.VGPU,)
 _Got = tuple[request.AcceleratorRequest, offers.Offer]
 
 
 @dataclasses.dataclass(eq=False)
 class Accelerators:
-    """Devices that servers of this host get, and keep."""
+    """Gives devices to servers of this host, and restores them."""
 
     _cloud: novas.Cloud
     _inventory: host_inventory.Inventory
@@ -77,14 +77,14 @@ class Accelerators:
             here, with its devices on the source host: all is claimed for the
             migration.
         :returns: all claims of the server, or of the migration.
-        :raises AcceleratorError: of several kinds, each in one sentence.
+        :raises AcceleratorError: a subclass that names the reason.
         """
         requests = server.wanted
         if allocations is None:
             found = (f'Server {server.uuid} must get its accelerators, and '
-                     f'Placement did not say which')
+                     f'Placement did not return its allocations')
             raise exception.PlacementUnavailable(
-                f'{found}: see that it answers nova-compute.', found=found)
+                f'{found}: check that it answers nova-compute.', found=found)
         self._releases.begin_postponed(server.uuid)
         with self._servers.held(server.uuid):
             held = [] if migration else self._reshape.located(
@@ -102,9 +102,9 @@ class Accelerators:
     def _ours(self, allocations, held):
         ours = self._inventory.shown.allocated(
             allocations, unused={c.part for c in held})
-        # providers that no longer show their devices are known from the
-        # claims; after a boot of the host, all providers are, until Nova
-        # reports the node
+        # a provider that does not show its devices is known from the claims
+        # only; after a boot of the host that is each one, until Nova reports
+        # the node
         known = {allocation.provider_uuid for allocation in ours}
         named = {claim.provider_uuid for claim in held} - known
         return ours + [
@@ -155,10 +155,11 @@ class Accelerators:
         lock that each build needs. Handles that are being cleaned count as
         free, because plug() waits for them.
 
-        :param server: numa_nodes are those on which its guest may be.
+        :param server: its numa_nodes are the host nodes that its guest may
+            use.
         :param allocations: as for plug().
-        :param moving: the server moves, perhaps within this host: its claims
-            are set aside before plug(), and stay until the move is confirmed.
+        :param moving: ignore its present claims, because it moves, perhaps
+            within this host: they stay set aside until the move is confirmed.
         """
         try:
             self.would_get(server, allocations, moving)
@@ -170,7 +171,7 @@ class Accelerators:
                   moving: bool) -> list[_Got]:
         """Return the handles that plug() would take; see can_have().
 
-        :raises AcceleratorError: it would not find all.
+        :raises AcceleratorError: plug() would fail.
         """
         held = [] if moving else self._reshape.located(
             self._holdings.of(server.uuid), allocations)
@@ -190,8 +191,8 @@ class Accelerators:
                claimed: list[model.Claim] | None = None) -> None:
         """Restore the devices of a server before it starts again.
 
-        Releases nothing that the server held, and asks Placement only where a
-        claim is missing or half done.
+        Releases no device, and queries Placement only if a claim is missing
+        or unfinished.
 
         :param requests: by default those of the flavor; at a rebuild, of the
             flavor and the new image.
@@ -214,8 +215,8 @@ class Accelerators:
             try:
                 steps = self._as_allocated(context, server, held)
             except exception.AcceleratorError:
-                # an allocation without a claim is of Nova's own vGPUs, if no
-                # claim was lost: Nova knows them by the guest that was there
+                # if no claim was lost, an allocation without a claim is for a
+                # vGPU of Nova, which finds it by the earlier guest
                 if self._settling.in_doubt() or not plan.is_complete(
                         server.requests, held, except_for=_NOVAS):
                     raise

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Limit the damage by bitstreams that owners of servers choose.
 
-A bitstream costs at most one card, and a project waits after several failures.
-An attempt counts from before the card is touched until it has succeeded, or
-for FAILURE_SECONDS after it failed. The count is in the store and survives a
-restart.
+No other host tries a bitstream that failed, and a project has to wait after
+several failures. An attempt counts from before the card is touched until it
+has succeeded, or for FAILURE_SECONDS after it failed. The count is in the
+store and survives a restart.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class Attempts:
         self._store = store
         #: numbers of the attempts of this process that have not ended
         self._under_way: set[int] = set()
-        #: guards it, and the time between a count and the next attempt
+        #: guards _under_way, and the time between a count and the next attempt
         self._changed = locks.condition('attempts')
 
     @contextlib.contextmanager
@@ -35,8 +35,8 @@ class Attempts:
                 seconds: float) -> Iterator[loading.Step]:
         """Count an attempt of a project.
 
-        :param image: for errors.
-        :param seconds: to wait for attempts that are under way.
+        :param image: its name, for errors.
+        :param seconds: maximum wait for attempts that are under way.
         :yields: the step in which to program the image.
         :raises AcceleratorError: the programming failed or is refused: no
             other host may try it.
@@ -60,8 +60,8 @@ class Attempts:
                     lambda: self._may_begin(project_id, image), seconds):
                 raise _refused(
                     f'{image} is not programmed, because {MOST} bitstreams of '
-                    f'the project are being programmed on this host, which '
-                    f'does not end: try it later.')
+                    f'the project are being programmed on this host: '
+                    f'try it later.')
             number = self._store.begin_attempt(project_id, FAILURE_SECONDS)
             self._under_way.add(number)
             return number

@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The claims of a server as its guest carries them: JSON, strictly checked.
+"""Convert the claims of a server to JSON for its guest, and parse them.
 
-A guest carries its claims in its libvirt metadata, which no guest can change.
-After a loss of the claim store they are read back from there; hence a text that
-is damaged, or belongs to another compute host, is refused as a whole.
+A guest carries the claims of its server in its libvirt metadata, which no guest
+can change. If the claim store is lost, the claims are restored from there.
+Hence a text that is damaged or belongs to another compute host is refused as a
+whole.
 """
 
 from collections.abc import Collection
@@ -14,9 +15,9 @@ import uuid
 
 from nova_accel import model
 
-#: of the format
+#: version of the format
 VERSION = 1
-#: derived from other facts: Placement's, or the next start of the server
+#: fields that are not restored: the next start of the server determines them
 _LEFT_OUT = ('state', 'error')
 _FIELDS = {field.name: field for field in dataclasses.fields(model.Claim)
            if field.name not in _LEFT_OUT}

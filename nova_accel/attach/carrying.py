@@ -2,8 +2,8 @@
 """Write, compare and read the claims that guests carry in their metadata.
 
 The text is a part of the guest's XML when Nova defines it. It is written again
-if claims change while the guest exists. Each comparison of claims writes
-missing texts, for example after nova-compute was killed in between.
+if claims change while the guest exists. attach.reconcile writes missing texts,
+for example if nova-compute was killed between a change and its text.
 """
 
 from nova_accel.attach import carried
@@ -37,7 +37,7 @@ class Carrying:
         return carried.as_text(self._carried(claims)) if claims else ''
 
     def _claims(self, server_uuid):
-        # with its claims from before a move
+        # including its claims from before a move
         return [claim for role in model.Role
                 for claim in self._holdings.of(server_uuid, role)]
 
@@ -46,18 +46,18 @@ class Carrying:
             self._store.lineage().node, *self._store.latest(), tuple(claims))
 
     def update(self, server_uuid: str) -> None:
-        """Write the claims of a server into its guest, if libvirt knows it.
+        """Write the claims of a server into its guest, if libvirt has a guest.
 
-        Raises nothing: the next comparison tries again what fails.
+        Raises nothing: after an error, the next comparison tries again.
         """
         try:
             with self._lock:
                 self._cloud.carry(server_uuid, self.text_of(server_uuid))
         except Exception as error:
             self._complete = None
-            LOG.warning('The guest of server %s does not carry its claims as '
-                        'they are now (%s); they are written again at the '
-                        'next comparison', server_uuid, error)
+            LOG.warning('The present claims of server %s could not be written '
+                        'into its guest (%s); that is tried again at the next '
+                        'comparison', server_uuid, error)
 
     def run(self) -> None:
         """Write the claims into each guest that does not carry them.

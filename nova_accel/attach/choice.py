@@ -23,7 +23,7 @@ from nova_accel import naming
 from nova_accel import request
 from nova_accel import text
 
-#: provider uuid -> the offers of it that a server gets
+#: provider uuid -> the offers of that provider that a server gets
 Chosen = dict[str, list[offers.Offer]]
 
 
@@ -32,15 +32,15 @@ class Choice:
     def __init__(self, inventory: host_inventory.Inventory, kernel):
         self._inventory = inventory
         self._kernel = kernel
-        #: handle -> how many guests in a row have not started with it. In
-        #: memory only: a restart often ends the cause, and if it does not,
-        #: each handle costs one more build
+        #: handle -> number of consecutive guests that failed to start with
+        #: it. In memory only: after a restart of nova-compute, a bad handle
+        #: costs one more build
         self._failures: collections.Counter[model.AttachHandle] = (
             collections.Counter())
 
     def note_failed(self, handles: Iterable[model.AttachHandle]) -> None:
-        """Choose handles after equal ones, because a guest failed to start with
-        them."""
+        """Choose these handles last among equal ones, because a guest failed
+        to start with them."""
         known = {handle for device in self._inventory.devices.values()
                  for handle in device.all_handles}
         with self._inventory.claiming:
@@ -50,7 +50,7 @@ class Choice:
                 del self._failures[handle]
 
     def note_started(self, handles: Iterable[model.AttachHandle]) -> None:
-        """Choose handles like equal ones again: a guest started with them."""
+        """Stop choosing these handles last: a guest has started with them."""
         for handle in handles:
             self._failures.pop(handle, None)
 
@@ -153,8 +153,8 @@ class Choice:
                 if one.state is offers.State.FREE]
 
     def _not_outlasted(self, server, free):
-        """Return the offers that the operator does not drain before the
-        server, by its flavor, has ended."""
+        """Return the offers without planned work, or whose planned work
+        begins after the latest end of the server (max_hours of its flavor)."""
         work = self._inventory.table.planned_work() if server.max_hours else {}
         return [found for found in free
                 if found.device.address not in work
@@ -162,15 +162,15 @@ class Choice:
                     -server.max_hours / 24)]
 
     def _place(self, address):
-        """Return the place of a PCI function of Nova's own, as
-        model.Device.place."""
+        """Return the place (see model.Device.place) of a PCI device that Nova
+        itself assigned."""
         return (pci.numa_node(self._kernel, address),
                 *pci.bridges(self._kernel, address), address)
 
 
 def _because(kind: holds.Kind, provider, offered) -> str:
-    """Return the reasons of the holds of a kind on the handles of a provider,
-    in brackets."""
+    """Return, in brackets, why handles of a provider have holds of a kind; ''
+    if none has."""
     why = holds.reasons(
         hold for address in provider.addresses
         for offer in offered.of((address, provider.region_index))

@@ -44,7 +44,8 @@ class Claiming:
         Waits for regions that are being cleaned after another server, because
         that takes less time than a build on another host.
 
-        :param consumer: of the allocation: the server, or its migration.
+        :param consumer: uuid of the server, or of its migration, to which the
+            devices are allocated.
         :param taken: receives the claims.
         :returns: each request with its claims.
         :raises AcceleratorError: nothing was claimed except the claims in
@@ -54,7 +55,7 @@ class Claiming:
         if not takes:
             return []
         self._await_clean({take.provider_uuid for take in takes})
-        # read disables of this moment: the pool may have another device
+        # a device may have been disabled just now, and its pool have others
         self._store.refresh()
         kept = [claim for keep in steps.keep for claim in keep.claims]
         chosen = self._choose_unused(server, takes, kept)
@@ -71,7 +72,7 @@ class Claiming:
             claims = [claim for _, new in todo for claim in new]
             self._holdings.claim(claims)
             taken += claims
-        # a programming without a server that began earlier ends first
+        # an operator's programming may have begun before the claim
         self._gate.wait(claims)
         return todo
 
@@ -124,7 +125,7 @@ class Claiming:
         known = self._inventory.driver_of(device).KEYS
         for name in sorted(set(wanted.driver_keys) - known):
             raise exception.InvalidRequest(
-                f'The extra spec accel{wanted.group}:driver_{name} is for a '
-                f'driver that knows it, and the driver {device.driver} of '
-                f'{device.address} knows {", ".join(sorted(known)) or "none"}: '
+                f'The driver {device.driver} of {device.address} does not '
+                f'support the extra spec accel{wanted.group}:driver_{name}, '
+                f'and supports {", ".join(sorted(known)) or "none"}: '
                 f'correct it, or remove it from the flavor or profile.')

@@ -2,27 +2,26 @@
 """Clean FPGA regions of the content that a server left in them.
 
 ======================== ================================ ==================
-What the region carries  Policy clear                     Policy reset
+Content of the region    Policy clear                     Policy reset
 ======================== ================================ ==================
-the operator's image     programmed with it again         reset
-the operator's, an image reset                            reset
-that is not known, or is
-not in Glance any more
-of unknown origin        as the operator's if the image   reset
-                         is the operator's in Glance;
-                         else as a project's
-a project's, or what the programmed with the clearing     reset
-guest could load itself, image of the region's type, else
-or what a programming    with the operator's image that
-with a project's image   the server was given (or that
-has left that failed     the region had before), else
-                         fenced
+the operator's           programmed again with the same   reset
+                         image; reset if the image is
+                         unknown or not in Glance
+of unknown origin        as the operator's if Glance      reset
+                         shows that its image is the
+                         operator's; otherwise as a
+                         project's
+a project's, loaded by   programmed with the clearing     reset
+the guest itself, or     image of the region's type;
+left by a failed         without one, with the operator's
+programming with a       image that the server was given
+project's image          (or that the region had before);
+                         without that, fenced
 ======================== ================================ ==================
 
-Programming initializes registers and block RAM. The memory of the card is
-cleared by an image that is made for it: where the operator has one for the
-region's type, policy clear programs it after every server, before the
-operator's image.
+Programming initializes registers and block RAM, but not the memory of the card.
+If the operator has an image that clears this memory, for the region's type,
+policy clear programs it after every server, before the operator's image.
 """
 
 from collections.abc import Sequence
@@ -66,13 +65,13 @@ class Regions:
         problem = self._inventory.scanner.scan_confined([device.address])
         if problem:
             raise exception.DeviceUnavailable(
-                f'{region.name} had to be cleaned after its server, and what '
-                f'that has loaded is not known because {problem}: it is tried '
-                f'again each minute.')
+                f'{region.name} had to be cleaned after its server, and its '
+                f'content cannot be read because {problem}: it is tried again '
+                f'each minute.')
         device, region = self._part(claims)
         if region and (
                 region.guest_can_reprogram or any(
-                    # its server had the whole card, which may have VFs since
+                    # its server had the whole card, which may now have VFs
                     c.handle.address == c.device_address for c in claims)):
             self._inventory.contents.forget(
                 device.address, region.index, claims[0].project_id)
@@ -87,7 +86,7 @@ class Regions:
         """
         device, region = self._part(claims)
         if device is None or region is None:
-            # it is cleaned when it comes back
+            # cleaned when the card returns (see attach.handles)
             return None
         used = any(claim.prepared for claim in claims)
         policy = handover.policy(
@@ -125,8 +124,8 @@ class Regions:
     def _clear_memory(self, device, region):
         """Clear the memory of the card if the operator has an image for it.
 
-        An error of Glance does not mean "no such image". A nova-compute
-        without credentials has no image.
+        Without credentials, nova-compute has no image. Another error of Glance
+        is raised, because it does not mean that the image is missing.
         """
         if not region.programmable:
             return []
@@ -152,10 +151,10 @@ class Regions:
             return self._images.reprogram(device, region, image)
 
     def clean_before(self, claims: Sequence[model.Claim]) -> None:
-        """Clean a region for a server that accepts any content.
+        """Clean a region that still has the content of a project, for a server
+        that accepts any content.
 
-        Does so only if the content is still that of a project, for example
-        because the card was absent when its server was released.
+        For example, the card was absent when its last server was released.
 
         :param claims: claims of the server in the region.
         :raises DeviceUnavailable: the region is not clean.

@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Choose the free devices that are closest to each other.
 
-Pure and deterministic. A want is a number of devices of one kind. The result
-is optimal for one want and for several small ones (_EXACT). A device has a
-place: the names of the topology levels above it, from the widest to the
+Pure and deterministic. A *want* is a number of devices of one kind. A device
+has a *place*: the names of the topology levels above it, from the widest to the
 narrowest, for example NUMA node, PCI root complex, switch and card
 (model.Device.place). The more leading names two places share, the closer the
-devices are.
+devices are. The result is optimal for one want and for several small ones
+(_EXACT).
 
 A server may want devices of several kinds, which are chosen at once. The first
 criterion is closeness over all pairs; the second is closeness of the devices
@@ -27,16 +27,16 @@ Place = tuple[Hashable, ...]
 class Want(typing.NamedTuple):
     """An amount of devices of one kind."""
 
-    #: places of the free devices, in the order in which equals are taken
+    #: places of the free devices; of equal places, the first one is chosen
     places: Sequence[Place]
     #: from 0 up to the number of places
     amount: int
-    #: whether no limit concerns it: devices that the server has already
+    #: True for devices that the server has already: limits do not apply
     anywhere: bool = False
 
 
 class Limit(typing.NamedTuple):
-    """The highest number of different places that the devices may have."""
+    """The maximum number of different prefixes of places that may be used."""
 
     #: number of leading names of a place that the limit compares: 1 for NUMA
     #: nodes, 2 for PCI root complexes
@@ -51,8 +51,8 @@ class Limit(typing.NamedTuple):
 
 
 class _Choice(typing.NamedTuple):
-    #: (pairs of chosen devices below each name, summed over the names; the
-    #: same of the remaining devices): the first number matters more
+    #: (number of pairs of chosen devices with a common prefix, summed over all
+    #: prefixes; the same for the remaining devices), compared in this order
     worth: tuple[int, int]
     #: (number of the want, position) of the chosen devices
     chosen: tuple[tuple[int, int], ...]
@@ -152,8 +152,7 @@ class _Search:
         self._fixed = [not _is_free(want) for want in wants]
 
     def best(self, allowed: Collection[Place] | None = None) -> _Choice | None:
-        """Return the best choice, if given below some prefixes of places only.
-        """
+        """Return the best choice, or the best one below allowed prefixes."""
         found = self._below([
             (number, position) for number, want in enumerate(self._wants)
             for position, place in enumerate(want.places)
@@ -166,8 +165,11 @@ class _Search:
                    key=operator.attrgetter('worth'), default=None)
 
     def _below(self, items, at) -> _Best:
-        """Return the best choices of items that share the first names of their
-        places, down to a level."""
+        """Return the best choices of items whose places have the same first
+        names.
+
+        :param at: the number of these names.
+        """
         here = []
         below: dict[Hashable, list] = {}
         for item in items:
@@ -193,8 +195,8 @@ class _Search:
         return self._wants[number].places[position]
 
     def _of_equals(self, items, at) -> _Best:
-        """Return the choices among items with the same place: the first ones
-        of each want."""
+        """Return the choices among items with the same place, which takes the
+        first ones of each want."""
         mine: list[list] = [[] for _ in self._wants]
         for item in items:
             mine[item[0]].append(item)
@@ -202,7 +204,7 @@ class _Search:
         for want, fixed, found in zip(self._wants, self._fixed, mine):
             least = want.amount if fixed and found else 0
             ranges.append(range(min(want.amount, len(found)), least - 1, -1))
-        # a place that is too short is a prefix of its own
+        # a place that is shorter than the prefix counts as a prefix
         short = at < self._limit.depth
         return {(*counts, short * self._counts(counts)): _Choice(
             (0, 0), tuple(item for found, count in zip(mine, counts)
@@ -210,14 +212,14 @@ class _Search:
             for counts in itertools.product(*ranges)}
 
     def _counts(self, counts) -> int:
-        """Return 1 if the amounts below a prefix count for the limit, else 0.
-        """
+        """Return 1 if a choice of these amounts uses one of the prefixes that
+        the limit counts, else 0."""
         return int(any(itertools.compress(counts, self._limited)))
 
     def _joined(self, first: _Best, second: _Best) -> _Best:
         joined: _Best = {}
         limits = [*(want.amount for want in self._wants), self._limit.most]
-        # equal places are taken in order: as many as the first has
+        # in descending order: of equal choices, the one with most from first
         for one in sorted(first, reverse=True):
             (close, left), chosen = first[one]
             room = list(map(operator.sub, limits, one))

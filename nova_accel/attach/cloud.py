@@ -23,10 +23,10 @@ class Cloud(typing.Protocol):
     # Placement
 
     def allocations(self, context, consumer_uuid: str) -> Mapping[str, Mapping]:
-        """Return what Placement has allocated to a consumer.
+        """Return the allocations of a consumer in Placement.
 
         :returns: ``{provider uuid: {'resources': {class: amount}}}``, empty
-            only if Placement returned an empty one.
+            only if Placement has none.
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
@@ -87,10 +87,9 @@ class Cloud(typing.Protocol):
              refused: Callable[[], None]) -> None:
         """Change a provider in Placement now; used inside reporting().
 
-        :param change: returns the provider as it has to be, from the provider
-            as it is. Called again if another writer was faster.
-        :param refused: called when Placement has not taken the inventory that
-            change returned.
+        :param change: converts the present provider to the new one. Called
+            again if another client has changed the provider meanwhile.
+        :param refused: called if Placement rejects the new inventory.
         :raises PlacementUnavailable: the next report repeats the change.
         """
 

@@ -15,8 +15,8 @@ from nova_accel.store import chain
 
 _CERTIFICATE = re.compile(
     f'accel{request.GROUP}:handover:[0-9]+:[0-9]+', re.ASCII)
-#: devices of a server with a certificate in its metadata, of which Nova lets a
-#: server have 128 keys by default (quota metadata_items)
+#: number of devices of a server that get a certificate in its metadata, which
+#: have at most 128 keys by default (Nova's quota metadata_items)
 _MOST_CERTIFICATES = 16
 
 
@@ -65,10 +65,10 @@ class Descriptions:
 
     def certificates(self, server: request.Server,
                      metadata: Mapping[str, str]) -> dict[str, str | None]:
-        """Return changes to the metadata that show the owner which hand-over
-        vouches for each device: what was done before the server got it.
+        """Return changes to the metadata that show the owner how each device
+        was cleaned before the server got it.
 
-        :param metadata: as they are.
+        :param metadata: present metadata of the server.
         :returns: ``accel<group>:handover:<device>:<part>`` -> a part of
             chain.certificate(), of at most 255 characters; None for a key of
             another device that the server had.

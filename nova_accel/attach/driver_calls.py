@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Call drivers for the handle of one claim, with a time limit.
 
-A driver gets the handle, and base.Use: the facts of the claim that it may see,
-and what it has remembered of the handle.
+A driver gets the handle and a base.Use, which contains the facts of the claim
+that the driver may read, and the data that it has stored for the handle.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from nova_accel import request
 
 CONF = conf.CONF
 
-#: characters of JSON that a driver may remember of a handle
+#: characters of JSON that a driver may store for a handle
 _MOST_REMEMBERED = 4096
 
 
@@ -37,7 +37,7 @@ class DriverCalls:
 
         Calls for a handle run one at a time.
 
-        :param what: the operation, the beginning of an error.
+        :param what: name of the operation, for the beginning of errors.
         :param late: called if the call succeeds after the limit.
         :raises DeviceTimeout: the call takes longer than [accel]
             device_timeout, and continues.

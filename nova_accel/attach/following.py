@@ -4,24 +4,20 @@
 A boot may number the buses differently, for example after a card was added,
 and people move cards. inventory.identity finds the card of a claim. The claims
 of all moved cards are written in one transaction, because one card may have
-the former address of another. Until then, and if a claim stays, its server has
-an error, and both addresses are withheld ("misplaced").
+the former address of another. Until then, and as long as a claim cannot move,
+its server cannot start, and both addresses are withheld ("misplaced").
 
-=====================================  =======================================
-a card is at another address, and      what is done
-=====================================  =======================================
-nothing of the following is true       its claims get its present address, and
-                                       handles as its driver names them now
-a running guest has its old address    nothing: the guest has opened a card
-                                       there
-its driver is not enabled              nothing
-a handle would be that of a claim      nothing: that claim is ended first
-that stays
-=====================================  =======================================
+For example, a new card is added, and the next boot numbers the GPU of server A
+0000:65:00.0 instead of 0000:3b:00.0. Before A starts, its claim gets the new
+address and the new name of the handle. A claim stays at its old address if
 
-In Placement, the names of providers have addresses; allocations move to the
-providers that show the cards now (attach.reshape). Other facts about the card
-followed when it was found (inventory.adoption).
+* a running guest has that address, and therefore has opened a card there;
+* the driver of the card is not enabled; or
+* its new handle belongs to another claim that stays, which must end first.
+
+Names of providers contain addresses: attach.reshape moves the allocations to
+the providers that show the cards now. inventory.adoption has already moved the
+other facts about the card.
 """
 
 import collections
@@ -53,8 +49,8 @@ class Following:
     def run(self) -> list[model.Claim]:
         """Move the claims of cards to the present addresses of the cards.
 
-        Costs nothing while every card is at the address in its claims. Claims
-        that stay are logged; Inventory.staying has the reasons.
+        Costs nothing while every card is at the address in its claims. Logs
+        the claims that stay, and stores their reasons in Inventory.staying.
 
         :returns: the claims that have moved, with their new addresses.
         """
@@ -97,12 +93,12 @@ class Following:
         return new
 
     def _guests(self):
-        """Return a function that names the guest that keeps a claim in place.
-        """
+        """Return a function: claim -> the running guest because of which it
+        has to stay, as a clause; '' if none."""
         try:
             running = self._cloud.running()
         except Exception as error:
-            reason = f'libvirt does not say which guests run ({error})'
+            reason = f'libvirt does not list the running guests ({error})'
             return lambda claim: reason
         return lambda claim: (
             f'a running guest has {claim.handle.address}'
@@ -111,8 +107,8 @@ class Following:
 
     def _moved(self, claim: model.Claim, address: str,
                ) -> tuple[model.Claim, str]:
-        """Return a claim with the present address of its card, and why the
-        address is unknown."""
+        """Return a claim with the present address of its card, and why its
+        driver cannot name the new handle; '' if it can."""
         device = self._inventory.devices[address]
         now = dataclasses.replace(
             claim, device_address=address, ports=device.ports)
@@ -159,10 +155,10 @@ class Following:
 
 
 def _first(claim: model.Claim) -> str:
-    """Return the reason, a claim that has to end before another one can
-    follow."""
+    """Return why another claim cannot move to the handle of a claim, and how
+    to end that claim."""
     handle = claim.handle.address
     return (f'{handle} waits for the operator: give the command nova-accel '
             f'release {handle}' if claim.waits else
             f'server {claim.holder} has a claim on {handle}, whose card is '
-            f'not found: put that one back, or shelve or delete that server')
+            f'not found: insert it again, or shelve or delete that server')

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Keep new claims out of regions that are programmed without a server.
 
-An operator orders a program, or the memory that the regions of a card share is
-cleared. A build first claims, and then waits at the gate. A programming first
-closes the gate, and then reads the claims. Hence at least one of the two
-notices the other.
+Such a programming is ordered by the operator, or clears the memory that the
+regions of a card share. It closes the gate before it reads the claims. A build
+claims before it waits at the gate. Hence at least one of the two detects the
+other.
 """
 
 import collections
@@ -23,12 +23,12 @@ Part = tuple[str, int | None]
 
 
 class Gate:
-    """Closed for some regions at a time."""
+    """Blocks builds with claims on regions that are being programmed."""
 
     def __init__(self) -> None:
         #: region -> number of programmings that keep it closed
         self._closed: collections.Counter[Part] = collections.Counter()
-        #: guards it
+        #: guards _closed
         self._changed = locks.condition('ordered')
 
     @contextlib.contextmanager
@@ -36,8 +36,8 @@ class Gate:
         """Yield a function that closes the gate for regions until the context
         ends.
 
-        The worker of the card calls it. After the end of the context it does
-        nothing.
+        The worker of the card calls this function. After the end of the
+        context the function does nothing.
         """
         regions = list(regions)
         closed: list[Part] = []
@@ -68,6 +68,6 @@ class Gate:
                     lambda: not any(self._closed[r] for r in regions),
                     CONF.accel.programming_timeout + 1):
                 raise exception.DeviceUnavailable(
-                    f'{min(regions)[0]} was allocated, and its '
-                    f'programming does not end: the build is retried on '
+                    f'{min(regions)[0]} was allocated, and is still being '
+                    f'programmed for the operator: the build is retried on '
                     f'another host.')

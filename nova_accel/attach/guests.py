@@ -27,9 +27,9 @@ from nova_accel import model
 from nova_accel import request
 
 LOG = logging.getLogger(__name__)
-#: seconds after which the devices of a server are ready or an error was
-#: raised: longer than the limits of all its parts together; Placement's may be
-#: missing ([placement] timeout)
+#: maximum seconds until the devices of a server are ready: longer than the sum
+#: of the limits of all steps, of which requests to Placement may have none
+#: ([placement] timeout)
 _PLUG_SECONDS = 3600
 
 Allocations = Callable[[], plan.Allocations]
@@ -37,14 +37,14 @@ Allocations = Callable[[], plan.Allocations]
 
 @dataclasses.dataclass
 class _Plugging:
-    """A plug() that has begun, until the operation that needs it ends."""
+    """A plug() in the background, kept until the build of its guest ends."""
 
     future: typing.Any = None
     #: its claims up to now
     claimed: list[model.Claim] = dataclasses.field(default_factory=list)
 
     def wait(self, server_uuid: str) -> None:
-        """Wait for its end.
+        """Wait for the end of the plug, and raise its error.
 
         :raises DeviceTimeout: after _PLUG_SECONDS; the plug continues.
         """
@@ -232,5 +232,5 @@ class Guests:
         return self._releases.release_all(server_uuid, role, wait)
 
     def close(self) -> None:
-        """Wait until running plugs have finished."""
+        """Forget plugs under way, because nova-compute ends."""
         self._plugging.clear()

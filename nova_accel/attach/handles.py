@@ -7,7 +7,7 @@ are cleaned at the same time. A handle that is not clean keeps its claim, and
 is retried. For example, a disk does not end its erasure within [accel]
 device_timeout: the call continues, and ends the claim when it succeeds.
 
-The card of a claim may be gone, or at another address. See _follow() and
+The card of a claim may be absent, or at another address: see _follow() and
 _clean_when_back().
 """
 
@@ -40,7 +40,7 @@ from nova_accel.store import values
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
-#: seconds between two attempts to clear a device
+#: maximum seconds between two attempts to clear a device
 _LONGEST_PAUSE = 3600
 
 
@@ -58,8 +58,8 @@ class Handles:
     def __post_init__(self) -> None:
         self._releasing = locks.Locks(
             'region', 'The handles of {}', loading.seconds_at_most)
-        #: uuid of a claim -> how often its device was not cleared, and until
-        #: when that is not tried again
+        #: uuid of a claim -> number of failed attempts to clear its device, and
+        #: time.monotonic() of the next one
         self._pauses: dict[str, tuple[int, float]] = {}
 
     def is_due(self, claim: model.Claim) -> bool:
@@ -73,8 +73,8 @@ class Handles:
 
     def release(self, claims: Iterable[model.Claim], seconds: float,
                 region_seconds: float) -> None:
-        """Clean handles in parallel, and end each claim when its handle is
-        clean, also after this call has returned.
+        """Clean handles in parallel. Each claim ends when its handle is clean,
+        perhaps after this call has returned.
 
         :param seconds: limit of the wait.
         :param region_seconds: limit of the wait for FPGA regions.
@@ -96,7 +96,7 @@ class Handles:
         self._pauses.pop(claim.uuid, None)
         self._readiness.rescan_cards([claim])
         self._readiness.rescan_siblings([claim])
-        # first: an earlier scan may have read other values
+        # before the handle is free: earlier scans may have read other values
         if claim.instance_uuid:
             self._inventory.health.mark(address, signals.RECOVERED, False)
         self._inventory.health.restart_counters(
@@ -165,10 +165,10 @@ class Handles:
             return False
 
     def _clean_when_back(self, claims, device):
-        """Have an absent card cleaned when it returns.
+        """Note that an absent card must be cleaned when it returns.
 
-        The content of the last server is still on it, or its driver is no
-        longer enabled.
+        It still has the data of its last server. A card whose driver is not
+        enabled any more counts as absent.
 
         :raises AcceleratorsUnavailable: the store cannot be written.
         """
@@ -187,7 +187,7 @@ class Handles:
             self._clean_first(claim)
 
     def _clean_first(self, claim):
-        """Withhold the card of a claim until it was cleaned."""
+        """Withhold the card of a claim until the card is clean."""
         self._holdings.settle(todo=[
             values.Unsettled(serial=claim.serial) if claim.serial
             else values.Unsettled(claim.device_address, ids=claim.ids,
@@ -197,7 +197,7 @@ class Handles:
         before = self._inventory.devices.get(claim.device_address)
 
         def end():
-            # a scan while the VF was being cleaned read something else
+            # a scan may have read other values during the cleaning of the VF
             if claim.key != claim.device_address and before != (
                     self._inventory.devices.get(claim.device_address)):
                 self._inventory.scanner.scan(addresses=[claim.device_address])
@@ -221,7 +221,7 @@ class Handles:
         where, device = self._inventory.table.place(claim)
         if (device and not device.serial
                 and claim.handle.address == device.address):
-            # a guest had it at each scan up to now
+            # a guest had the device during each scan up to now
             self._inventory.scanner.scan(addresses=[device.address])
             where, device = self._inventory.table.place(claim)
         if device is None or (
@@ -259,9 +259,10 @@ class Handles:
             return False
 
     def _follow(self, claims, where, device):
-        """Return claims of one card; none if the card is absent and another
-        card is at its address.
+        """Return the claims that have to be cleaned: all of them, or none if
+        the card is absent and another card is at its address.
 
+        :param claims: claims of one card.
         :raises AcceleratorError: the card is absent and the claims stay; see
             also _release_without_card().
         """
@@ -297,8 +298,7 @@ class Handles:
         if not is_anothers and (
                 not (claim.serial and other.serial) or self._inventory
                 .driver_of(other).SERVER_CAN_CHANGE_SERIAL):
-            # it may be the same card, which its guest made look like another
-            # one
+            # it may be the same card, whose guest changed its identity
             self._holdings.await_operator(claim)
 
     def _release_by(self, driver, claim, device, *args):

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Results of hand-overs, as the journal and the holds have them.
+"""Write the results of hand-overs into the journal and as holds.
 
 For example, a disk has the policy reset and its driver erases it by a reset:
 the result is clean. A GPU with the same policy keeps what a reset does not
@@ -94,9 +94,9 @@ class HandoverResults:
              result: str) -> None:
         """Add a hand-over to the journal.
 
-        :param device: as before the release.
-        :param method: as driver.release() returned it; 'none' if
-            nothing.
+        :param device: its state before the release.
+        :param method: as driver.release() returned it; 'none' if the device
+            was not cleaned.
         """
         now = self._inventory.devices.get(claim.device_address)
         self._holdings.note_handover(

@@ -1,23 +1,23 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What servers hold: their claims, and the only ways to change one.
+"""Read the claims of servers, and change their states.
 
 A claim is an accelerator request of the Cyborg specifications, with its
-states. It is written before hardware is touched and removed after everything
-is undone; after a crash it therefore says what may be half done.
+states. It is stored before hardware is touched and removed after everything is
+undone; after a crash it therefore shows what may be unfinished.
 
-TRANSITIONS has all ways in which a state changes;
-docs/source/contributor/architecture.rst draws them.
+For example, server A gets an FPGA region. Its claim begins as INITIAL, is
+PROVISIONING while the region is programmed, and BOUND when a guest may use it.
+When A is deleted, the claim becomes DELETING: the region no longer belongs to
+A, but is not free. The claim ends when the region is clean. Under the hand-over
+policy "operator" it becomes WAITING instead: it belongs to no server, and all()
+omits it. It ends when the operator releases the handle by ``nova-accel
+release`` or ``reserved`` in Placement (inventory.ledger), or when the device is
+settled or cleaned.
 
-Where attach.store_age restores a claim that a guest carries, it begins as
-BOUND; where attach.settling finds a device without a claim, one begins as
-DELETING; where admin.maintenance cleans a device that no server has, as
-DELETING.
-
-A DELETING claim does not belong to its server any more, yet its device is not
-free. A WAITING claim belongs to no server, and all() omits it. It ends when
-the operator releases its handle, by ``nova-accel release`` or by ``reserved``
-in Placement (inventory.ledger), or when it is settled or cleaned. Every other
-transition raises IllegalTransition.
+Claims that attach.store_age restores begin as BOUND. Claims without a server,
+with which attach.settling and admin.maintenance clean devices, begin as
+DELETING. TRANSITIONS lists all changes of states; others raise
+IllegalTransition. docs/source/contributor/architecture.rst draws them.
 """
 
 import collections
@@ -61,7 +61,7 @@ TRANSITIONS = {
     'released': Transition(frozenset((_State.DELETING,)), None),
     'waiting': Transition(frozenset((_State.DELETING,)), _State.WAITING),
 }
-#: name of the transition -> the words of the log about the server
+#: name of the transition -> verb after the name of the server in the log
 _SAID = {'bound': 'has', 'releasing': 'releases'}
 
 
@@ -72,7 +72,7 @@ class Holdings:
         #: a state is compared and changed by one thread at a time
         self._lock = locks.Lock('holdings')
 
-    # What there is
+    # Queries
 
     def of_migration(self, server_uuid: str, migration_uuid: str,
                      ) -> list[model.Claim]:
@@ -104,7 +104,7 @@ class Holdings:
         released."""
         return bool(self._store.claims(server_uuid))
 
-    # What changes
+    # Changes
 
     def claim(self, claims: Iterable[model.Claim]) -> None:
         """Write new claims, all or none.
@@ -124,8 +124,9 @@ class Holdings:
         :param region: the region of all claims. Its content is restored if the
             card loses it, and cleaned after the server. None for devices
             without regions.
-        :param by_owner: whether the owner of the server chose the content. In
-            this case the region must carry the flavor's content again later..
+        :param by_owner: whether the owner of the server chose the content. If
+            so, the operator's image to program after the server stays as it
+            is.
         """
         claims = list(claims)
         changes: dict[str, Any] = {}
@@ -144,8 +145,8 @@ class Holdings:
         self._go('bound', claims, error='')
 
     def doubt(self, claims: Iterable[model.Claim], error: str) -> None:
-        """Store that the content of devices is unknown; the next start finds
-        out."""
+        """Store that the content of devices is unknown. The next start of the
+        server restores it."""
         self._go('doubt', claims, error=error)
 
     def not_ready(self, claims: Iterable[model.Claim], error: str) -> None:
@@ -155,9 +156,9 @@ class Holdings:
 
     @contextlib.contextmanager
     def kept_on_error(self, claims: Iterable[model.Claim]):
-        """Keep the claims if an exception passes.
+        """Keep the claims if the context raises.
 
-        Bound claims become not ready, other claims in doubt.
+        Bound claims become not_ready(), other claims doubt().
         """
         bound = {c.uuid: c.state is _State.BOUND for c in claims}
         try:
@@ -194,7 +195,7 @@ class Holdings:
     def remember(self, claim: model.Claim, memory: str) -> None:
         """Store data that the driver needs when the claim ends.
 
-        From now on its release() is called.
+        From now on the end of the claim calls release() of the driver.
 
         :raises DeviceUnavailable: the claim already ends, without the data.
         """
@@ -272,10 +273,10 @@ class Holdings:
                      policy: str | None) -> None:
         """Store whether the handle of an ending claim is clean.
 
-        :param device: of the handle.
-        :param policy: of [accel] handover, under which it was released, or
-            handover.NOT_SHOWN; None where it is clean.
-        :raises AcceleratorsUnavailable: that cannot be written down.
+        :param device: the device of the handle.
+        :param policy: the [accel] handover policy of the release, or
+            handover.NOT_SHOWN; None if the handle is clean.
+        :raises AcceleratorsUnavailable: the store cannot be written.
         """
         address = claim.device_address
         self._store.change_unclean(
@@ -312,12 +313,14 @@ class Holdings:
             claim: model.Claim | None = None, shown: str = '') -> None:
         """Write a hand-over into the journal.
 
-        :param before: the region, if any, as it was; after: as it is now.
-        :param claim: that ends; None where no server had the region.
-        :param shown: what was read back, as drivers.base.Cleaned has it.
-        :raises AcceleratorsUnavailable: it cannot be written, and the release
-            must not end: another one would vouch for the device. If it is
-            tried again in any case, that is logged.
+        :param before: the region before the hand-over, if any.
+        :param after: the region now, if any.
+        :param claim: the ending claim; None if no server had the region.
+        :param shown: values that were read back (drivers.base.Cleaned).
+        :raises AcceleratorsUnavailable: the store cannot be written. The
+            release must not end, because an older hand-over would vouch for
+            the device. A failed hand-over is retried, so its missing row is
+            only logged.
         """
         handles = [claim.handle] if claim else before.handles if before else ()
         handle = handles[0].address if handles else ''
@@ -341,8 +344,8 @@ class Holdings:
                         'journal: %s', handle, server, error)
 
     def last_shown(self, device: model.Device) -> str:
-        """Return what the last hand-over of a device that ended has shown; ''
-        for nothing.
+        """Return the values that were read back at the last completed
+        hand-over of a device, or ''.
 
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
@@ -351,9 +354,9 @@ class Holdings:
 
     def vouching(self, device: model.Device, handle: str = '',
                  ) -> values.Handover | None:
-        """Return the newest hand-over of a device that ended; None without one.
+        """Return the last completed hand-over of a device, if any.
 
-        :param handle: address of a handle; only a hand-over of that.
+        :param handle: only a hand-over of the handle with this address.
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
         return self._store.vouching(

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Judge each claim by snapshots of Nova, Placement and libvirt. Pure, no I/O.
 
-A snapshot is taken in one order: which claims there are, Placement, libvirt,
-the claims again, Nova. A server that is built meanwhile has a claim in the
-second reading only, and one that is deleted loses its claim before its
-allocation. Of a claim that is not the same in both nothing is said, and of
-one that ends, or of a server that is being built, neither.
+A snapshot reads the claims, Placement, libvirt, the claims again, and Nova, in
+this order. A server that is built meanwhile has a claim in the second reading
+only; a server that is deleted meanwhile loses its claim before its allocation.
+Therefore claims that differ between the two readings are not judged, nor claims
+that are DELETING or whose server is being built.
 
 ========= ========== ========= ================ =========================
 Claim of  Allocated  Guest     Nova's server    Verdict
@@ -23,10 +23,10 @@ a move    no         has it    any              LOST
 a move    its server any       here, at rest    ARRIVED
 ========= ========== ========= ================ =========================
 
-The guest of a move is the running one that may be the server's new self; the
-shut off one of its old self stays defined. A server that Nova works on
-(task_state) is neither OUT nor NOT_ASKED nor ARRIVED; the latter is one that
-has nothing else here. A move is open for as long as Nova may revert it.
+For the claim of a move, only a running guest counts, because libvirt keeps the
+definition of the guest that was shut off for the move. A server with a
+task_state is never OUT, NOT_ASKED or ARRIVED, and a server with other claims
+here is never ARRIVED. A move is open as long as Nova may revert it.
 """
 
 import collections
@@ -42,7 +42,7 @@ from nova_accel import model
 class Entry(typing.NamedTuple):
     """The facts about a server of this host by which claims are judged."""
 
-    #: whether Nova does not work on it (task_state)
+    #: whether it has no task_state: Nova does not work on it
     rests: bool = True
     #: whether its flavor asks for accelerators
     asks: bool = True
@@ -81,7 +81,7 @@ class Snapshot:
     #: server uuid -> addresses of devices, of every guest that is defined
     guests: Mapping[str, Collection[str]] = dataclasses.field(
         default_factory=dict)
-    #: the same, of guests that run
+    #: the same for each running guest
     running: Mapping[str, Collection[str]] = dataclasses.field(
         default_factory=dict)
     #: the claims after the last query
@@ -154,9 +154,9 @@ class Snapshot:
                        if of == server} - {
                            c.consumer_uuid
                            for c in self._by_server.get(server, ())}
-        # in a pool, after a confirm, the server may have its new device;
-        # before a revert changes Placement, it has ended the guest with that
-        # device
+        # the allocation of the server may be for the old claim, unless its
+        # guest has a new device of the same pool (a confirmed move); a revert
+        # ends that guest before it changes Placement
         elif not any(c.provider_uuid == claim.provider_uuid
                      and c.handle.address in self.guests.get(server, ())
                      for c in self.of(server)):
@@ -189,7 +189,7 @@ class Snapshot:
                 or claim.instance_uuid in self.running)
 
     def stands_alone(self, claim: model.Claim) -> bool:
-        """Return whether neither Placement nor libvirt knows of a claim."""
+        """Return True if a claim has neither an allocation nor a guest."""
         return not self.is_allocated(claim) and not self.has_guest(claim)
 
     def moves_to_ask(self) -> set[str]:
@@ -211,12 +211,13 @@ class Snapshot:
                 and (self.lacks(claim) or self.is_lost(claim))}
 
     def open_to_ask(self) -> set[str]:
-        """Return moves without an allocation that Nova may still revert."""
+        """Return moves without an allocation and a guest. Nova decides whether
+        they are open."""
         return {claim.consumer_uuid for claim in self.claims()
                 if claim.role is model.Role.OLD and self.stands_alone(claim)}
 
     def strangers(self) -> dict[str, str]:
-        """Return the devices in running guests that no claim has: address ->
+        """Return the devices in running guests that have no claim: address ->
         server of the guest."""
         claimed = {c.handle.address for c in (*self.before, *self.after)}
         return {address: server for server, addresses in self.running.items()

@@ -32,7 +32,7 @@ from nova_accel import request
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
-#: kept if [accel] metrics_file is not set
+#: results of programmings that are kept if [accel] metrics_file is not set
 _MOST_ENDED = 1000
 
 
@@ -48,18 +48,18 @@ class Ended(typing.NamedTuple):
 
 
 class Step:
-    """One programming of a region, from the call for it to its end.
+    """One programming of a region, from its request to its end.
 
-    The caller may give up after a time limit while the worker of the card has
-    not begun: then the worker does not begin.
+    If the caller gives up after a time limit before the worker of the card has
+    begun, the worker does not begin.
     """
 
     def __init__(self, check: Callable[[], None] = lambda: None,
                  keep: Callable[[], None] = lambda: None):
         """:param check: raises AcceleratorError if the region must not be
             programmed now; it reads memory only.
-        :param keep: returns a context in which builds do not get the region,
-            or other regions of its card.
+        :param keep: prevents builds from getting the region, or other regions
+            of its card (attach.gate).
         """
         self._check = check
         self._keep = keep
@@ -85,7 +85,7 @@ class Step:
 
         :raises AcceleratorError: the region must not be programmed now.
         """
-        # before claims are read, because a build reads this after its claim
+        # before claims are read, because a build claims before it waits for it
         self._keep()
         self._check()
 
@@ -316,10 +316,9 @@ def check_data(image: glance.Image, content: str) -> None:
     """
     if content and image.content != content:
         raise exception.BitstreamError(
-            f'{image} was programmed before, and its data are other ones now: '
-            f'the image was deleted, and its id was used for another one; '
-            f'upload the first one with a new id, and rebuild the server with '
-            f'that.')
+            f'{image} has other data now than when it was programmed: the '
+            f'image was deleted, and its id was used again; upload the first '
+            f'image with a new id, and rebuild the server with that id.')
 
 
 def seconds_at_most() -> int:

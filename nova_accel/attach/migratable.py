@@ -26,7 +26,7 @@ class MigratableDevices:
 
     def of_claims(self, claims: Iterable[model.Claim],
                   ) -> list[model.MigratableDevice]:
-        """Return the devices of a server, on the source.
+        """Return descriptions of the devices of a server, on the source.
 
         :raises DeviceUnavailable: the state of a device cannot be moved.
         """
@@ -42,8 +42,8 @@ class MigratableDevices:
             claim.handle, claim.created_type) for claim in claims)
 
     def by_iommu(self, server_uuid: str) -> set[str]:
-        """Return the devices of a server whose writes the IOMMU logs. QEMU
-        must open these by iommufd."""
+        """Return addresses of the devices of a server whose writes to guest
+        memory the IOMMU tracks. QEMU must open these by iommufd."""
         devices = self._inventory.devices
         return {
             claim.handle.address for claim in self._holdings.of(server_uuid)
@@ -61,8 +61,8 @@ class MigratableDevices:
     def of_allocations(self, server: request.Server,
                        allocations: plan.Allocations,
                        ) -> list[model.MigratableDevice]:
-        """Return the devices that plug() would claim for a server, on the
-        destination.
+        """Return descriptions of the devices that plug() would claim for a
+        server, on the destination.
 
         :raises AcceleratorError: plug() would fail, or the state of a device
             cannot be moved to one of them.

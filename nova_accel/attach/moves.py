@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Keep what a server had before it moved until the move ends.
+"""Keep the devices of a server that moves until the move ends.
 
-A resize or a migration sets the claims of its server aside. They return to the
-server if Nova reverts the move, and are released if Nova confirms it.
+A resize or a migration sets the claims of its server aside: their consumer
+becomes the migration. They return to the server if Nova reverts the move, and
+are released if Nova confirms it.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ class Moves:
         """
         with self._servers.held(server_uuid):
             back = self._holdings.of_migration(server_uuid, migration_uuid)
-            # if the server has nothing here, the revert is done
+            # without claims of the move, it was reverted before
             lost = self._holdings.revert(server_uuid, back) if back else []
             self._carrying.update(server_uuid)
         self._releases.clean(lost, wait=False)
@@ -57,10 +58,11 @@ class Moves:
         self._carrying.update(server_uuid)
 
     def end_earlier(self, context, server: request.Server) -> None:
-        """Finish an earlier move that could not be stored: one that failed or
-        was reverted, or a live migration to this host.
+        """Transfer claims of an ended move to the server, if that could not be
+        stored when the move failed, was reverted, or (a live migration to this
+        host) succeeded.
 
-        Placement has allocated the devices of the move to the server.
+        Placement shows it: the allocation belongs to the server.
         """
         old = self._holdings.of(server.uuid, model.Role.OLD)
         if not old:

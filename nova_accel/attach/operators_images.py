@@ -21,7 +21,7 @@ from nova_accel import request
 
 @dataclasses.dataclass(eq=False)
 class OperatorsImages:
-    """Programs regions for no server."""
+    """Programs regions while no server has them."""
 
     _inventory: host_inventory.Inventory
     _holdings: server_holdings.Holdings
@@ -34,8 +34,8 @@ class OperatorsImages:
         """Program the operator's image of a region again, which resets
         registers and block RAM.
 
-        :param image_id: of the image. If the origin of the region is unknown,
-            Glance decides whether the image is the operator's.
+        :param image_id: if the origin of the region is unknown, Glance decides
+            whether this image is the operator's.
         :returns: the method, for the journal.
         :raises BitstreamError: Glance does not have the image any more, or it
             is not the operator's.

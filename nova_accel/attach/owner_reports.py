@@ -70,7 +70,7 @@ class OwnerReports:
             self._cloud.set_metadata(server.uuid, key, None)
 
     def _take(self, server, key, value) -> str:
-        """Write a report down; returns when that was done.
+        """Store a report, and return its time.
 
         :raises InvalidRequest: it is refused.
         """
@@ -78,7 +78,7 @@ class OwnerReports:
         groups = sorted({claim.group for claim in claims})
         if not group and len(groups) == 1:
             group, = groups
-        # a device may be there several times, by its VFs
+        # a device may have several claims, one for each VF
         mine = {claim.device_address: claim for claim in claims
                 if claim.group == group}
         if not mine:

@@ -4,19 +4,19 @@
 The inputs are requests, allocations in Placement, and claims of the server.
 The output is a Plan, or an error with the reason:
 
-=========== ============ ============= =====================================
-Asked       Allocated    Held          Plan
-=========== ============ ============= =====================================
-anything    the same     the same      keep
-anything    the same     nothing       take
-anything    another one  other devices plug: take, and release what is held;
-                                       start: refuse
-anything    nothing      anything      refuse
-another one something    anything      plug: refuse; start: as allocated
-=========== ============ ============= =====================================
+============ ============= =====================================
+Allocated    Held          Plan
+============ ============= =====================================
+as requested as allocated  keep
+as requested nothing       take
+as requested other devices plug: take, and release these;
+                           start: refuse
+nothing      anything      refuse
+otherwise    anything      plug: refuse; start: as allocated
+============ ============= =====================================
 
-The last row is a resize that failed on its destination: Nova has put the old
-flavor back and left the allocation of the new one.
+For example, in the last row, a resize failed on its destination: Nova has
+restored the old flavor and kept the allocation of the new one.
 """
 
 import collections
@@ -29,7 +29,7 @@ from nova_accel import naming
 from nova_accel import request
 
 Requests = Sequence[request.AcceleratorRequest]
-#: as Placement answers: {provider uuid: {'resources': {class: amount}}}
+#: format of Placement: {provider uuid: {'resources': {class: amount}}}
 Allocations = Mapping[str, Mapping]
 
 
@@ -82,9 +82,9 @@ def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,
 
     :param requests: of its flavor and image.
     :param allocations: all allocations of the server.
-    :param own: the part of them from nova_accel's providers.
+    :param own: the allocations from nova_accel's providers.
     :param held: its current claims, from an earlier try.
-    :raises DeviceUnavailable: the allocation does not answer the requests.
+    :raises DeviceUnavailable: the allocation does not match the requests.
     """
     if _missing(requests, allocations) and not own:
         raise exception.DeviceUnavailable(
@@ -99,7 +99,7 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
              own: Sequence[request.Allocation],
              held: Sequence[model.Claim]) -> Plan:
     """Plan for a server that starts again with missing or unfinished claims.
-    It loses nothing, whatever is allocated.
+    It keeps all its claims, whatever is allocated.
 
     :raises DeviceUnavailable: Placement has not allocated its devices.
     """
@@ -130,24 +130,23 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
 def to_come_back(allocations: Allocations, old: Sequence[model.Claim],
                  current: Sequence[model.Claim],
                  is_reverted: Callable[[], bool]) -> list[model.Claim]:
-    """Return the claims from before a move that the server gets again. It
-    starts again, and Placement has allocated nothing to the move any more.
+    """Return the claims from before a move that a starting server gets again.
+    Placement has no allocation for the move any more.
 
-    ==================== ================= ==============================
-    It has now           Allocated to it   What comes back
-    ==================== ================= ==============================
-    nothing              what it had, or   as much as that: the move
-                         less              failed
-    less of the same     all that it had   all: it was reverted
-    as much of the same  all that it had   all, if Nova says that it was
-                                           reverted
-    something else       all that it has   nothing: it was confirmed
-    something else       not all, and all  all: it was reverted
-                         that it had
-    something            neither           nothing
-    ==================== ================= ==============================
+    ===================== ==================== ===========================
+    Present claims        Allocation covers    Claims that return
+    ===================== ==================== ===========================
+    none                  some old claims      these: the move failed
+    fewer, same providers all old claims       all: it was reverted
+    as many, same         all old claims       all, if Nova has the move
+    providers                                  as reverted
+    of other providers    all present claims   none: it was confirmed
+    of other providers    all old claims only  all: it was reverted
+    any                   neither              none
+    ===================== ==================== ===========================
 
     :param old: as if allocated from the present providers.
+    :param current: the present claims, likewise.
     """
     back = _allocated(allocations, old)
     if not current:
@@ -267,8 +266,8 @@ def _total(resources: Iterable[Mapping[str, int]]) -> collections.Counter:
 
 
 def _said(requests, held) -> str:
-    """Return the facts for an error: short, because Nova cuts a fault off
-    after 255 characters."""
+    """Return requests, or else held devices, for an error: short, because Nova
+    cuts a fault off after 255 characters."""
     if requests:
         return ', '.join(map(str, requests))[:85]
     return ', '.join(claim.handle.address for claim in held)[:85]

@@ -53,8 +53,8 @@ class Preparation:
                 return type_.name
         what = ' and '.join(sorted(asked)) or 'any type'
         raise exception.DeviceUnavailable(
-            f'{wanted} was allocated {device.address}, which cannot make '
-            f'{what[:99]} of that now: the build is retried on another host.')
+            f'{wanted} was allocated {device.address}, which cannot create '
+            f'{what[:99]} now: the build is retried on another host.')
 
     def prepare(self, claims: Iterable[model.Claim], fresh: bool) -> None:
         """Prepare handles for the guest of the server that holds them.

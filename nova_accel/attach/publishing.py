@@ -2,8 +2,8 @@
 """Show changed providers in Placement at once, before the periodic report.
 
 For example, a region was programmed for a server. Until Placement shows its new
-function, nova-scheduler sends servers there that need the old one. A change
-that Placement does not accept now is in the next report.
+function, nova-scheduler sends servers that need the old one to this region. If
+Placement does not accept a change now, the next report repeats it.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -31,7 +31,7 @@ class Publisher:
         self._inventory = inventory
         self._cloud = cloud
         self._began = time.monotonic()
-        #: provider uuid -> when it changed
+        #: provider uuid -> time.monotonic() of its last change
         self._changed: dict[str, float] = {}
         #: standard traits that Placement has
         self._known: set[str] = set()
@@ -39,20 +39,19 @@ class Publisher:
         self.background = limited.Background(
             self._make_known,
             f'Flavors cannot forbid or require {naming.SUSPECT}')
-        #: shows what a look has found
+        #: reports providers that a look has found changed
         self.changes = limited.Background(
             lambda: self.show(inventory.shown.unplaced()),
             'Placement is not informed before the next report')
 
     def _make_known(self) -> None:
-        """Create the trait in Placement. Placement refuses any request with an
-        unknown trait (400, "No such trait"), even a forbidden one."""
+        """Create the trait SUSPECT in Placement. Placement refuses any request
+        with an unknown trait (400, "No such trait"), even a forbidden one."""
         self._cloud.make_trait(naming.SUSPECT)
         self.background.end()
 
     def show(self, provider_uuids: Iterable[str]) -> None:
-        """Report providers now. After a failure the next periodic report does
-        it."""
+        """Report providers now. What fails is left to the periodic report."""
         for provider_uuid in sorted(set(provider_uuids)):
             self._changed[provider_uuid] = time.monotonic()
             try:

@@ -98,7 +98,7 @@ class Readiness:
                 mine, self._inventory.find_held(mine[0])[1], by_owner)
 
     def rescan(self, claims: Iterable[model.Claim]) -> None:
-        """Scan cards that a guest could change, or had whole."""
+        """Scan cards that a guest could change, or that it had as a whole."""
         claims, again = list(claims), set()
         self._inventory.scanner.scan_confined(
             {claim.device_address for claim in claims})
@@ -128,7 +128,7 @@ class Readiness:
             self._inventory.scanner.scan(addresses=missing)
 
     def rescan_cards(self, claims: Iterable[model.Claim]) -> None:
-        """Scan cards that a guest had whole."""
+        """Scan cards that a guest had as a whole."""
         whole = {claim.device_address for claim in claims
                  if claim.handle.address == claim.device_address}
         if whole:

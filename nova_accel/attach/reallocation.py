@@ -1,10 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Restore allocations of servers that hold devices without one.
 
-Nova removes the allocation when a rebuild or an unshelve fails, and the server
-stays, or its guest runs. An operator may remove it as well. Placement would
-then give the devices to other servers. Hence they are allocated to the server
-again. Until that succeeds they are withheld, and the provider shows none free.
+Nova removes the allocation when a rebuild or an unshelve fails, although the
+server stays or its guest runs. An operator may remove it as well. Placement
+would then allocate the devices to other servers. Hence they are allocated to
+the server again. Until that succeeds they are withheld, and the provider shows
+none free.
 
 For example, an unshelve fails after the claim, and the allocation is gone. The
 next comparison finds the claim without an allocation and the server at rest.
@@ -101,7 +102,7 @@ class Reallocation:
         if claim.role is model.Role.OLD:
             server = self._cloud.open_moves([claim.consumer_uuid]).get(
                 claim.consumer_uuid)
-            # earlier, Nova may have removed the allocation: the move fails
+            # during a task, the move may fail, and Nova removes its allocation
             return server if server and not server.task_state else None
         if self._holdings.of(claim.instance_uuid, model.Role.OLD):
             # until the move ends, either set of devices may be released

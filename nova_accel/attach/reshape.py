@@ -1,34 +1,36 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Move allocations when another provider shows their device.
 
-A device can come to be shown by another provider while a server has it: at an
-upgrade to pools, when [accel] pools changes, when a card has other traits. The
-claim says from which provider it is allocated, and Placement is changed first,
-then the claim:
+The provider that shows a device may change while a server has the device: at an
+upgrade to pools, or if [accel] pools or the traits of the card change. A claim
+names the provider of its allocation. Placement is changed first, then the
+claim. For example, server A has a GPU of its own provider, and the operator
+adds GPUs to [accel] pools. When nova-compute starts, the provider of the pool
+shows the GPU. Nova moves the allocation of A there, and then the claim names
+the pool.
 
-=================  ==================  =====================================
-the claim says     Placement has it    what is done
-=================  ==================  =====================================
-the present one    anywhere            nothing
-another one        there               at the start of nova-compute both are
-                                       moved; before, the server keeps what
-                                       it has: the present provider reserves
-                                       the device, the other one stays
-another one        in the present one  the claim is changed: nova-compute was
-                                       killed between the two
-another one        nowhere             the same: the server has it without an
-                                       allocation (attach.reconcile)
-another one, and   there               nothing, unless the server has all of the
-the present one                        set: Placement gives a set as a whole
-is of a set
-=================  ==================  =====================================
+=================  ===================  =====================================
+Claim names        Allocation is from   Action
+=================  ===================  =====================================
+present provider   any provider         none
+former provider    former provider      move allocation and claim when
+                                        nova-compute starts; until then the
+                                        present provider reserves the device
+former provider    present provider     change the claim: nova-compute was
+                                        killed before it did so
+former provider    none                 change the claim; attach.reconcile
+                                        restores the allocation
+former provider,   former provider      none, unless the server has all of the
+present one is a                        set: Placement allocates a set as a
+set                                     whole
+=================  ===================  =====================================
 
-What a server has from one provider moves as a whole, or stays: of a set a part
-would be left.
+All claims of a server on one provider move, or none: otherwise a part of a set
+would stay allocated.
 
 Nova moves allocations only when nova-compute starts, all in one request (its
-driver raises ReshapeNeeded). Every other consumer that has something of the old
-provider keeps it; the provider stays, fenced, until it has none.
+driver raises ReshapeNeeded). Other consumers of the former provider keep their
+allocations. It stays, fenced, until it has no allocation.
 """
 
 import collections
@@ -65,9 +67,9 @@ class Reshape:
         self._asked: list[_Move] | None = []
         #: providers, and what _moves() returned for them
         self._computed: tuple[Providers, list[_Move]] = {}, []
-        #: moves whose allocation Placement has at the other provider
+        #: moves whose allocation is still from the former provider
         self._left: list[_Move] = []
-        #: whether nova-compute is starting, and they may move
+        #: True until nova-compute has started: allocations may move
         self._starting = True
         self._once = logging.Once()
 
@@ -88,11 +90,11 @@ class Reshape:
     def is_needed(self, node: str, root_uuid: str) -> bool:
         """Return whether Placement has allocations that have to move.
 
-        Costs nothing if no allocation is at another provider, or none since
-        the last call.
+        Costs nothing if each claim names its present provider, or if nothing
+        has changed since the last call.
 
         :param node: name of the compute node.
-        :param root_uuid: of its own provider.
+        :param root_uuid: uuid of its own provider.
         """
         try:
             moves = self._moves(
@@ -153,7 +155,7 @@ class Reshape:
         return moved
 
     def _moves(self, shown: Providers) -> list[_Move]:
-        # the object is replaced when a claim or a device changes
+        # shown is another object after a claim or a device has changed
         if self._computed[0] is not shown:
             self._computed = shown, self._compute(shown)
         return self._computed[1]
@@ -197,9 +199,9 @@ class Reshape:
                    for other in self._holdings.all()) == provider.step
 
     def _ask(self, moves: list[_Move]) -> None:
-        """Read which allocations have moved, and store it.
+        """Change the claims whose allocation has moved already.
 
-        :raises PlacementUnavailable: nothing is known or changed.
+        :raises PlacementUnavailable: no claim has changed.
         """
         self._left = []
         given = self._cloud.consumers_of({uuid for move in moves for uuid in (
@@ -212,8 +214,8 @@ class Reshape:
         for move in moves:
             claim = move.claim
             before = given[claim.provider_uuid]
-            # two devices of one server may have changed places: then Placement
-            # has from each provider the amount that its claims need there
+            # if two devices of one server have changed places, the allocation
+            # from each provider has the amount that its claims need there
             if all(there.get(claim.consumer_uuid, {}).get(
                     claim.resource_class, 0) == shown[
                         claim.consumer_uuid, uuid, claim.resource_class]

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Programming at run time: the owner of a server sets its metadata.
 
-``accel<g>:bitstream_id=<image>`` asks for it (<g> is the group of the flavor;
-it may be left out where one group only allows it), and ``accel<g>:status``
+``accel<g>:bitstream_id=<image>`` requests it. <g> is the group of the flavor,
+and may be omitted if only one group allows programming. ``accel<g>:status``
 reports the result: one word, the image, and after a colon the reason. Nova does
-not notify a compute host of metadata; they are read periodically.
+not notify compute hosts of changed metadata; they are read periodically.
 """
 
 import collections
@@ -38,7 +38,7 @@ _KEY = re.compile(f'accel({request.GROUP}):([^:]+)')
 _ASKS = 'bitstream_id'
 #: names of nova_accel in the metadata of a server
 _KNOWN = (_ASKS, 'status', 'function', 'prefer', 'health', 'maintenance')
-#: characters that Nova keeps of a key of metadata
+#: maximum length of a key of metadata in Nova
 _KEY_ROOM = 255
 #: beginning of the reason if two keys mean the same group
 _TWICE = 'Two keys are for one group'
@@ -327,7 +327,7 @@ def _shown(image):
 
 
 def _request(server, group, image):
-    """Return the request that a flavor with this image would contain."""
+    """Return the request of a group as if the flavor named the image."""
     free = {r.group: r for r in server.accelerators.requests
             if r.runtime_programming}
     if len(free) == 1:

@@ -1,37 +1,40 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Settle devices that may contain data of a server without a claim.
 
-The table ``holds`` of the store has them: those of a host whose store is
-new or an older copy (attach.store_age), and a card that was gone when its
-server was deleted (attach.handles). They are withheld until this table says
-what follows:
+The table ``holds`` of the store lists them: the devices of a host whose store
+is new or an older copy (attach.store_age), and cards that were absent when
+their servers were deleted (attach.handles). They are withheld until they are
+*settled*, that is, until each handle has a claim or is clean:
 
 ====================================== ======================================
-what is found of a device              what follows
+State of a device                      Action
 ====================================== ======================================
-each handle has a claim                it is settled; attach.reconcile judges
-                                       the claims from now on
-a guest has a handle without a claim   it stays withheld
-Placement has allocated more of its    it stays withheld, unless each of its
-class to a server than the server has  handles has a claim that Placement or a
-claims                                 guest confirms
-none of these, and the driver cleans   the other handles get claims of no
-its devices                            server, DELETING: they are cleaned as
-                                       after any server
-libvirt or Placement does not answer   it stays withheld
+each handle has a claim                settle it; from now on attach.reconcile
+                                       judges the claims
+a guest has a handle without a claim   withhold it
+Placement has allocated more of its    withhold it, unless each of its handles
+class to a server than the server has  has a claim that Placement or a guest
+claims                                 confirms
+otherwise, if the driver cleans its    settle it; its free handles get DELETING
+devices                                claims without a server, and are cleaned
+                                       as after any server
+libvirt or Placement does not answer   withhold it
 ====================================== ======================================
+
+For example, the claim store was lost, and a GPU has two VFs. The guest of
+server A carries the claim of the first VF, which attach.store_age restores. No
+guest has the second VF, and no server has an allocation without a claim. Hence
+the GPU is settled: the second VF is cleaned and then offered.
 
 Each start of nova-compute and each comparison tries again. A part without a
-handle, as a VF that libvirt left with VFIO, is settled later; until then its
-row stays, and lists the parts that are settled already. Each device is settled
-in one transaction; a process that is killed continues with the others.
+handle, for example a VF that libvirt left bound to vfio-pci, is settled later;
+until then its row stays, and lists the settled parts. Each device is settled in
+one transaction; after a crash, the others follow.
 
-Whether a handle is clean is a fact of the card, and not of the policy at its
-last release. What was released under the policies none or reset is noted as
-``unclean`` with its card until it is cleaned. While the policy is the same, the
-next server gets the handle as it is. Once [accel] handover demands more, the
-handle gets a claim of no server that is being released: it is cleaned as after
-any server.
+A handle that was released under the policy none or reset is stored as
+``unclean`` with its card until it is cleaned. Under the same policy, the next
+server gets the handle as it is. Once [accel] handover demands more, the handle
+gets a DELETING claim without a server, and is cleaned as after any server.
 """
 
 import collections
@@ -66,7 +69,7 @@ _ADVICE = 'shelve or delete this server'
 
 
 class _Unknown(Exception):
-    """The reason, as a clause, why a device cannot be settled now."""
+    """A device cannot be settled now; has the reason as a clause."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -84,8 +87,8 @@ class Settling:
         self._once = logging.Once()
 
     def settle_now(self) -> None:
-        """Settle devices when a server needs one, including those that a guest
-        has just returned."""
+        """Scan unsettled devices and settle them, because a server needs one.
+        A guest may have just released it."""
         addresses = {row.address for row in self._store.unsettled()
                      if row.address}
         if addresses:
@@ -108,18 +111,17 @@ class Settling:
                for uuid, allocation in allocations.items()
                for resources in [naming.accelerators(allocation['resources'])]
                if sum(resources.values()) > has[uuid]):
+            found = (f'Server {server_uuid} cannot start before nova-compute '
+                     f'has determined its devices')
             raise exception.DeviceUnavailable(
-                f'Server {server_uuid} was about to start, and which devices '
-                f'it has is being found out, as the claim store is new or an '
-                f'older copy: start it again in some minutes; the log of '
-                f'nova-compute says what is missing.',
-                found=f'Server {server_uuid} was about to start, and which '
-                      f'devices it has is being found out; start it again in '
-                      f'some minutes')
+                f'{found}, because the claim store is new or an older copy: '
+                f'start it again in some minutes, or read the log of '
+                f'nova-compute.',
+                found=f'{found}; start it again in some minutes')
 
     def in_doubt(self):
-        """Return the rows that may concern a device of a server. Ignore rows
-        whose remaining parts expose no handle."""
+        """Return the rows that may concern a device of a server, without rows
+        whose remaining parts have no handle."""
         devices = self._inventory.devices.values()
         return [row for row in self._store.unsettled()
                 if not row.settled or any(map(row.means, devices))]
@@ -136,8 +138,8 @@ class Settling:
                 trait=CONF.accel.owner_trait, uuid=provider_uuid))
 
     def is_settled(self, claim: model.Claim) -> bool:
-        """Return whether the device of a claim is not in doubt. Only such
-        claims are judged."""
+        """Return whether the device of a claim is settled or absent. Only then
+        the claim may end."""
         device = self._inventory.present(claim.device_address)
         return device is None or not any(
             row.means(device) for row in self._store.unsettled())
@@ -178,9 +180,8 @@ class Settling:
 
     def _log_unknown(self, address, why):
         self._once.log(('device', address), LOG.error,
-                       'Which server has data on %s is not known, and no '
-                       'server gets it: %s', address,
-                       why)
+                       'Device %s may have data of a server, and is withheld: '
+                       '%s', address, why)
 
     def _settle(self, device, rows, parts, guests, given):
         """Clean the handles of a device that no server has.
@@ -200,8 +201,8 @@ class Settling:
         if len(found) < len(device.regions) - len(before):
             raise _Unknown('it cannot be reported')
         if not device.creatable and not shown:
-            raise _Unknown(f'it shows nothing that a server could have '
-                           f'({device.reason or "no handle"})')
+            raise _Unknown(f'it has no handle now '
+                           f'({device.reason or "for an unknown reason"})')
         self._check_in_place(device, found)
         taken = {claim.handle for claim in claims}
         free = [(region, provider, handle) for region, provider in found
@@ -249,8 +250,8 @@ class Settling:
         """
         claimed = {address for claim in self._holdings.all()
                    for address in claim.handle.addresses}
-        # guests that do not run still have the addresses from before their
-        # claims followed the card
+        # guests that do not run still have the addresses from before the card
+        # moved
         claimed |= {
             pci.moved(address, device.address, row.address)
             for row in rows if row.moved
@@ -259,7 +260,7 @@ class Settling:
             and claim.handle.type is model.HandleType.PCI
             for address in claim.handle.addresses}
         addresses = {handle.address for _, _, handle in free}
-        # its VFs are gone and their state is unknown
+        # guests may have VFs of its former address, which are not visible
         moved = tuple({row.address.rpartition(':')[0] + ':' for row in rows
                        if row.moved and row.address != device.address})
         for server, there in sorted(guests.items()):
@@ -271,8 +272,8 @@ class Settling:
                                    f'{address}, and {why}; {_ADVICE}')
 
     def _check_placement(self, device, free, claims, guests, given):
-        # cards may have changed places: an allocation may mean any device of
-        # the class
+        # cards may have changed slots: an allocation without a claim may be
+        # for any device of the class
         name = naming.resource_class(device.type)
         owners = given.short.get(name)
         if owners and (free or any(
@@ -287,8 +288,8 @@ class Settling:
     # Unclean handles
 
     def clean(self) -> None:
-        """Clean settled handles. Handles of a server are cleaned after the
-        server."""
+        """Clean unclean handles that no server has. Others are cleaned when
+        their server ends."""
         shown = self._inventory.shown.by_part()
         claims = [
             claim_of_none(self._inventory, offer.device, offer.part[1],
@@ -305,15 +306,15 @@ class Settling:
             claims = [c for c in claims if c.handle not in taken]
             self._holdings.settle(claims=claims)
         for claim in claims:
-            LOG.warning('%s of %s was released by its last server while '
-                        '%s had less done to it than now: it is cleaned '
-                        'before it is offered', claim.handle.address,
-                        claim.device_address, handover.OPTION)
+            LOG.warning('%s of %s was cleaned less after its last server than '
+                        '%s demands now: it is cleaned before it is offered',
+                        claim.handle.address, claim.device_address,
+                        handover.OPTION)
         self._publisher.show_devices(claims)
 
 
 def _left(device, rows, done):
-    """Return the rows to keep: those of cards with parts that expose no handle
+    """Return the rows to keep: those of a card with parts that have no handle
     yet.
 
     :param done: parts that are settled now.
@@ -328,9 +329,9 @@ def _left(device, rows, done):
 def claim_of_none(inventory: host_inventory.Inventory, device: model.Device,
                   index: int | None, handle: model.AttachHandle,
                   provider_uuid: str, **fields) -> model.Claim:
-    """Return a claim of no server, by which a handle is cleaned.
+    """Return a DELETING claim without a server, to clean a free handle.
 
-    :param fields: other fields or values of model.Claim.
+    :param fields: further or different fields of model.Claim.
     """
     return model.Claim(**{
         'uuid': uuidutils.generate_uuid(), 'instance_uuid': '',

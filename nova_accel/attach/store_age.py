@@ -7,10 +7,10 @@ they do not run. Claims in guests that the store has not seen (store.lineage)
 are restored exactly, before any claim is used. Then every device is withheld
 until attach.settling finds that no server has it.
 
-If guests are lost as well, Placement still shows a server of this host with
-more of a class than it has claims: the devices of that class are withheld.
-Damaged metadata, and those of another compute host, are not used; devices that
-only such a guest has are withheld.
+If guests are lost as well, Placement still has allocations of a server for
+which no claim exists: all devices of that resource class are withheld. Damaged
+metadata, and metadata of another compute host, are not used; devices that only
+such a guest has are withheld.
 
 For example, the disk of a host is restored from yesterday's backup. Server A
 was created today and has a GPU. The store lacks its claim, but the guest's
@@ -43,9 +43,9 @@ class Allocated:
 
     #: (server uuid, resource class) -> amount, including its moves
     amounts: Mapping[tuple[str, str], int]
-    #: resource class -> servers that have fewer claims than allocated
+    #: resource class -> servers with fewer claims than allocated devices
     short: Mapping[str, Collection[str]]
-    #: the keys of amounts that count as ended allocations
+    #: keys of amounts whose claims have ended: Nova deletes these later
     ended: Collection[tuple[str, str]]
 
     def confirms(self, claim: model.Claim) -> bool:
@@ -66,7 +66,7 @@ class StoreAge:
         self._carrying = carrying
         self._cloud = cloud
         self._once = logging.Once()
-        #: whether claims were compared with guests, and with Placement
+        #: whether claims were compared with guests; and with Placement
         self._guests_compared = self._compared = False
         #: server -> why the claims that its guest carries are not used
         self.refused: Mapping[str, str] = {}
@@ -129,7 +129,7 @@ class StoreAge:
         return self._compared
 
     def _begin(self, root_uuid, shown):
-        # all present devices are withheld in any case
+        # providers of devices that are absent now; present ones are added below
         todo = {part for part in shown if not naming.is_pool(part)}
         if not shown and not self._in_guests():
             LOG.info('The claim store is new, and so is this host: its '
@@ -187,8 +187,8 @@ class StoreAge:
                         claim.handle.address, claim.device_address)
 
     def _devices_of_refused(self):
-        """Return the devices without a claim that are in guests with unusable
-        metadata."""
+        """Yield the devices without a claim that guests with unusable metadata
+        have."""
         if not self.refused:
             return
         guests = self._cloud.guest_devices()
@@ -222,8 +222,8 @@ class StoreAge:
 
         :param providers: uuids, including providers of earlier options. Those
             that Placement had before the first report are queried as well.
-        :param only_known: count only moves, and idle servers of this host, as
-            having too few claims: others may be arriving.
+        :param only_known: expect claims only of moves, and of servers that
+            Nova has on this host without a task: others may be arriving.
         :raises PlacementUnavailable: Placement does not answer.
         """
         cloud, claims = self._cloud, self._holdings.all()
@@ -247,11 +247,11 @@ class StoreAge:
                    in self._inventory.devices.values() if device.creatable}
         over = {key for key, amount in by_server.items()
                 if amount > claimed[key] and key[1] not in created}
-        # Nova deletes the allocation later, or leaves it, for example after a
-        # failed resize
+        # Nova deletes the allocation of an ended claim later, or keeps it, for
+        # example after a failed resize
         ended = self._store.ended()
         short = over.difference(ended)
-        # a server that never ran has no data, and may be in its build
+        # a server that never ran has no data, and may still be built
         counts = {
             server.uuid: server.launched
             and not (only_known and server.task_state)
@@ -278,13 +278,16 @@ class StoreAge:
 
     def _log_unknown(self, why):
         self._once.log(
-            ('why',), LOG.error, 'Which server has data on each accelerator is '
-            'not known, and no server gets one: %s', why)
+            ('why',), LOG.error, 'Accelerators may have data of servers, and '
+            'are withheld: %s', why)
 
 
 def _is_in_other_slot(claim: model.Claim, now: model.Claim) -> bool:
-    """Return whether a claim has the handle of another claim because its card
-    was in another slot at that time."""
+    """Return whether two claims are on the same handle of one card, which was
+    in another slot at the time of the first one.
+
+    :param now: the claim with the present slot.
+    """
     return (claim.card.identifies(now.card)
             and claim.handle.type is now.handle.type is model.HandleType.PCI
             and pci.moved(claim.handle.address, claim.device_address,

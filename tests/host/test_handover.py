@@ -760,7 +760,7 @@ class ClosedMailboxTest(MailboxTestCase):
         self.host.kernel.set_fault(self.MANAGEMENT, hang='read')
         self.host.delete(server)
         claim, = self.host.holdings.being_released()
-        self.assertIn('is not known because', claim.error)
+        self.assertIn('cannot be read because', claim.error)
         self.host.kernel.set_fault(self.MANAGEMENT, hang=None)
         while self.host.inventory.cards.is_busy(self.MANAGEMENT):
             time.sleep(0.01)

@@ -220,7 +220,7 @@ class DiskTest(SettlingTestCase):
                       self.log.output)
         error = self.assertRaises(exception.DeviceUnavailable,
                                   self.host.start_guest, server)
-        self.assertIn('being found out', str(error))
+        self.assertIn('has determined its devices', str(error))
 
     def test_without_allocation(self):
         """As after a rebuild that failed: the guest has it, and the server is

@@ -192,7 +192,7 @@ class ReusedIdTest(base.HostTestCase):
         server = self.boot(image)
         self.reuse(image, visibility=visibility)
         self.after_a_power_cut()
-        self.assertIn('its id was used for another one', self.refused(server))
+        self.assertIn('its id was used again', self.refused(server))
 
     def test_same_image(self):
         image = self.host.upload(FUNCTION, {

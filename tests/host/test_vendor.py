@@ -97,7 +97,7 @@ class VendorTest(base.HostTestCase):
         error = self.assertRaises(exception.InvalidRequest, self.boot, {
             f'resources1:{AI}': '1', 'accel1:driver_powr_limit': '100'})
         self.assertIn('accel1:driver_powr_limit', str(error))
-        self.assertIn('the driver acme of', str(error))
+        self.assertIn('The driver acme of', str(error))
         self.assertIn('power_limit', str(error))
         self.assertEqual([], self.host.holdings.all())
 

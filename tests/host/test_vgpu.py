@@ -253,7 +253,7 @@ class VgpuTest(AttachTestCase):
             {gpu.uuid: {'resources': {VGPU: 1}}},
             {f'resources:{VGPU}': '1',
              'trait:CUSTOM_LINUX_MTTY_DUAL_PORT_SERIAL': 'required'})
-        self.assertIn(f'{GPU}, which cannot make '
+        self.assertIn(f'{GPU}, which cannot create '
                       f'CUSTOM_LINUX_MTTY_DUAL_PORT_SERIAL', str(error))
 
     def test_host_boot(self):
