@@ -86,7 +86,7 @@ class Host:
         self.providers: list[shown.Provider] = []
         #: address of a device without a provider -> the reason
         self.unreported: dict[str, str] = {}
-        self.offered = offers.Offers({}, (), ())
+        self.offered = offers.Offers({})
         #: why no device could be read
         self.problem = ''
         #: failed queries, see Inventory.failures()
