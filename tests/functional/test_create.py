@@ -33,8 +33,8 @@ class CreateTest(operations.OperationsTestBase):
         self.delete_all()
 
     def test_one_too_many(self):
-        """Create several at once (``min_count``), if a device is missing:
-        all of them are in ERROR, nothing is held."""
+        """Create several at once (``min_count``), if a device is missing: all
+        of them are in ERROR, and no device is held."""
         self.post(self._create_flavor(extra_spec=self.specs), min_count=5)
         servers = self.api.get_servers()
         self.assertEqual(5, len(servers))

@@ -211,7 +211,7 @@ class GuestTest(operations.OperationsTestBase):
             self.allocated(self.server['id']))
 
     def test_suspend_fails(self):
-        """Suspend, if the guest does not release a device: it goes on
+        """Suspend, if the guest does not release a device: the guest continues
         with all of them."""
         self.suspend_fails()
         self.assertKept()
@@ -231,8 +231,8 @@ class GuestTest(operations.OperationsTestBase):
         return asked.call_args
 
     def test_suspended_again(self):
-        """Suspend again, while the guest has still to release a device: it goes
-        on with all of them."""
+        """Suspend again, while the guest has not yet released a device: the
+        guest continues with all of them."""
         self.suspend_fails()
         refused = fakelibvirt.make_libvirtError(
             fakelibvirt.libvirtError, 'Device hostdev0 is already in the '
@@ -248,9 +248,9 @@ class GuestTest(operations.OperationsTestBase):
         self.delete_all()
 
     def test_device_cannot_go_back(self):
-        """Resume, or a cold snapshot, after which libvirt does not take a
-        device: it has succeeded, and the guest gets the device when
-        nova-compute next compares."""
+        """Resume, or a cold snapshot, after which libvirt cannot attach a
+        device: succeeds, and the guest gets the device when nova-compute next
+        compares claims."""
         self.flags(disable_libvirt_livesnapshot=True, group='workarounds')
         self._suspend_server(self.server)
         self.goes_back_later(lambda: self._resume_server(self.server))
@@ -267,8 +267,8 @@ class GuestTest(operations.OperationsTestBase):
         self.assertKept()
 
     def test_guest_lets_go_late(self):
-        """Suspend, if the guest releases a device after the time limit: it
-        gets it again when nova-compute next compares."""
+        """Suspend, if the guest releases a device after the time limit: the
+        guest gets it again when nova-compute next compares claims."""
         reconciler = self.computes[self.host].driver.parts.reconciler
         late = self.suspend_fails()
         self.domain(self.server).detachDeviceFlags(*late.args, **late.kwargs)
@@ -296,7 +296,8 @@ class GuestTest(operations.OperationsTestBase):
 
     def test_half_prepared(self):
         """Start after nova-compute was killed in the middle of a resize or an
-        unshelve: the devices are prepared to the end first."""
+        unshelve: nova-compute first completes the preparation of the
+        devices."""
         self._stop_server(self.server)
         parts = self.parts(self.host)
         parts.store.update(
@@ -344,8 +345,8 @@ class GuestTest(operations.OperationsTestBase):
     # Nova leaves the allocation of the migration
     @cloud.fresh
     def test_killed_in_resize(self):
-        """nova-compute of the source is killed during a resize: the server is
-        brought back with the same devices when it starts."""
+        """nova-compute of the source is killed during a resize: when it
+        starts, it restores the server with the same devices."""
         self.killed(neutron.API, 'migrate_instance_start', migrate=None)
         self._wait_for_server_parameter(
             self.server, {'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})

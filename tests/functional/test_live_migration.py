@@ -73,8 +73,8 @@ class DetachTest(LiveMigrationTestBase):
             self.parts(self.destination).store.handovers()[-1])
 
     def test_guest_keeps_its_device(self):
-        """Live migration if the guest does not release a device: it
-        stays, with all of them."""
+        """Live migration if the guest does not release a device: the guest
+        stays on its host, with all of them."""
         self.useFixture(fixtures.MockPatchObject(guest, '_DETACH_SECONDS', 1))
         with mock.patch.object(
                 fakelibvirt.Domain, 'detachDeviceFlags',
@@ -85,18 +85,18 @@ class DetachTest(LiveMigrationTestBase):
         self.delete_all()
 
     def test_fails(self):
-        """Live migration that fails, as when the hosts lose the network
-        between them: the guest goes on with its devices, and those on the new
-        host are released."""
+        """Live migration that fails, for example because the hosts lose the
+        network between them: the guest stays on its host, with its devices,
+        and those on the new host are released."""
         self.live_migration_fails()
         self.assertEqual([[]], self.moved)
         self.assertStayed()
         self.delete_all()
 
     def test_in_doubt(self):
-        """Live migration that fails, of a guest that a device was left out
-        of, as after a programming that failed: it stays out until a hard
-        reboot."""
+        """Live migration that fails, of a guest without one of its devices,
+        for example after a programming that failed: the device stays detached
+        until a hard reboot."""
         cloud = self.computes[self.source].driver.cloud
         parts = self.parts(self.source)
         cloud.detach(self.server['id'],
@@ -111,7 +111,7 @@ class DetachTest(LiveMigrationTestBase):
 
     def test_fails_without_the_new_host(self):
         """Live migration that fails while nova-compute of the new host is
-        down: released there when it starts."""
+        down: the devices there are released when it starts."""
         self.live_migration_fails_without_the_new_host()
         # the comparison at its start may have begun that
         process.until(self.assertStayed)
@@ -119,8 +119,8 @@ class DetachTest(LiveMigrationTestBase):
 
     def test_aborted(self):
         """Live migration that the operator aborts, while the new host prepares
-        or while the guest moves: the guest goes on with its devices, and those
-        on the new host are released."""
+        or while the guest moves: the guest stays on its host, with its
+        devices, and those on the new host are released."""
         self.libvirt_migrates(self.aborts)
         self.live_migrate('cancelled')
         self.assertEqual([[]], self.moved)
@@ -148,8 +148,8 @@ class DetachTest(LiveMigrationTestBase):
     # Nova leaves the allocation of the migration
     @cloud.fresh
     def test_deleted(self):
-        """A server is deleted while it migrates live: all that it has on either
-        host is released."""
+        """A server is deleted while it migrates live: its devices on both
+        hosts are released."""
         def deleted(domain, destination, params, flags):
             self.api.delete_server(self.server['id'])
             self._wait_until_deleted(self.server)
@@ -165,7 +165,7 @@ class DetachTest(LiveMigrationTestBase):
 
     def test_scheduler_finds_no_host(self):
         """Live migration if no other host has free devices, or the server
-        group allows no other host: it stays."""
+        group allows no other host: the guest stays on its host."""
         others = [self.boot(self.specs, host=self.destination)
                   for _ in range(2)]
         for host in None, self.destination:
@@ -190,9 +190,9 @@ class DetachTest(LiveMigrationTestBase):
         self.delete_all()
 
     def test_device_does_not_come_in(self):
-        """Live migration after which a device cannot go into the guest: the
-        server runs on the new host, its metadata have ``accel<N>:health`` =
-        ``on its way``, and nova-compute tries again."""
+        """Live migration after which a device cannot be attached to the guest:
+        the server runs on the new host, its metadata have ``accel<N>:health``
+        = ``on its way``, and nova-compute tries again."""
         with mock.patch.object(
                 fakelibvirt.Domain, 'attachDeviceFlags',
                 side_effect=fakelibvirt.libvirtError('it does not go in')):
@@ -220,7 +220,7 @@ class DetachTest(LiveMigrationTestBase):
     def test_new_host_does_not_hear(self):
         """Live migration whose end the new host does not notice: the server is
         in ERROR there, and its guest gets its devices when nova-compute next
-        compares."""
+        compares claims."""
         with mock.patch.object(
                 manager.ComputeManager, 'post_live_migration_at_destination',
                 side_effect=fakelibvirt.libvirtError('no message')):
@@ -257,8 +257,8 @@ class DetachTest(LiveMigrationTestBase):
     @cloud.fresh
     def test_killed_there(self):
         """nova-compute of the new host is killed while it prepares a live
-        migration: the guest goes on with its devices, and those on the new host
-        are released when it starts."""
+        migration: the guest stays on its host, with its devices, and those on
+        the new host are released when it starts."""
         self.kill_destination()
         self.assertEqual([], self.moved)
         self.assertStayed()
@@ -267,9 +267,9 @@ class DetachTest(LiveMigrationTestBase):
     # Nova leaves the server in ERROR, and the allocation of the migration
     @cloud.fresh
     def test_libvirt_ends(self):
-        """libvirt of the source ends during a live migration: the server is
-        in ERROR, and its guest gets its devices back when nova-compute next
-        compares."""
+        """libvirt of the source ends during a live migration: the server is in
+        ERROR, and its guest gets its devices back when nova-compute next
+        compares claims."""
         def ends(domain, destination, params, flags):
             self.moved.append(self.hostdevs(self.server))
             self.useFixture(fixtures.MockPatchObject(
@@ -290,7 +290,7 @@ class DetachTest(LiveMigrationTestBase):
 
     def test_cannot_be_programmed_there(self):
         """Live migration to a host where no device can be programmed: the
-        guest goes on with its devices."""
+        guest stays on its host, with its devices."""
         self.break_cards(self.destination)
         self.live_migrate('failed')
         self.assertEqual([], self.moved)
@@ -369,8 +369,9 @@ class TransparentTest(TransparentTestBase):
         self.delete_all()
 
     def test_fails(self):
-        """Live migration with the state of devices that fails: the guest goes
-        on with its devices, and those on the new host are released."""
+        """Live migration with the state of devices that fails: the guest stays
+        on its host, with its devices, and those on the new host are
+        released."""
         self.start(self.VGPU_FLAVOR)
         self.live_migration_fails()
         self.assertEqual([[a for _, a in self.before]], self.moved)
@@ -379,8 +380,8 @@ class TransparentTest(TransparentTestBase):
 
     def test_fails_without_the_new_host(self):
         """Live migration with the state of devices that fails while
-        nova-compute of the new host is down: released there when it
-        starts."""
+        nova-compute of the new host is down: the devices there are released
+        when it starts."""
         self.start(self.VGPU_FLAVOR)
         self.live_migration_fails_without_the_new_host()
         # the comparison at its start may have begun that
@@ -391,7 +392,7 @@ class TransparentTest(TransparentTestBase):
     @cloud.fresh
     def test_killed(self):
         """nova-compute of the source is killed during a live migration with
-        the state of devices: the guest has its devices still."""
+        the state of devices: the guest still has its devices."""
         self.start(self.VGPU_FLAVOR)
         self.kill_source([self.before[0][1]])
         self._delete_server(self.server)
@@ -400,7 +401,7 @@ class TransparentTest(TransparentTestBase):
 
     def test_forced(self):
         """Live migration with the state of devices that the operator forces to
-        complete: the guest stands still until all is copied."""
+        complete: the guest is paused until everything is copied."""
         def migrate(domain, *args, **kwargs):
             domain._job_type = fakelibvirt.VIR_DOMAIN_JOB_UNBOUNDED
             under_way, = self.admin_api.api_get(
@@ -419,9 +420,9 @@ class TransparentTest(TransparentTestBase):
     # the new host does not answer
     @cloud.fresh
     def test_arrives_without_nova_compute(self):
-        """Live migration with the state of devices if nova-compute of the
-        new host ends while the guest moves: the guest has its devices; they
-        are the server's when nova-compute starts."""
+        """Live migration with the state of devices if nova-compute of the new
+        host ends while the guest moves: the guest has its devices, and
+        nova-compute claims them when it starts."""
         def migrate(domain, *args, **kwargs):
             self.migrate(domain, *args, **kwargs)
             self.computes[self.destination].stop()
@@ -438,8 +439,8 @@ class TransparentTest(TransparentTestBase):
         self.delete_all()
 
     def test_not_with_this_device(self):
-        """Live migration with the state of devices, one of which cannot:
-        refused by the compute host before anything moves."""
+        """Live migration with the state of devices, if one of them cannot
+        migrate: refused by the compute host before anything moves."""
         self.start({**self.VGPU_FLAVOR, f'resources2:{FPGA}': '1'}, 2)
         self.assertRefused('A guest cannot take 0000:5e:00.1 along')
         self.delete_all()
@@ -447,9 +448,8 @@ class TransparentTest(TransparentTestBase):
     def test_refused(self):
         """Live migration with the state of devices if libvirt or QEMU of
         either host is older than 10.0 or 8.2.2, ``nova.conf`` permits
-        post-copy, the guest has an IOMMU of its own, or it would stand still
-        for longer than it may: refused by the compute host before anything
-        moves."""
+        post-copy, the guest has a virtual IOMMU, or the pause would exceed the
+        permitted one: refused by the compute host before anything moves."""
         self.start(vgpus.flavor(LARGE))
         for where, which in ('source', 'old'), ('destination', 'new'):
             connection = self.computes[
@@ -482,8 +482,9 @@ class TransparentTest(TransparentTestBase):
 
     def test_device_memory(self):
         """Live migration with the state of devices that have more memory than
-        the guest: with ``accel:max_downtime`` the guest may stand still for
-        their copy, other guests not, and Nova waits for it as for RAM."""
+        the guest: with ``accel:max_downtime`` this guest, but no other, may be
+        paused while QEMU copies them, and Nova waits for the copy as for
+        RAM."""
         allowed = []
 
         def migrate(domain, *args, **kwargs):
@@ -515,8 +516,9 @@ class TransparentTest(TransparentTestBase):
         self.delete_all()
 
     def test_host_is_emptied(self):
-        """Live migrations of all servers of a host, asked for at once: each
-        goes with its devices, and the host has none in use."""
+        """Live migrations of all servers of a host, requested at once: each
+        server has its devices on the new host, and the old host has none in
+        use."""
         def migrate(domain, destination, params, flags):
             self.guest_moves(domain, 'compute2', params['destination_xml'])
         self.libvirt_migrates(migrate)
@@ -628,9 +630,9 @@ class IommufdTest(TransparentTestBase):
 
     def test_iommufd(self):
         """Live migration with the state of devices whose driver does not log
-        what they write: with libvirt 12.2 and QEMU 9.1 the IOMMU does, of
-        guests that were started since; else refused by the compute host before
-        anything moves."""
+        the pages that they write: with libvirt 12.2 and QEMU 9.1 the IOMMU
+        logs them, for guests that were started with these; otherwise refused
+        by the compute host before anything moves."""
         self.start({f'resources1:{NET}': '1'})
         self.assertRefused('libvirt 12.2.0 and QEMU 9.1.0 move, and the old '
                            'host has earlier ones')
@@ -708,7 +710,7 @@ class OtherNumbersTest(TransparentTestBase):
 
     def test_type_with_another_number(self):
         """Live migration with the state of a vGPU to a host whose driver has
-        another number for its type: it gets that type."""
+        another number for its type: the guest gets a vGPU of the same type."""
         self.start(self.VGPU_FLAVOR, host='compute1')
         self.live_migrate()
         (host, address), = self.assertHas(self.server)

@@ -118,9 +118,9 @@ class NearTest(NearTestBase):
         self.assertEqual(1, len(self.racks_of(self.job(PREFERRED, 1))))
 
     def step_no_domain_has_room(self):
-        """Create several at once (``min_count``), where ``accel:near``
-        requires a domain that has no room for all of them: all of them are in
-        ERROR; the fault says how much the largest has."""
+        """Create several at once (``min_count``), if ``accel:near`` requires a
+        domain and none has room for all of them: all of them are in ERROR; the
+        fault shows how many fit into the largest."""
         for server in self.job(REQUIRED, 5, 'ERROR'):
             self.assertIn('the largest free part of a rack has 4 of 5: ',
                           self.fault(server))
@@ -131,8 +131,8 @@ class NearTest(NearTestBase):
 
     def step_server_group(self):
         """Create in a server group, with ``accel:near``: in the domain of the
-        other members, also where their hosts are full; a required domain
-        without room is an ERROR."""
+        other members, on another host if theirs are full; in ERROR if a
+        required domain has no room."""
         group = self.group()
         self.assertEqual({'a'}, self.racks_of(
             self.job(REQUIRED, 3, group=group)))
@@ -158,7 +158,7 @@ class NearTest(NearTestBase):
 
     def step_forced_host(self):
         """Create on a host that the operator names (``--availability-zone
-        nova:<host>``): ``accel:near`` does not count."""
+        nova:<host>``): ``accel:near`` is ignored."""
         group = self.group()
         first = self.one(REQUIRED, group)
         self.assertEqual({'a'}, self.racks_of([first]))
@@ -171,7 +171,7 @@ class NearTest(NearTestBase):
         self.assertEqual(['b1'], self.hosts([server]))
 
     def step_build_fails(self):
-        """Create, where the first host fails and ``accel:near`` requires a
+        """Create, if the first host fails and ``accel:near`` requires a
         domain: built on another host of the domain."""
         failed = []
         spawn = fake.FakeDriver.spawn
@@ -214,8 +214,7 @@ class NearTest(NearTestBase):
         self.assertEqual({'a'}, self.rack_now(first))
 
     def step_alone(self):
-        """Cold migration of the only member: to any domain, its own does not
-        bind it."""
+        """Cold migration of the only member: to any domain."""
         server = self.one(REQUIRED, self.group())
         others = self.job(REQUIRED, 2)
         self.assertEqual({'a'}, self.racks_of([server, *others]))
@@ -239,8 +238,8 @@ class NearTest(NearTestBase):
         self.assertEqual({'a'}, self.rack_now(first))
 
     def step_rebuild(self):
-        """Rebuild, with ``accel:near``: on its host, whatever has become of
-        the domain."""
+        """Rebuild, with ``accel:near``: on its host, even if that is now in
+        another domain."""
         first, _ = self.group_of_two()
         self._rebuild_server(first, '155d900f-4e14-4e4c-a73d-069cbf4541e6')
         self.assertEqual(self.hosts([first]), self.hosts([
@@ -254,9 +253,9 @@ class NearTest(NearTestBase):
 
     def step_evacuate(self):
         """Evacuation in a server group, with ``accel:near``: in the required
-        domain of the other members. Those on hosts that are down do not count:
-        of a rack without power the first one goes to another rack, and the
-        others follow."""
+        domain of the other members whose hosts are up. If a whole rack is
+        down, the first member goes to any other rack, and the others
+        follow."""
         first, second = self.group_of_two()
         self.down(first)
         self._evacuate_server(first)

@@ -73,7 +73,7 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
     """Operations through which a server keeps its devices."""
 
     def test_delete(self):
-        """Delete, in whatever state: released."""
+        """Delete, in any state: released."""
         self.flags(shelved_offload_time=-1)
         server = self.server
         for state, action in (('ACTIVE', None), ('SHUTOFF', 'os-stop'),
@@ -100,8 +100,8 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
                 self.server, 'PAUSED' if action == 'pause' else 'ACTIVE')
 
     def step_resume_fails(self):
-        """Resume, if a function cannot be put back: it stays suspended,
-        with its memory and its devices."""
+        """Resume, if a function cannot be restored: the server stays
+        suspended, with its memory and its devices."""
         server = self._suspend_server(self.server)
         host = self.before[0][0]
         self.forget_functions(host)
@@ -162,7 +162,7 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
 
     def test_rebuild_fails(self):
         """A rebuild that fails: the server is in ERROR. It keeps its devices
-        and its allocation, which Nova would take away, and starts with
+        and its allocation, which Nova itself would delete, and starts with
         them."""
         allocated = self.allocated(self.server['id'])
         self.assertNotEqual([], allocated)
@@ -240,7 +240,8 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
         self.report()
 
     def step_live_migration_is_refused(self):
-        """Live migration: refused at once, cold migration is named."""
+        """Live migration: refused at once; the error suggests a cold
+        migration."""
         response = self.api.api_post(
             f'/servers/{self.server["id"]}/action',
             {'os-migrateLive': {'host': None, 'block_migration': 'auto'}},
@@ -383,7 +384,7 @@ class ResizeTest(operations.MoveTestBase):
 
     def test_resize_fails_on_the_destination(self):
         """A resize that fails on its destination: released there, and on the
-        source when nova-compute next compares."""
+        source when nova-compute next compares claims."""
         other = next(h for h in self.HOSTS if h != self.host)
         self.break_cards(other)
         server = self._migrate_fails()
@@ -394,8 +395,8 @@ class ResizeTest(operations.MoveTestBase):
         self._wait_until_deleted(server)
 
     def test_resize_fails_on_the_source(self):
-        """A resize that fails on its source: kept; a hard reboot attaches
-        them again."""
+        """A resize that fails on its source: the server keeps its devices; a
+        hard reboot attaches them again."""
         with mock.patch('nova.network.neutron.API.migrate_instance_start',
                         side_effect=nova_exception.PortBindingActivationFailed(
                             port_id='port', host=self.host)):
@@ -516,8 +517,8 @@ class HostBootTest(operations.OperationsTestBase):
         self.assertFunction(held, self.function)
 
     def test_power_cut(self):
-        """The host loses its power, and the card its function: it gets it
-        back before the guest starts."""
+        """The host loses its power, and the card its function: the function is
+        restored before the guest starts."""
         self.flags(resume_guests_state_on_host_boot=True)
         server = self.boot(self.specs)
         held = self.assertHas(server)
@@ -526,7 +527,7 @@ class HostBootTest(operations.OperationsTestBase):
         self.assertFunction(held, self.function)
 
     def test_power_cut_in_a_rescue(self):
-        """Unrescue after the host lost its power: the function is put back
+        """Unrescue after the host lost its power: the function is restored
         before the guest starts."""
         server = self.boot(self.specs)
         held = self.assertHas(server)
@@ -538,7 +539,7 @@ class HostBootTest(operations.OperationsTestBase):
         self.delete_all()
 
     def test_power_cut_before_a_rebuild(self):
-        """Rebuild after the host lost its power: the function is put back
+        """Rebuild after the host lost its power: the function is restored
         before the guest starts."""
         server = self.boot(self.specs)
         held = self.assertHas(server)
@@ -549,8 +550,9 @@ class HostBootTest(operations.OperationsTestBase):
         self.delete_all()
 
     def test_power_cut_of_a_function_that_was_found(self):
-        """The host loses its power, and the card a function that it had from
-        before: programmed as the flavor says, before the guest starts."""
+        """The host loses its power, and the card a function that nova_accel
+        had not programmed: the function of the flavor is programmed before the
+        guest starts."""
         self.flags(resume_guests_state_on_host_boot=True)
         (host, address), = self.assertHas(self.boot(self.specs))
         self.delete_all()

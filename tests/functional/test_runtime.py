@@ -163,8 +163,9 @@ class RuntimeTest(guests.Reads, operations.OperationsTestBase):
         self.assertEqual(1, self.run_now())
 
     def test_function_follows_a_migration(self):
-        """Cold migration after a programming at run time: the new device
-        comes as in the flavor, and is programmed at the next look."""
+        """Cold migration after a programming at run time: the new device has
+        the function of the flavor, and is programmed again at the next
+        interval."""
         self.ask(self.image)
         self.run_now()
         self._migrate_server(self.server)
@@ -212,8 +213,8 @@ class RuntimeTest(guests.Reads, operations.OperationsTestBase):
             self.server, {'OS-EXT-STS:task_state': None})
 
     def test_live_snapshot_meanwhile(self):
-        """A live snapshot during a programming at run time: the guest gets no
-        device by that."""
+        """A live snapshot during a programming at run time: does not attach a
+        device to the guest."""
         self.useFixture(guests.LiveSnapshots())
         kernel = type(self.kernel(self.host))
         program, seen = kernel.program_dfl_port, []
@@ -258,8 +259,8 @@ class RuntimeTest(guests.Reads, operations.OperationsTestBase):
             base.pf(self.before[0][1]), **fault)
 
     def test_function_is_lost(self):
-        """Programming at run time fails, and the function cannot be put
-        back: the device stays detached until a hard reboot."""
+        """Programming at run time fails, and the function cannot be restored:
+        the device stays detached until a hard reboot."""
         self.break_card(pr_error='crc')
         self.ask(self.image)
         self.assertEqual(0, self.run_now())
@@ -314,7 +315,7 @@ class RuntimeTest(guests.Reads, operations.OperationsTestBase):
 
     def test_running_guest_gets_its_device_back(self):
         """nova-compute is killed while the device of a running server is out
-        of the guest: it gets it back when nova-compute starts."""
+        of the guest: the guest gets it back when nova-compute starts."""
         for where in ('provision', 'bind'):
             self.crash(where)
             compute = self.restart_compute_service(self.host)

@@ -330,8 +330,8 @@ class SeveralGroupsTest(RuntimeTestCase):
         self.assertTouched()
 
     def test_each_by_its_group(self):
-        """Programming at run time of one of several devices:
-        ``accel<N>:bitstream_id``."""
+        """Programming at run time of one of several devices: the key
+        ``accel<N>:bitstream_id`` names its group."""
         other, first = self.other, self.host.upload(FIRST)
         run = self.host.runtime.run
 
