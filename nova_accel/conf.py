@@ -15,198 +15,191 @@ among which nova-scheduler chooses.""")
 
 COMPUTE_OPTS = [
     cfg.ListOpt('enabled_drivers', default=[], help="""
-The drivers that look for devices on this host, by entry point name in
+Drivers that find devices on this host, by entry point name in
 nova_accel.drivers, for example ``dfl``. Devices of other drivers are ignored.
 Read by nova-compute and nova-accel."""),
     cfg.StrOpt('simulated_host', help="""
-Use the host described in this YAML file instead of the machine's own devices,
-for trials of Placement and of the scheduler without hardware, or a file of
-``nova-accel capture``. libvirt refuses such devices, and no server starts
-with one; ``make demo`` shows servers. nova-compute keeps the state of the host
-beside the file, in a directory that it must be able to write. A directory
-means its file ``<host>.yaml``, where <host> is [DEFAULT] host."""),
+Path of a YAML file with a simulated host, or of a file of ``nova-accel
+capture``, whose devices replace those of the machine, for trials of Placement
+and the scheduler without hardware. libvirt refuses such devices: no server
+starts with one. nova-compute writes the state of the devices into the
+directory of the file. If this is a directory, its file ``<host>.yaml`` is
+used, where <host> is [DEFAULT] host."""),
     cfg.StrOpt('resource_classes', default='custom',
                choices=[('custom', 'CUSTOM_ACCELERATOR_<TYPE>'),
                         ('standard', 'FPGA, PGPU, VGPU where os-resource-'
                                      'classes has one for the type')], help="""
 Spelling of the resource classes of accelerators in Placement. Set the same
-value for every nova-compute, nova-api and nova-scheduler. Changing it on a
-host where servers hold accelerators is not supported."""),
+value for every nova-compute, nova-api and nova-scheduler. Do not change it on
+a host while servers have accelerators."""),
     cfg.StrOpt('owner_trait', default='OWNER_CYBORG',
                regex='^(OWNER_CYBORG|CUSTOM_[A-Z0-9_]{1,248})$', help="""
-The trait that marks our providers as owned by an accelerator service rather
-than by Nova's own PCI or vGPU code: OWNER_CYBORG, or a trait of yours that
-begins with ``CUSTOM_``."""),
+Trait by which the providers of nova_accel differ from those of Nova's own PCI
+and vGPU code: OWNER_CYBORG, or a trait of yours that begins with
+``CUSTOM_``."""),
     cfg.MultiStrOpt('function_class', default=[], help="""
-``<CLASS>:<function UUID>``: while that function is loaded its region has the
-trait CUSTOM_FPGA_<CLASS>, for example CUSTOM_FPGA_NETWORK. May be given
-several times. Example: ``COMPUTE:d8424dc4-a4a3-c413-f89e-433683f9040b``."""),
+``<CLASS>:<function UUID>``: a region that carries this function has the trait
+CUSTOM_FPGA_<CLASS>, for example CUSTOM_FPGA_NETWORK. May be given several
+times. Example: ``COMPUTE:d8424dc4-a4a3-c413-f89e-433683f9040b``."""),
     cfg.ListOpt('fixed_devices', default=[], help="""
-PCI addresses of devices that are never reprogrammed. They are offered with
-their present function."""),
+PCI addresses of FPGA cards that nova-compute never programs. Servers get them
+with their present function."""),
     cfg.ListOpt('whole_cards', default=[], help="""
-PCI addresses of FPGA cards whose servers may program, reset and flash them.
-Under DFL such a card is one with one port and without VFs, and is given to
-guests by its physical function; other DFL cards are given by their VFs only.
-Under XRT it is named by its management function, and the requests of its
-mailbox stay as they are; of other cards nova-compute closes those that change
-the card. What a server leaves in such a card counts as its project's, and is
-replaced before another server gets it. Example: ``0000:5e:00.0``."""),
+PCI addresses of FPGA cards that servers get completely, and may program, reset
+and flash. With DFL, the card must have one port and no VFs; guests get its
+physical function. With XRT, give the address of the management function;
+nova-compute then does not restrict the mailbox of the card. nova-compute
+treats the content of such a card as that of the server's project, and replaces
+it before another server gets the card. Example: ``0000:5e:00.0``."""),
     cfg.MultiStrOpt('include_devices', default=[], help="""
-A driver of which one of these rules matches a device reports only devices that
-match one; other drivers report all. The drivers gpu and nvme offer only devices
-that match one. A rule is a list of
-``key=value`` pairs with the keys address (PCI), vendor and product (four hex
-digits), and subsystem (``10de:1533``), by which boards of one product differ.
-All pairs have to match; ``*`` and ``?`` are wildcards. May be given several
-times. Example: ``vendor=8086 product=09c4``."""),
+Rules that select devices. The drivers gpu and nvme offer only devices that
+match a rule. Another driver offers all its devices, or, if a rule matches one
+of them, only those that match a rule. A rule is a list of ``key=value`` pairs
+with the keys address (PCI), vendor and product (four hex digits), and
+subsystem (``10de:1533``), which distinguishes boards of one product. All pairs
+must match; ``*`` and ``?`` are wildcards. May be given several times. Example:
+``vendor=8086 product=09c4``."""),
     cfg.MultiStrOpt('exclude_devices', default=[], help="""
-Devices that match one of these rules are ignored, even if include_devices
+Devices that match one of these rules are not offered, even if include_devices
 matches too. An address can also be that of a single VF. Example:
 ``address=0000:3b:*``."""),
     cfg.ListOpt('virtual_functions', default=[], help="""
 ``<PCI address of a physical function>=<number>``: number of VFs that
-nova-compute creates if the function has none, at its start and later while no
-server has the device, for the drivers dfl, gpu, qat, nvme, vgpu and pci. VFs
-that exist already and may be in use are not changed. Example:
-``0000:3d:00.0=16``."""),
+nova-compute creates, at its start and later while no server has the device,
+for the drivers dfl, gpu, qat, nvme, vgpu and pci. Existing VFs are not
+changed. Example: ``0000:3d:00.0=16``."""),
     cfg.ListOpt('vgpu_types', default=[], help="""
-Types of vGPUs to create, the preferred ones first, by the vendor's name. The
-name in mdev_supported_types and the number work too, but an update of the host
-may change them. Items ``<PCI address>=<type>`` replace the other items for
-that GPU. By default every type that the GPU offers is used. Example:
-``A40-2Q,0000:41:00.0=L40S-4Q``."""),
+Types of vGPUs that servers can get, in order of preference, by the vendor's
+name. The name in mdev_supported_types and the number are accepted too, but an
+update of the host may change them. Items ``<PCI address>=<type>`` replace the
+other items for that GPU. By default, servers can get every type of the GPU.
+Example: ``A40-2Q,0000:41:00.0=L40S-4Q``."""),
     cfg.ListOpt('xe_quotas', default=[], help="""
-What each VF of a GPU of Intel gets under the driver xe, ``<PCI address of the
-GPU>/<attribute>=<number>``: ``vram_quota`` (bytes, Linux 7.0),
+Limits of each VF of an Intel GPU with the kernel driver xe, ``<PCI address of
+the GPU>/<attribute>=<number>``: ``vram_quota`` (bytes, Linux 7.0),
 ``exec_quantum_ms`` and ``preempt_timeout_us`` (6.19). nova-compute writes them
-before it creates the VFs. Without them the VFs have equal parts of the memory,
-and no limit of time. Example: ``0000:03:00.0/vram_quota=4294967296,
+before it creates the VFs. By default, the VFs have equal parts of the memory,
+and no limit of computing time. Example: ``0000:03:00.0/vram_quota=4294967296,
 0000:03:00.0/exec_quantum_ms=20``."""),
     cfg.StrOpt('pools', default='host',
-               choices=[('host', 'all that are alike share one'),
+               choices=[('host', 'all equal devices share one'),
                         ('numa_node', 'those of each NUMA node share one'),
-                        ('none', 'each device has one of its own')], help="""
-Which devices share one resource provider in Placement. Devices of the drivers
-gpu, nvme, pci and qat that are alike in type, product, driver and traits are
-equal for the scheduler, and with one provider for each, a server that asks for
-eight of them is scheduled only after minutes, or never. A server may get all
-devices of a host from one provider; with ``numa_node`` all of one node, and
-from two nodes by two request groups. When the value changes, the allocations
-of servers move at the next start of nova-compute. FPGAs and vGPUs always have
-providers of their own."""),
+                        ('none', 'each device has its own')], help="""
+Which equal devices share a resource provider in Placement. Devices of the
+drivers gpu, nvme, pci and qat are equal if they have the same type, product,
+driver and traits. A request group gets its devices from one provider: with
+``numa_node``, use two groups for devices of two nodes. With ``none``,
+Placement takes minutes for a server that requests eight devices, or does not
+finish. After a change, nova-compute moves the allocations of servers at its
+next start. FPGA regions and cards with vGPUs always have their own
+providers."""),
     cfg.MultiStrOpt('device_sets', default=[], help="""
 PCI addresses of devices that servers get only together, separated by spaces,
-for example the GPUs of a partition of NVSwitches. A set has a resource
-provider of its own, from which a request group gets all of it or nothing: with
-a set of four GPUs, ``resources1:CUSTOM_ACCELERATOR_GPU=4``. The devices of a
-set are of one type, given whole (drivers gpu, nvme and pci) or by the one VF
-that each has, as GPUs of AMD under gim; each is in one set only. May be given
-several times. Example: ``0000:1a:00.0 0000:1b:00.0 0000:1c:00.0
+for example the GPUs of a partition of NVSwitches. A set has its own resource
+provider, from which a request group gets all devices or none: for a set of
+four GPUs, ``resources1:CUSTOM_ACCELERATOR_GPU=4``. The devices of a set must
+be of one type, and offered whole (drivers gpu, nvme and pci) or by exactly one
+VF, for example GPUs of AMD with gim. A device can be in one set only. May be
+given several times. Example: ``0000:1a:00.0 0000:1b:00.0 0000:1c:00.0
 0000:1d:00.0``."""),
     cfg.StrOpt('fabric_command', help="""
-What activates the partition of a set of GPUs under NVSwitches before their
-guest starts, and deactivates it after. ``libnvfm``: nova-compute asks NVIDIA's
-Fabric Manager at 127.0.0.1:6666 by its library; ``libnvfm:<address>`` another
-one, by <IPv4 address>:<port> or the path of its socket; gpu_modules is needed
-too. An absolute path: that command of the operator's is run as the user of
-nova-compute, one at a time, with ``activate`` or ``deactivate`` and the PCI
-addresses of the set, sorted; it ends with 0 where that is done, or was before.
-``static``: nothing is run, and partitions stay as the operator has set them up.
-Without it, such sets are not offered. vGPUs of such GPUs are offered with
-``static``, and with ``libnvfm`` those that have all of a GPU, whose partition
-is activated with their VF. Example: ``libnvfm``."""),
+How nova-compute activates the partition of a set of GPUs under NVSwitches
+before their guest starts, and deactivates it after. ``libnvfm``: by the
+library of NVIDIA's Fabric Manager, at 127.0.0.1:6666; ``libnvfm:<address>`` at
+<IPv4 address>:<port> or the path of a socket; gpu_modules is needed too. An
+absolute path: by this command, which nova-compute runs as its own user, one at
+a time, with ``activate`` or ``deactivate`` and the sorted PCI addresses of the
+set; it must exit with 0 if the partition is then in this state. ``static``:
+partitions are never changed. Without this option, such sets are not offered.
+vGPUs of such GPUs are offered with ``static`` or, if they have all of a GPU,
+with ``libnvfm``. Example: ``libnvfm``."""),
     cfg.ListOpt('gpu_modules', default=[], help="""
-``<PCI address of a GPU>=<module>``: the number by which NVIDIA's Fabric Manager
-knows a GPU; ``Module ID`` of ``nvidia-smi -q``, while the host has the
-driver of NVIDIA. It depends on the board, not on the order of the addresses.
-Example: ``0000:1a:00.0=2,0000:1b:00.0=4``."""),
+``<PCI address of a GPU>=<module>``: the number by which NVIDIA's Fabric
+Manager identifies the GPU, shown as ``Module ID`` by ``nvidia-smi -q`` while
+the GPU is bound to NVIDIA's driver. It does not follow from the order of the
+addresses. Example: ``0000:1a:00.0=2,0000:1b:00.0=4``."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
-Seconds after which nova-compute checks for added and removed devices, and for
-their health. It does so when Nova reports what the host has: a value below
-``[DEFAULT] update_resources_interval``, by default 60, changes nothing. Signals
-of the bus, which are cheap, are read four times in the interval in any case.
-Events of the kernel about devices are handled at once."""),
+Interval in seconds in which nova-compute looks for added and removed devices
+and reads their health. It does so when Nova reports the resources of the host:
+a value below ``[DEFAULT] update_resources_interval``, by default 60, has no
+effect. nova-compute reads signals of the bus four times in the interval, and
+handles events of the kernel at once."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""
-Seconds that a scan of the devices may take, all of them side by side. A device
-that takes longer is fenced alone; the start of nova-compute waits for it
-once."""),
+Seconds that a scan, of all devices in parallel, may take. A device that takes
+longer is fenced; the start of nova-compute waits for it once."""),
     cfg.ListOpt('health', default=['observe'], help="""
-What nova-compute does about reports of the health of devices: ``<mode>`` for
-all signals, ``<signal>=<mode>`` for one. With ``observe`` it logs findings and
-shows them to the operator; nothing else changes. With ``act`` a device that is
-suspect has the trait CUSTOM_ACCELERATOR_SUSPECT and is given to servers last,
-one that is not fit is given to no server, and owners are informed; signals that
-the documentation calls new stay with ``observe`` unless they are named. With
-``off`` nothing is read. Example: ``act,link_speed=off``."""),
+How nova-compute reacts to problems of devices: ``<mode>`` for all signals,
+``<signal>=<mode>`` for one. With ``observe`` it logs findings, and commands
+show them; nothing else changes. With ``act``, in addition, suspect devices
+have the trait CUSTOM_ACCELERATOR_SUSPECT and servers get them last,
+quarantined devices are withheld, and owners are informed; signals that the
+documentation marks as new stay with ``observe`` unless you name them. With
+``off`` nova-compute reads no signals. Example: ``act,link_speed=off``."""),
     cfg.StrOpt('metrics_file', help="""
-Absolute path of a file that nova-compute replaces each discovery_interval, and
-when the health of a device changes, with the states and the use of devices as
-metrics for the textfile collector of node_exporter: a name that ends in
-``.prom``, in a directory that nova-compute may write. Without it none is
-written. Example:
+Absolute path of a file for the textfile collector of node_exporter, which
+nova-compute replaces each discovery_interval and when the health of a device
+changes, with metrics of the state and use of devices. The name must end in
+``.prom``, and nova-compute must be able to write into the directory. By
+default no file is written. Example:
 ``/var/lib/prometheus/node-exporter/nova_accel.prom``."""),
     cfg.StrOpt('metrics_group', help="""
-Group of the user of node_exporter, and of the user of nova-compute. With it
-metrics_file also has the use of devices and their states by project, and only
-this group and nova-compute's user can read the file (mode 0640). Without it the
-file names no project, and every user can read it. Example:
-``prometheus``."""),
+Group that may read metrics_file (mode 0640), which then also has the use of
+devices by project. The users of node_exporter and of nova-compute must be
+members. Without it, the file has no projects, and every user can read it.
+Example: ``prometheus``."""),
     cfg.IntOpt('device_timeout', default=30, min=1, help="""
-Seconds that creating or removing one vGPU may take. One that takes longer is
-not given to a server until it has ended."""),
+Seconds that a build or a delete waits for a call to a device, for example for
+a reset or the creation of a vGPU. If the call takes longer, no server gets the
+device before the call has ended."""),
     cfg.IntOpt('runtime_programming_interval', default=30, min=1, help="""
-Seconds after which nova-compute checks again whether an owner requests another
-bitstream in a server's metadata ``accel:bitstream_id``. nova-compute reads
-these images with the credentials of [service_user]."""),
+Interval in seconds in which nova-compute reads the metadata of servers, for
+example a bitstream that their owner requests by ``accel:bitstream_id``.
+nova-compute reads these images with the credentials of [service_user]."""),
     cfg.IntOpt('runtime_programming_pause', default=60, min=0, help="""
-Seconds that have to pass between two programmings of the same region at run
-time. An owner who asks sooner waits, and other servers of the host are not
-delayed."""),
+Minimum number of seconds between two programmings of the same region at run
+time. Earlier requests wait, without a delay for other servers."""),
     cfg.IntOpt('programming_timeout', default=300, min=1, help="""
-Seconds that programming one region may take. A region that takes longer is
+Seconds that programming a region may take. A region that takes longer is
 quarantined until its driver reports it again."""),
     cfg.ListOpt('handover', default=[], help="""
-What is done with a device when a server releases it, before another one gets
-it: ``<policy>`` for all devices, ``<driver>=<policy>`` for those of a driver,
-``<key>=<value> ...=<policy>`` for those that these pairs match as a rule of
-``include_devices``, ``<PCI address>=<policy>`` for one. An address counts
-before a rule, the first rule that matches before the driver. Policies are
-``clear`` (the default), which resets the device and takes away what the server
-left, ``reset``, which only resets it, ``bus``, which is ``clear`` with a reset
-of the bus of a function that is alone on it, ``shown``, which is ``bus`` and
-demands that a GPU shows that its memory is clear, ``none``, and ``operator``:
-the device stays reserved until the operator lowers ``reserved`` of its
-provider in Placement. A device for which this fails is not given to another
-server. Example: ``clear,gpu=reset,vendor=144d
+How devices are cleaned after a server, before another one gets them:
+``<policy>`` for all devices, ``<driver>=<policy>`` for those of a driver,
+``<key>=<value> ...=<policy>`` for those that match these pairs as a rule of
+``include_devices``, ``<PCI address>=<policy>`` for one. An address takes
+precedence over rules, and the first rule that matches over the driver.
+Policies are ``clear`` (the default), which resets the device and erases the
+state that the server left; ``reset``, which only resets it; ``bus``, which is
+``clear`` with a reset of the bus; ``shown``, which is ``bus`` and requires
+that the GPU reports its memory as clear; ``none``; and ``operator``, with
+which the device is withheld until the operator releases it. If cleaning fails,
+no server gets the device. Example: ``clear,gpu=reset,vendor=144d
 product=a8*=none,0000:3b:00.0=operator``."""),
     cfg.MultiStrOpt('pci_devices', default=[], help="""
 Devices of the driver ``pci``, by rules of ``key=value`` pairs. These keys
 select devices: vendor and product (four hex digits), subsystem
-(``10de:1533``), class (six), address (PCI), driver (of the kernel). All given
-pairs have to match; ``*`` and ``?`` are wildcards. These keys describe them:
-type (required) leads to the resource class CUSTOM_ACCELERATOR_<type>; traits
-adds traits, separated by commas; name replaces the product's id;
-``vfs=together`` gives all VFs of a function as one accelerator. The first rule
-that matches counts. May be given several times. Example: ``vendor=1da3
+(``10de:1533``), class (six hex digits), address (PCI), driver (of the kernel).
+All pairs must match; ``*`` and ``?`` are wildcards. These keys describe them:
+type (required) sets the resource class CUSTOM_ACCELERATOR_<type>; traits adds
+traits, separated by commas; name replaces the product's id in traits;
+``vfs=together`` offers all VFs of a function as one accelerator. The first
+rule that matches applies. May be given several times. Example: ``vendor=1da3
 product=10?? type=AI traits=CUSTOM_AI_TRAINING name=GAUDI``."""),
     cfg.MultiStrOpt('device_traits', default=[], help="""
-Traits that you give devices, by rules of ``key=value`` pairs: vendor, product,
-subsystem and address as in ``include_devices`` select devices, all given pairs
-have to match; ``traits`` (required) are what they get, custom traits with ``,``
-between them. A device gets those of all rules that match. For flavors, which
-may require or prefer them (``accel1:prefer``). May be given several times.
-Example: ``vendor=10de product=26b9 traits=CUSTOM_TIER_GOLD``."""),
+Additional traits of devices, which flavors can require or prefer
+(``accel1:prefer``), by rules of ``key=value`` pairs. vendor, product,
+subsystem and address select devices as in ``include_devices``; ``traits``
+(required) lists custom traits, separated by commas. A device gets the traits
+of all rules that match. May be given several times. Example: ``vendor=10de
+product=26b9 traits=CUSTOM_TIER_GOLD``."""),
     cfg.ListOpt('near', default=[], help="""
-In which domains this host is, ``<level>=<domain>``, the nearest level first,
-for servers that have to be near each other (``accel:near`` of flavors). Levels
-are names of yours: lower-case letters and digits. A domain is a trait that
-begins with ``CUSTOM_NEAR_<LEVEL>_``; or the absolute path of a file that has
-its name, or of a command that prints it; or, for the level ``nvlink``,
-``auto``: the cluster and the clique that NVIDIA's driver of the host reports.
-A host is in one domain of a level. Files and commands are read again each
-discovery_interval. Example:
-``nvlink=auto,rail=CUSTOM_NEAR_RAIL_3,rack=CUSTOM_NEAR_RACK_R7``."""),
+Domains of this host, ``<level>=<domain>``, the nearest level first, for
+servers that must be near each other (``accel:near`` of flavors). You choose
+the names of levels, in lower-case letters and digits; a host is in one domain
+of each level. A domain is a trait that begins with ``CUSTOM_NEAR_<LEVEL>_``;
+or the absolute path of a file that contains its name, or of a command that
+prints it; or, for the level ``nvlink``, ``auto``: the cluster and clique that
+NVIDIA's driver reports. Files and commands are read each discovery_interval.
+Example: ``nvlink=auto,rail=CUSTOM_NEAR_RAIL_3,rack=CUSTOM_NEAR_RACK_R7``."""),
     cfg.ListOpt('qat_services', default=[], help="""
 Services of QAT cards of generation 4 and later, set at the start of
 nova-compute if the card has no VFs: ``<services>`` for all cards, ``<PCI
@@ -222,56 +215,51 @@ always finds OCP time cards. The clock of a network card is refused. Example:
 BITSTREAM_OPTS = [
     cfg.StrOpt('bitstream_cache', default='$state_path/accel_bitstreams',
                help="""
-Directory of nova-compute for the bitstreams that it fetched from Glance."""),
+Directory for bitstreams that nova-compute has downloaded from Glance."""),
     cfg.ListOpt('bitstream_owners', default=[], help="""
-IDs of the projects whose images are the operator's bitstreams, as all public
-images are. Only what the operator's images put into a region is shown in
-Placement and kept for the next server. If set, nova-compute fetches what a
-flavor names, where it is the operator's, with the credentials of
-[service_user]: these images need not be visible to tenants. Example:
-``3f2c0b7a9d5e4c18a6b0d7e1f4932c85``."""),
+IDs of projects whose images are the operator's bitstreams, like all public
+images. Placement shows only functions from the operator's images, and only
+these stay in a region for the next server. If set, nova-compute downloads the
+operator's images with the credentials of [service_user]: they need not be
+visible to tenants. Example: ``3f2c0b7a9d5e4c18a6b0d7e1f4932c85``."""),
     cfg.IntOpt('bitstream_cache_size', default=4096, min=0, help="""
 Size limit of the bitstream cache in MiB. The least recently used bitstreams
-are removed first, and none that a server of the host has."""),
+are removed first, but none that a server of the host uses."""),
     cfg.IntOpt('bitstream_max_size', default=1024, min=1, help="""
 Size limit of a bitstream in MiB. Larger images are refused."""),
     cfg.IntOpt('glance_timeout', default=60, min=1, help="""
-Seconds to wait for each answer of Glance."""),
-]
+Seconds to wait for each response of Glance."""), ]
 
 PROFILE_OPTS = [
     cfg.StrOpt('device_profiles', default='/etc/nova/device_profiles',
                help="""
-A YAML file of device profiles, or a directory of such files. Read by
-nova-api when a server is created or resized with a flavor that has
-``accel:device_profile``; a changed file takes effect at the next request. Of a
-directory ``*.yaml`` and ``*.yml`` are read. A malformed file is named in the
-log of nova-api, and what was good in it before stays in force."""),
-]
+A YAML file of device profiles, or a directory with such files (``*.yaml`` and
+``*.yml``). nova-api reads it when a server is created or resized with a flavor
+that has ``accel:device_profile``; a changed file takes effect at the next
+request. If a file is malformed, nova-api logs its name and continues to use
+its last valid profiles."""), ]
 
 API_OPTS = [
     cfg.BoolOpt('allow_snapshot_boot', default=False, help="""
-Whether a server with accelerators may be created from a snapshot of a server
-with accelerators. The snapshot's software may expect a function that the new
-server's flavor does not give. Read by nova-api."""),
-]
+Allow the creation of servers with accelerators from a snapshot of a server
+with accelerators, although the software in the snapshot may expect another
+function than that of the new flavor. Read by nova-api."""), ]
 
 SCHEDULER_OPTS = [
     cfg.FloatOpt('weight_multiplier', default=10.0, help="""
-How much counts which functions a host's regions carry and how full it is,
-against Nova's own weights. An aggregate's metadata ``accel_weight_multiplier``
-takes precedence, as with Nova's own weighers. With zero neither counts."""),
+Multiplier of the weight of AcceleratorWeigher (loaded functions, free devices)
+against Nova's own weights. ``accel_weight_multiplier`` in the metadata of an
+aggregate takes precedence, as with Nova's own weighers. With zero the weigher
+has no effect."""),
     cfg.StrOpt('packing', default='stack',
-               choices=[('stack', 'from where fewest are free: whole hosts '
-                                  'stay whole'),
-                        ('spread', 'from where most are free')], help="""
-From which hosts, and from which pools of a host, servers get accelerators of
-which they want no function. With ``stack``, servers without accelerators go to
-hosts without free accelerators first. Either counts more than Nova's own
-weights of RAM, CPU, disk and I/O; less than what a server asks for, and than a
-tenant's server group. A flavor's ``accel:packing`` takes precedence. Read by
-nova-scheduler."""),
-]
+               choices=[('stack', 'from the fullest: whole hosts stay free'),
+                        ('spread', 'from the emptiest')], help="""
+From which hosts, and from which pools of a host, servers get devices for which
+they request no function. With ``stack``, servers without accelerators go to
+hosts without free accelerators first. This outweighs Nova's own weights of
+RAM, CPU, disk and I/O, but not the requests of the flavor or a server group of
+the tenant. ``accel:packing`` in a flavor takes precedence. Read by
+nova-scheduler."""), ]
 
 ALL_OPTS = [*COMPUTE_OPTS, *BITSTREAM_OPTS, *PROFILE_OPTS, *API_OPTS,
             *SCHEDULER_OPTS]
