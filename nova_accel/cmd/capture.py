@@ -46,14 +46,13 @@ _ALSO = ('vendor', 'device', 'subsystem_vendor', 'subsystem_device', 'class',
 
 
 class Capture(command.Command):
-    """Write the reads of drivers on this host into a file that can be
-    replayed.
+    """Write the devices of this host, as drivers read them, into a file.
 
-    The file is a test case: [accel] simulated_host, or the option of
-    "nova-accel discover", plays it, and discover shows the same as on the
-    host. Serial numbers, MAC addresses, mount points and names of the host
-    are replaced by stand-ins. Reads only, and writes nothing but the file.
-    What may not be read is named on stderr, and the exit status is 1.
+    With the file as [accel] simulated_host or --simulated-host, "nova-accel
+    discover" shows on any machine what it shows on this host. Serial numbers,
+    MAC addresses, mount points and names of the host are replaced by others.
+    Changes nothing on the host. If some attributes may not be read, stderr
+    names them, and the exit status is 1.
     """
 
     def get_parser(self, prog_name):

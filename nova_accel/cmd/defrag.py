@@ -25,13 +25,13 @@ _PLANNED, _DONE = 'planned', 'done'
 class Defrag(clouds.Asks, output.Table):
     """Plan the fewest cold migrations that make room for servers of a flavor.
 
-    A line for each migration, in their order. Without --do nothing is changed,
-    and stderr has the --do that carries out the plan: one migration after the
-    other, each confirmed before the next, until one fails. A server is stopped
-    while it is migrated. If the plan has changed since it was shown, nothing
-    is migrated. The plan is based on Placement, as in fits; if Nova refuses a
-    host for a server, the migration fails. Uses the credentials of the
-    openstack command.
+    Prints a line for each migration, in their order. Without --do the command
+    changes nothing, and stderr has the option --do that carries out the plan:
+    one migration after the other, each confirmed before the next, until one
+    fails. A server is stopped while it is migrated. If the plan has changed
+    since it was shown, nothing is migrated. The plan is based on Placement, as
+    in fits; if Nova refuses a host for a server, the migration fails. Uses the
+    credentials of the openstack command.
 
     The exit status is 0 if there is room or room can be made, and 1 if not, or
     if a migration failed.

@@ -86,14 +86,14 @@ class Disable(_Disables):
 class Drain(_Disables, output.Table):
     """Take a device out of service, and show the servers that still use it.
 
-    One row for each claim of a server on it. The exit status is 3 while one is
-    left, and 0 when none is left, after which no new claim is possible. Move
-    or delete the servers, and run the command again.
+    Prints a row for each claim of a server on it. Move or delete these
+    servers, and run the command again. The exit status is 3 while a claim is
+    left, and 0 when no server has the device or can get it.
 
-    With --at the device is taken out of service at that time. Until then the
-    owners of its servers read the time and --because in the metadata of their
-    servers, and no server gets the device that by its flavor
-    (accel:max_hours) would outlast the time. nova-accel undrain cancels it.
+    With --at, the device is taken out of service at that time. Until then, the
+    metadata of its servers show the time and --because to their owners, and
+    servers that could live longer by accel:max_hours of their flavor do not
+    get the device. nova-accel undrain cancels this.
     """
 
     COLUMNS = ('Device', 'Handle', 'Server', 'State', 'Error')

@@ -42,14 +42,14 @@ _LONG_COLUMNS = ('Provider', 'NUMA', 'Resource class', 'Total', 'Reserved',
 class Discover(output.Lister):
     """Show the accelerators that the enabled drivers find on this host.
 
-    One row per device and per FPGA region: its type, its function, the number
-    of its accelerators, and the servers that hold them according to
-    nova-compute's claim store. With --long, one row per resource provider: its
-    inventory in Placement, its handles and traits; with --long -f json, the
-    devices themselves by PCI address. The exit status is 1 if a driver failed;
-    the devices of the others are shown. If no driver is enabled, all installed
-    ones are used, and stderr has the lines of nova.conf that offer their
-    devices. Nothing is written, not even the state of a simulated host.
+    Prints a row for each device and FPGA region: its type, its function, how
+    many of its handles are in use, and the servers that have them, from the
+    claim store of nova-compute. With --long, one row per resource provider:
+    its inventory in Placement, its handles and traits; with --long -f json,
+    the devices themselves by PCI address. The exit status is 1 if a driver
+    failed; the devices of the others are shown. If no driver is enabled, all
+    installed ones are used, and stderr has the lines of nova.conf that offer
+    their devices. Nothing is written, not even the state of a simulated host.
     """
 
     COLUMNS = ('Device', 'What', 'Function', 'Total', 'Used', 'Held by',

@@ -80,8 +80,8 @@ class OfFlavors(clouds.Asks, output.Lister):
 class Fits(OfFlavors):
     """Show how many servers of each flavor fit now, and what limits them.
 
-    A line for each flavor with accelerators: how many servers of it fit if no
-    others are built, and the limit that prevents more; with --by-host also for
+    Prints a line for each flavor with accelerators: how many servers of it fit
+    now, and the resource that limits their number; with --by-host also for
     each host. The numbers are based on Placement: zones, aggregates, the
     topology of guests and other filters of your Nova may leave fewer. Uses the
     credentials of the openstack command. Changes nothing except the file of

@@ -28,12 +28,12 @@ class History(output.Lister):
 
     One row for each time that a server had a device, from the journal of
     hand-overs, and from the claims for the servers that have it now. From is
-    when the server got it; where that is not recorded, the time of the
-    hand-over before, since when no other server can have had it. Rows without
-    a server are what the operator had done. Reports of owners have a row of
-    their own. An address stands for what was
-    there, and for the card that is there now, wherever it was before. Reads the
-    claim store of nova-compute, or files of many hosts, and changes nothing.
+    the time when the server got it or, if that is not recorded, the time of
+    the previous hand-over. Rows without a server are commands of the operator.
+    Reports of owners have their own rows. An address selects all cards that
+    were there, and the card that is there now, also at its earlier addresses.
+    Reads the claim store of nova-compute, or files of many hosts, and changes
+    nothing.
     """
 
     COLUMNS = ('Host', 'From', 'Until', 'Device', 'Serial', 'Handle', 'Server',

@@ -51,10 +51,10 @@ class _OfDevice(command.Command):
 class Clean(_OfDevice):
     """Clean a device that no server has, as after a server.
 
-    nova-compute, which has to run, does what [accel] handover says: it resets
-    the device and removes data that a server may have left. Meanwhile no
-    server gets the device, nor after a failure until it is clean. A device
-    that a server has is refused, with exit status 1.
+    nova-compute, which must run, follows the policy of [accel] handover: by
+    default it resets the device and erases data that a server may have left.
+    No server gets the device before it is clean. If a server has the device,
+    the command refuses, with exit status 1.
     """
 
     VERB = 'clean'
@@ -66,11 +66,11 @@ class Clean(_OfDevice):
 class Program(_OfDevice):
     """Program a free region of an FPGA with an image of the operator.
 
-    nova-compute, which has to run, takes the image from Glance: one that is
-    public or belongs to a project of [accel] bitstream_owners. Disable the
-    device first (nova-accel disable), so no server gets it. Otherwise the
-    command is refused, with exit status 1. A region of [accel] fixed_devices
-    that carries the function of the image gets its name only.
+    nova-compute, which must run, downloads the image from Glance: it must be
+    public or belong to a project of [accel] bitstream_owners. Disable the
+    device first (nova-accel disable); otherwise the command is refused, with
+    exit status 1. A region of [accel] fixed_devices is not programmed; if it
+    carries the function of the image, it gets the name of that function.
     """
 
     VERB = 'program'
@@ -88,14 +88,13 @@ class Program(_OfDevice):
 
 
 class Drill(_OfDevice):
-    """Let a device report a false finding, to test an alert.
+    """Simulate a fault of a device, to test your alerts.
 
-    The finding goes the way of a true one: the log of nova-compute, a
-    notification, the file of metrics, and with [accel] health = act Placement
-    and the metadata of the servers that have the device, whose owners read it;
-    if none has it, the device is reset as one that has failed. Check that your
-    own alert arrives. The device has to be disabled before (nova-accel
-    disable), and nova-compute has to run. Else the exit status is 1.
+    The finding is processed like any other: nova-compute logs it, notifies,
+    and writes metrics; with [accel] health = act it also changes Placement and
+    the metadata of servers with the device or, if no server has it, resets the
+    device. Check that your alert arrives. Disable the device first (nova-accel
+    disable); nova-compute must run. Otherwise the exit status is 1.
     """
 
     VERB = signals.DRILL

@@ -12,11 +12,11 @@ from nova_accel.host import pci
 class Release(command.Command):
     """Release the claim of a server that does not exist, or one that waits.
 
-    nova-compute must be running. It checks if a guest, an allocation in
-    Placement or a server in Nova needs the claim, and if so refuses, with exit
-    status 1. Otherwise it cleans the device, which is free then, and the
-    command prints what was found. A handle that waits for you (policy operator
-    of [accel] handover) is free at once: clean it before.
+    nova-compute must be running. It checks whether a guest, an allocation in
+    Placement or a server in Nova needs the claim. If so, the command refuses,
+    with exit status 1; otherwise nova-compute cleans the device, which is then
+    free. A handle that waits for you (policy operator of [accel] handover) is
+    free at once: clean it first.
     """
 
     def get_parser(self, prog_name):

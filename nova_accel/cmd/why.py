@@ -50,11 +50,9 @@ class Why(clouds.Asks, output.Table):
     server come first, the one that costs least at the top, and Rank is the
     order in which its devices are taken; the other rows have the first
     condition that is not met. Asks Placement, Nova and Glance with your
-    credentials and changes nothing. Run it where the configuration and the
-    device profiles are those of nova-api.
-
-    The exit status is 0 when a host was found, 1 when none was, and 2
-    when this could not be found out.
+    credentials and changes nothing. Run it on a host of nova-api, whose device
+    profiles it reads. The exit status is 0 if a host was found, 1 if none was,
+    and 2 if this could not be found out.
     """
 
     COLUMNS = 'Host', 'Cost', 'Group', 'Provider', 'Rank', 'Why'
