@@ -140,7 +140,7 @@ EXPLORE_MINUTES ?= 60
 
 explore: $(STAMP)
 	NOVA_ACCEL_EXPLORE_MINUTES=$(EXPLORE_MINUTES) $(BIN)/python \
-		-m testtools.run tests.host.test_explorer
+		-m testtools.run tests.host.test_explorer tests.unit.test_uses
 
 # FAULTS=Glance for calls of that name; minutes
 FAULTS ?= all

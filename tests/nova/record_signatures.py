@@ -11,6 +11,7 @@ not imported, so that one Python reads all releases.
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
+import functools
 import pathlib
 import sys
 import tarfile
@@ -164,10 +165,14 @@ def record(read: Callable[[str], str],
     found = {}
     for module, wanted in RECORDED.items():
         names = dict(_split(entry) for entry in wanted)
-        for node in _top(ast.parse(read(module)).body):
+        for node in _top(_parsed(read(module)).body):
             for name, what in _definitions(node, names, describe):
                 found[f'{module}.{name}'] = what
     return found
+
+
+#: most modules are the same in both of two releases
+_parsed = functools.lru_cache(maxsize=None)(ast.parse)
 
 
 def _top(body):

@@ -386,7 +386,7 @@ STEPS = st.lists(st.one_of(
 
 class RandomTest(testtools.TestCase):
 
-    @hypothesis.settings(max_examples=100, deadline=None)
+    @hypothesis.settings(max_examples=50, deadline=None)
     @hypothesis.given(st.booleans(), STEPS)
     def test_nothing_is_lost(self, pool, steps):
         """A raise and a lowering count, whenever they come; what waits is
@@ -403,7 +403,7 @@ class RandomTest(testtools.TestCase):
                 set(world.released))
             self.assertEqual(pool and len(left) == 4, world.is_marked)
 
-    @hypothesis.settings(max_examples=100, deadline=None)
+    @hypothesis.settings(max_examples=50, deadline=None)
     @hypothesis.given(st.booleans(), STEPS)
     def test_copy_stays_old(self, pool, steps):
         """A raise and a lowering count also where Nova reads nothing again."""
@@ -413,7 +413,7 @@ class RandomTest(testtools.TestCase):
             world.settle(refreshes=False)
             self.assertEqual(world.his, world.reserved)
 
-    @hypothesis.settings(max_examples=100, deadline=None)
+    @hypothesis.settings(max_examples=50, deadline=None)
     @hypothesis.given(st.booleans(), STEPS, STEPS, st.integers(0, 8))
     def test_killed(self, pool, steps, then, kill):
         """Without his doing it is as if nothing had happened; what he reserved

@@ -250,7 +250,7 @@ class OneMoreCandidateTest(Base):
             found[host.uuid] = weight
         return found.values()
 
-    @settings(max_examples=150)
+    @settings(max_examples=50)
     @given(requests(), st.lists(providers(), min_size=2, max_size=6),
            st.lists(requests(), max_size=3), st.booleans(), st.data())
     def test_weighs_no_less(self, specs, there, asked, is_soft, data):

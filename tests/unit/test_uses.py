@@ -1,5 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""For how long servers had devices, whatever happens in between."""
+"""For how long servers had devices, whatever happens in between.
+
+The everyday run has the same few random operations each time, ``make explore``
+10,000.
+"""
 
 import collections
 import dataclasses
@@ -294,7 +298,8 @@ class UsesTest(UsesTestCase):
 class Oracle(UsesTestCase):
     """Random operations, beside what a bystander with a watch counts."""
 
-    OPERATIONS = 10_000
+    OPERATIONS = (10_000 if os.environ.get('NOVA_ACCEL_EXPLORE_MINUTES')
+                  else 1_500)
 
     def setUp(self):
         super().setUp()
@@ -403,7 +408,7 @@ class Oracle(UsesTestCase):
         operations = {self.boot: 9, self.release: 6, self.clean: 6,
                       self.resize: 4, self.confirm: 3, self.revert: 2,
                       self.arrive: 2, self.count: 20, self.kill: 2,
-                      self.restart: 2, self.lose: .05, self.set_clock: 1}
+                      self.restart: 2, self.lose: .2, self.set_clock: 1}
         for operation in self.random.choices(
                 list(operations), operations.values(), k=self.OPERATIONS):
             if operation == self.set_clock:
@@ -417,7 +422,7 @@ class Oracle(UsesTestCase):
         found = collections.Counter()
         for use in self.store.uses():
             found[use.claim] += use.seconds
-        self.assertGreater(len(found), 100)
+        self.assertGreater(len(found), 30)
         for uuid_, seconds in self.rows.items():
             self.assertLess(abs(found[uuid_] - seconds), .01, uuid_)
         self.assertLess(abs(found.total() - self.rows.total()), 1)
