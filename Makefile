@@ -5,7 +5,8 @@
 # make explore  random orders of events on one host, EXPLORE_MINUTES=60 of them
 # make faults  each call that leaves nova-compute fails, in each operation
 # make mutants  small changes of the code that the tests must notice; minutes
-# make killed  kill nova-compute's own main() where Nova and we have done half
+# make killed  kill nova-compute at each point of each operation, and its own
+#             main() where Nova and we have done half; minutes
 # make sigterm  stop nova-compute under load, STOPS=200 times
 # make style  flake8, the import floors and the types
 # make docs   the pages of docs/source, in docs/build/html, and nova-accel(1)
@@ -155,6 +156,8 @@ mutants: $(STAMP)
 
 killed: $(STAMP)
 	$(BIN)/python -m testtools.run tests.functional.$(KILLED)
+	NOVA_ACCEL_KILLED=all $(BIN)/python -m testtools.run \
+		tests.host.test_killed tests.host.test_maintenance
 
 # nova-compute gets SIGTERM under load, STOPS times
 STOPS ?= 200

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-compute is killed (SIGKILL) at each point of each operation.
+"""nova-compute is killed (SIGKILL) at the points of each operation.
 
 After its next start nothing is lost, nothing is shared, no guest runs without
 its device, and nothing of one server reaches the next one.
