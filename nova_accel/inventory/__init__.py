@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What the host has, and what Placement shows of it."""
+"""The devices of a host, their state, and their providers in Placement."""
 
 import collections
 from collections.abc import Callable, Iterable, Mapping
@@ -38,8 +38,8 @@ LOG = logging.getLogger(__name__)
 class Inventory:
     """The devices of one compute host.
 
-    Every method is safe to call from any thread. No method waits for a card
-    that hangs, except the first time, and then for one time limit.
+    Any thread may call its methods. If a card hangs, only the first call waits
+    for it, for one time limit.
     """
 
     def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
@@ -97,7 +97,7 @@ class Inventory:
         self.staying: Mapping[str, str] = {}
 
     def _hangs(self, key: str, why: str) -> None:
-        """Withhold a device: a call for a key of Cards does not return."""
+        """Withhold the device of a key of Cards: a call does not return."""
         self.table.withheld.withhold(key, holds.Kind.HANGS, why)
         if not self.cards.hanging(key):
             # the call may have ended, and reported that, before the hold was
@@ -214,8 +214,7 @@ class Inventory:
         device, region = self._part(address, index)
         why = self.cards.hanging(claim.key)
         if self.contents.is_unknown(address, index):
-            # a programming of the region, before which it could not be used
-            # either
+            # a hanging call for the card may be programming the region
             why = why or self.cards.hanging(address)
         if why:
             raise cannot('does not respond', f'does not respond: {why}')

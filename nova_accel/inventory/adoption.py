@@ -1,27 +1,32 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Accept reports of drivers, and identify the card of each.
 
+The stored facts about a card (record, marks, holds, contents of regions) follow
+it to another address, and never apply to another card. For example, a boot
+numbers an FPGA card 0000:65:00.0 instead of 0000:3b:00.0. adopt() recognizes
+its serial number, moves its row in the store and the contents of its regions to
+the new address, and marks the device at the old address as gone.
+
 ================================  ============================================
-adopt() gets at an address        known of the device from then on
+Card in the report                Facts from then on
 ================================  ============================================
-the card that was there, or one   what was known there
-that cannot be distinguished
-a card from another address, or   its record, its marks, all that the store has
-one that returns                  of it, and its contents: only their origins,
-                                  if it has other ports than before
-a new card in place of another    nothing, and its contents are unknown
-a new card, and none was there    nothing; its contents are the operator's
-the same, without serial number,  nothing; its contents are a project's
+the previous one, or one that     those of the address
+cannot be distinguished from it
+one from another address, or an   its own. If its ports have changed, its
+absent one that returns           contents are unknown, with their origins
+a new one, in place of another    none; its contents are unknown
+a new one, at an empty address    none; its contents are the operator's
+the same, without serial number,  none; its contents are a project's
 while a card with contents of a
-project is away
-a card with the serial number of  the same as of that one, until both were
-another that is here              found: then each is known by its address and
-                                  product
+project is absent
+one with the serial number of     those of the other one, until both were
+another present card              found: then each is identified by its address
+                                  and product
 ================================  ============================================
 
-gone() notes that a device is gone. The report of a scan is discarded while a
-region of the card is being programmed, and if the card has changed since the
-scan began (Reports.ticket()).
+gone() notes that a device is absent. A report is discarded while a region of
+the card is being programmed, or if the card has changed since the scan began
+(Reports.ticket()).
 """
 
 from collections.abc import Iterable
@@ -53,8 +58,8 @@ class Adoption:
         """Accept the report of a driver about a device.
 
         :param ticket: Reports.ticket() before the scan.
-        :returns: False if the report is discarded: it is older than what is
-            known, or an earlier driver has the device.
+        :returns: False if the report is discarded: it is outdated, or a driver
+            with precedence has the device.
         :raises AcceleratorsUnavailable: another card is at the address, and
             the store cannot be written.
         """
@@ -84,7 +89,7 @@ class Adoption:
                 self._shared.check()
         for other in twins:
             LOG.error(
-                'Devices %s and %s both say that their serial number is %s: '
+                'Devices %s and %s report the same serial number %s: '
                 'nova-compute identifies them by their ports and does not '
                 'notice an exchange; ask their vendor for other firmware',
                 other, address, device.serial)
@@ -92,11 +97,11 @@ class Adoption:
 
     def _twins(self, device: model.Device, before: model.Device | None,
                ) -> list[str]:
-        """Return the other devices that have the new serial number of a device
-        which servers can get.
+        """Return other devices with the serial number of a device, if its
+        number or health is new.
 
-        The two ports of an NVMe disk have the same number, and the driver
-        withholds both. The caller holds the lock.
+        Pairs of which the driver withholds both do not count: the two ports of
+        an NVMe disk have the same number. The caller holds the lock.
         """
         if before and (before.serial, before.health) == (
                 device.serial, device.health):
@@ -171,14 +176,14 @@ class Adoption:
             known = self._known(key, self._at(key))
         if known:
             return known.record
-        # a guest had it when nova-compute first found it: the claim has the
-        # serial number
+        # without a report: a guest had the card when nova-compute first found
+        # it, and the claim has the serial number
         return () if key.serial and any(
             c.serial == key.serial for c in self._store.claims()) else None
 
     def _with_past(self, device, before):
-        """Keep regions marked that the server of a claim could reprogram
-        before, because their content may have changed."""
+        """Keep guest_can_reprogram of regions while the device has a claim,
+        because their content may have changed."""
         were_open = {r.index for r in before.regions if r.guest_can_reprogram}
         if not any(r.index in were_open and not r.guest_can_reprogram
                    for r in device.regions) or not any(
@@ -197,7 +202,7 @@ class Adoption:
                             for row in self._store.unsettled())
 
     def _place(self, device: model.Device) -> values.Card | None:
-        """Find out which card is at an address, and store a change.
+        """Determine which card is at an address, and store a change.
 
         :returns: the known facts about a card that comes from another address
             or returns.
@@ -213,7 +218,7 @@ class Adoption:
                 known = None if stays else self._known(device.card, same)
                 may_be_moved = (not before and not known
                                 and self._may_be_moved(device))
-                # the card of these ports is gone
+                # a card with the same ports has left its other address
                 present = [other for other in same
                            if self._reports.is_present(other)
                            and not (known and device.ports
@@ -227,7 +232,7 @@ class Adoption:
                 if is_other:
                     self._reports.set_gone(address, (
                         'another card is in its place, which cannot be '
-                        'written down'))
+                        'stored'))
                 raise
             with self._reports.lock:
                 for other in same if not present else ():
@@ -256,8 +261,8 @@ class Adoption:
             self._reports.set_gone(address, f'its card is at {now} now')
 
     def _at(self, card: model.CardKey) -> list[str]:
-        """Return the other addresses at which a card was, even if it does not
-        report its serial number now."""
+        """Return the other addresses at which a card was found last. A device
+        that reports no serial number now keeps the stored one."""
         keys = dict(self._store.keys())
         for address, device in self._reports.devices.items():
             if device.serial or device.ports:
@@ -266,7 +271,7 @@ class Adoption:
                     serial=device.serial or (stored.serial if stored else ''))
         found = [address for address, key in keys.items()
                  if address != card.address and key.identifies(card)]
-        # if several have its serial number, the card at its ports
+        # if several have its serial number, the ports decide
         at_ports = [address for address in found
                     if card.ports and keys[address].ports == card.ports]
         if not card.serial and (len(at_ports) > 1 or any(

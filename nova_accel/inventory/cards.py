@@ -164,7 +164,7 @@ class Cards:
                 if tell:
                     tell()
             except Exception:
-                LOG.exception('%s ended late, and what follows failed',
+                LOG.exception('%s ended late, and work after it failed',
                               call.what)
 
     def _give_up(self, call: _Call) -> str:
@@ -244,7 +244,7 @@ class Batch:
         for call in self._waiting:
             if call.ended:
                 continue
-            text = (f'{call.what} is left alone, because nova-compute stops: '
+            text = (f'{call.what} was abandoned, because nova-compute stops: '
                     f'repeat the operation once it runs again')
             if call.began is None:
                 self._cards._fail(call, f'{text}.')
@@ -290,7 +290,7 @@ class Batch:
             self._cards._fail(
                 call, f'{call.what} could not begin within '
                 f"{call.seconds:g} s"
-                + (f', because of this, which still goes on: {before.what}'
+                + (f', because this is still in progress: {before.what}'
                    if before else '') + '.', exception.DeviceBusy)
 
     def _until(self, now: float) -> float:

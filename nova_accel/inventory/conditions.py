@@ -2,19 +2,18 @@
 """Draw conclusions from the health of devices.
 
 ========================  ====================================================
-A finding                 What follows
+Finding                   Consequence
 ========================  ====================================================
-observed                  a line of the log; shown to the operator
-SUSPECT                   the same, and a hold (suspect): a trait in Placement;
-                          not of a guest that QEMU paused
-QUARANTINED, of a level   the same, and a hold (unhealthy) as long as it is so
-QUARANTINED, sticky       the same, and a hold (defective) until nova-accel
-                          enable
+observed                  logged, and shown to the operator
+SUSPECT                   also the hold "suspect", a trait in Placement; except
+                          for a guest that QEMU paused
+QUARANTINED, of a level   also the hold "unhealthy" while the level lasts
+QUARANTINED, sticky       also the hold "defective" until nova-accel enable
 ========================  ====================================================
 
-A server keeps its device in all cases, and can start again. A device that does
-not answer is reported as QUARANTINED by its driver; inventory.cards withholds
-one at which a call hangs.
+A server keeps its device in all cases, and can start again. Drivers report a
+device that does not answer as QUARANTINED; inventory.cards withholds a device
+at which a call hangs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,8 +39,8 @@ LOG = logging.getLogger(__name__)
 _State = signals.State
 Kind = holds.Kind
 _RECOVERY_FAILED = 'recovery_failed'
-#: text of a kernel message -> signal; the words after the second of the two
-#: texts of WEDGED name a remedy (drm-uapi.rst of Linux 6.15)
+#: beginning of a kernel event -> signal; after WEDGED= the kernel names methods
+#: of recovery (drm-uapi.rst of Linux 6.15)
 _EVENTS = (('ERROR_EVENT=FAILED_RECOVERY', _RECOVERY_FAILED),
            ('WEDGED=', 'wedged'))
 #: holds because a device is unhealthy
@@ -55,8 +54,7 @@ class Condition(typing.NamedTuple):
     state: signals.State
     #: clauses, the worst first; '' without findings
     reason: str
-    #: the state from findings that are acted upon: OK, SUSPECT, QUARANTINED or
-    #: GONE
+    #: the state for the owner of its server: OK, SUSPECT, QUARANTINED or GONE
     for_owner: signals.State
     #: the worst first
     findings: tuple[watch.Finding, ...] = ()
@@ -71,9 +69,9 @@ class Conditions:
         # guards the fields below
         self._lock = locks.Lock('health')
         self._watch = watch.Watch()
-        #: of findings: address, (signal, what it is about)
+        #: logs findings once, by address and (signal, object)
         self._once = logging.Once()
-        #: address -> what round() compares of its findings
+        #: address -> the fields of its findings that round() compares
         self._known: dict[str, list[tuple]] = {}
         #: addresses of devices with a drill
         self._drilled: set[str] = set()
@@ -97,7 +95,7 @@ class Conditions:
             for address, device in self._table.snapshot().items():
                 if change.function in device.functions():
                     if Kind.RECOVERING in self._table.kinds(address):
-                        # of its resets
+                        # caused by the resets of its recovery
                         return True
                     for begins, signal in _EVENTS:
                         if change.said.startswith(begins) and (
@@ -117,8 +115,8 @@ class Conditions:
         with self._lock:
             if address in self._drilled:
                 raise exception.DeviceUnavailable(
-                    f'A drill of {address} was asked for, and there is one '
-                    f'already: wait for its end.')
+                    f'A drill of {address} cannot begin, because another one '
+                    f'is in progress: wait for its end.')
             self._drilled.add(address)
         try:
             yield
@@ -202,8 +200,8 @@ class Conditions:
                     cards, readings, is_glance).items():
                 LOG.error(
                     '%d devices of the driver %s would be withheld, all since '
-                    'the last look (%s): it may be the host, and they are '
-                    'suspect and stay offered. See the kernel log.',
+                    'the last look (%s): the cause may be the host, so they '
+                    'are suspect and stay offered. See the kernel log.',
                     len(spared), kind[0], ', '.join(spared))
             suspects, unhealthy, known = {}, set(), {}
             for address in cards:
@@ -215,7 +213,7 @@ class Conditions:
                 acting = [f for f in findings if f.acts]
                 if not acting:
                     continue
-                # the next look makes it last: the breaker may spare it yet
+                # only a look disables a device: Watch.round() may spare it
                 sticky = [] if is_glance else [f for f in acting if f.is_sticky]
                 self._disable(address, found, sticky)
                 bad = [f.reason for f in acting if f not in sticky
@@ -301,7 +299,7 @@ class Conditions:
 
     def _disable(self, address: str, found: Mapping[str, model.Device],
                  findings: list[watch.Finding]) -> None:
-        """Disable a device because of findings that do not end."""
+        """Disable a device because of sticky findings."""
         if not findings:
             return
         try:
@@ -317,7 +315,7 @@ class Conditions:
                 of_health=True), before)
         except exception.AcceleratorsUnavailable as error:
             LOG.error('Device %s must not be given to another server (%s), '
-                      'and that is not written down yet: %s', address,
+                      'and this is not stored yet: %s', address,
                       '; '.join(f.reason for f in findings), error)
             return
         self._watch.acknowledge(address, findings)

@@ -109,8 +109,8 @@ class Configuration:
                 self._check_member(device, present[0])
             for address in sorted({*members} - found.keys()):
                 yield (f'{sets.OPTION} names {address}, which no driver of '
-                       f'[accel] enabled_drivers finds: its set is given to '
-                       f'no server until it is there.')
+                       f'[accel] enabled_drivers finds: no server gets its set '
+                       f'until the device is present.')
 
     def _check_member(self, device: model.Device, first: model.Device) -> None:
         why = self._not_for_sets(device)
@@ -118,9 +118,9 @@ class Configuration:
             why = f'is a {device.type}, and {first.address} is a {first.type}'
         if why:
             raise exception.ConfigurationError(
-                f'{sets.OPTION} names {device.address}, which {why}: a set is '
-                f'of whole devices of one type, of the drivers gpu, nvme and '
-                f'pci, or of the one VF of each.')
+                f'{sets.OPTION} names {device.address}, which {why}: a set '
+                f'consists of whole devices of one type, of the drivers gpu, '
+                f'nvme and pci, or of the only VF of each.')
 
     def _not_for_sets(self, device: model.Device) -> str:
         """Return why a device cannot be in a set, a clause; '' if it can."""

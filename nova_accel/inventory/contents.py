@@ -1,29 +1,32 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Keep the content of the regions of FPGAs.
 
+The content of a region has one of these states:
+
 ===================  ============================  ===========================
-content of a region  comes by                      goes by
+State                Begins with                   Ends with
 ===================  ============================  ===========================
-as the driver reads  forget(), ended(report)       begin(), set_loaded()
-being programmed     begin(); durably unknown,     programmed(), ended()
-                     with its origin
+as the driver reads  forget(), ended(report=True)  begin(), set_loaded()
+being programmed     begin(), which stores it as   programmed(), ended()
+                     unknown, with its origin
 known                programmed(), set_loaded()    begin(), forget()
-unknown              ended(report=False), or the   begin(), forget(),
-                     process was killed meanwhile  set_loaded()
+unknown              ended(report=False), or a     begin(), forget(),
+                     crash during programming      set_loaded()
 ===================  ============================  ===========================
 
 Any other transition raises IllegalTransition. Each content has an origin
 (model.Region.origin):
 
 ===================  =========================================================
-content of a region  origin
+State                Origin
 ===================  =========================================================
 as the driver reads  the operator at first; then the argument of forget(), or
                      the project whose server could reprogram the region
                      (note_open())
-known                that of the image. If the driver reads another function,
-                     as after a power cut: the project, as its function can
-                     report any UUID; unknown if the image is the operator's
+known                that of the image. If the driver then reads another
+                     function, for example after a power cut: the project of
+                     the image, because its function can report any UUID;
+                     unknown if the image is the operator's
 being programmed,    a project, if the image or the previous content is a
 unknown, and as the  project's; otherwise unknown: the card may have taken all
 driver reads after   of the image, a part of it or nothing
@@ -55,7 +58,7 @@ class Contents:
 
     def with_content(self, address: str, region: model.Region,
                      ) -> model.Region:
-        """Return a region, as its driver reports it, with its content."""
+        """Add the stored content to a region that its driver has reported."""
         key = (address, region.index)
         function, image, name = region.function_uuid, None, None
         origin: str | None = model.OPERATOR
@@ -115,8 +118,8 @@ class Contents:
         """Mark the content of a region as unknown in the store before it is
         programmed.
 
-        The origin is a project's, if the old or the new content is. Scans of
-        the card are discarded until programmed() or
+        The origin becomes a project if the old or the new content is a
+        project's. Scans of the card are discarded until programmed() or
         Inventory.programming_failed().
 
         :param origin: of the image; None: Glance does not name its owner.
@@ -165,8 +168,8 @@ class Contents:
             self.forget(address, index, origin)
 
     def _ends(self, key: Key) -> str | None:
-        """Return the origin of the content as long as nothing else is known.
-        """
+        """End the programming of a region, and return the origin that begin()
+        stored."""
         with self._reports.lock:
             if key not in self._programming:
                 raise exception.IllegalTransition(
@@ -181,9 +184,9 @@ class Contents:
         """Show the last content of a region while it is cleaned.
 
         Content of the operator stays or is programmed again. Providers show
-        it, so Placement chooses the region for servers, which wait. Content of
-        another origin is not shown. After a crash the region is shown as its
-        driver reads it.
+        it: servers that request it are scheduled to the region, and wait.
+        Content of another origin is not shown. After a crash the region is
+        shown as its driver reads it.
         """
         key = (address, index)
         with self._reports.lock:
@@ -248,7 +251,7 @@ class Contents:
 
         From now on the content of these regions counts as their projects'.
 
-        :param device: as its driver has just found it.
+        :param device: as its driver has just reported it.
         :returns: whether the origin of a region has changed.
         :raises AcceleratorsUnavailable: the store cannot be used.
         :raises IllegalTransition: a region is being programmed.

@@ -194,8 +194,8 @@ class Examiner:
             # with the second
             device = dataclasses.replace(
                 device, health=model.Health.QUARANTINED,
-                reason=f'{of_slot}, and goes with it as a function of the '
-                       f'same slot: take it out of there')
+                reason=f'{of_slot}, and is a function of the same slot, which '
+                       f'one guest gets as a whole: take it out of there')
         return device, ''
 
     def _conflict(self, device: model.Device) -> str:

@@ -70,6 +70,11 @@ A kind with * survives a restart of nova-compute. A hold of scope part or handle
 may also apply to the whole card. Three kinds do not remove a handle from
 Placement: a server can be allocated a region that is *cleaning* and waits for
 it, and a *suspect* or *planned* device is the last choice.
+
+For example, the operator disables a card of two VFs, and a container has one VF
+open. Both VFs have the hold "disabled" of the card, and the second one has
+"in-use" as well. After ``nova-accel enable``, servers can get the first VF, and
+the second one when the container has closed it.
 """
 
 from collections.abc import Hashable, Iterable

@@ -1,23 +1,21 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Match claims, and what an operator names, to cards.
+"""Find the cards of claims, and the devices that operators name.
 
 A claim remembers the serial number of its device and the path of ports to it
 (host.pci.ports), because PCI addresses may change: a boot may number the buses
 differently, for example after a card was added, and people exchange cards.
 
 ========================== ================= ===============================
-at the claim's address     the card of the   where it is
-                           claim, at others
+At the claim's address     At others         Result
 ========================== ================= ===============================
-its card                   anything          HERE
-another one, an unknown    at one address    MOVED
-one, or nothing
-another one                not found, or at  EXCHANGED
-                           several
-a card without comparable  the same          EXCHANGED if the product is
+the card of the claim      (not compared)    HERE
+another card, an unknown   the card, once    MOVED
+one, or none
+another card               none, or several  EXCHANGED
+a card without comparable  none, or several  EXCHANGED if the product is
 serial number or ports                       another one, otherwise HERE:
                                              nothing else can be compared
-nothing                    the same          HERE
+no card                    none, or several  HERE
 ========================== ================= ===============================
 
 A card is found by its serial number, if the claim has one and one device
@@ -243,10 +241,10 @@ def named(name: str, devices: Mapping[str, model.Device]) -> str:
 
 
 def named_part(name: str, devices: Mapping[str, model.Device]) -> str:
-    """Return an operator's name of a device or region as part() takes it.
+    """Convert an operator's name of a device or region for part().
 
-    :param name: as of named(), or the name of the provider of a region.
-    :raises DeviceUnavailable: as named().
+    :param name: as for named(), or the name of the provider of a region.
+    :raises DeviceUnavailable: as for named().
     """
     short = pci.from_lspci(name.rpartition('_accel_')[2])
     return (short if any(short in _regions(d) for d in devices.values())

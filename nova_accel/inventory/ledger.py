@@ -2,21 +2,24 @@
 """Keep the operator's ``reserved`` of each inventory in Placement.
 
 ``reserved`` belongs to the operator. Handles that no server may get are not in
-``total``. If an inventory has no fit handle, nova_accel reserves all of it. In
-this case, and if the operator reserves more than the total, the ledger keeps
-the operator's number and the value that nova_accel wrote:
+``total``. If an inventory has no fit handle (offers.Offer.is_fit), nova_accel
+reserves all of it. In this case, and if the operator reserves more than the
+total, the ledger keeps the operator's number and the value that nova_accel
+wrote. For example, the operator reserves 1 of the 4 GPUs of a pool, and all 4
+fail: nova_accel writes ``reserved`` 4, and the ledger keeps 1 and 4. When the
+GPUs recover, nova_accel writes 1 again. If the operator writes 2 before that,
+the value is not nova_accel's 4, and therefore the operator's new number.
 
-==========================  ================================================
-Placement has               what the operator reserves
-==========================  ================================================
-the value that we wrote     the number in the ledger
-the value before it, until  the same: our write may not have arrived
-the write is confirmed
-another value               that value
-any value, without a row    that value; nothing if the provider has the
-                            trait FENCED and all is reserved (the store was
-                            lost)
-==========================  ================================================
+===========================  ===============================================
+``reserved`` in Placement    Number of the operator
+===========================  ===============================================
+last value of nova_accel     the one in the ledger
+the value before that, until the one in the ledger: the write may not have
+the write is confirmed       arrived
+another value                that value
+any value, without a row     that value; 0 if the provider has the trait
+                             FENCED and all is reserved (the store was lost)
+===========================  ===============================================
 
 If every handle of a device waits for the operator, a lower value also releases
 as many handles (Nova's protocol for devices of one-time use).
@@ -58,7 +61,7 @@ def balance(row: values.Reserved | None, found: Found | None, total: int,
     number = operators(row, found)
     value = min(total if full else number, total,
                 total if room is None else room)
-    # if Placement did not have the inventory, nova_accel wrote the value
+    # None if Placement has this value already, or no such inventory
     before = found.reserved if found and found.reserved != value else None
     needed = (full or value != number or before is not None
               or (bool(number) if found is None else

@@ -8,9 +8,9 @@ again. For example, a GPU that falls off the bus between two looks has another
 state: its card is scanned, and no other.
 
 Between two looks, glances read what is cheap: the signals of host.bus, and
-whether a card answers. A glance reads all of a card whose counters begin
-again, after its hand-over. Placement, owners and metrics are informed after
-each look, and after a glance that has found something.
+whether a card answers. If the counters of a card have restarted after a
+hand-over, a glance reads all its signals. Placement, owners and metrics are
+informed after each look, and after a glance that has found something.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -68,9 +68,9 @@ class Looks:
         self._sweep = sweep.Sweep()
         #: address -> whether the card answered in the last glance
         self._answers: dict[str, bool] = {}
-        #: see bus.readings(); since the last look
+        #: cache of bus.readings(), cleared by each look
         self._fixed: dict[str, tuple] = {}
-        #: address -> the readings of its last look that are not of the bus
+        #: address -> the readings of its last look, without those of the bus
         self._of_card: dict[str, tuple[signals.Reading, ...]] = {}
         self.background = limited.Background(
             self.run, 'It is not known which devices have changed')
@@ -101,7 +101,7 @@ class Looks:
             background.start()
 
     def _glance(self) -> bool:
-        """:returns: whether Placement, owners or metrics change."""
+        """:returns: whether Placement, owners and metrics must be informed."""
         self._health.begin()
         readings: dict[str, tuple[signals.Reading, ...] | None] = {}
         batch = self._cards.batch(CONF.accel.discovery_timeout)
@@ -198,8 +198,8 @@ class Looks:
                 yield device
 
     def _compare_driver(self, name: str, call, names: set[str]) -> None:
-        """Add a driver to those that list their devices if its fingerprint has
-        changed."""
+        """Add a driver to names if its fingerprint has changed. The following
+        scan finds its devices again."""
         try:
             if not self._state.is_fingerprint(name, call.outcome()):
                 names.add(name)
@@ -210,7 +210,7 @@ class Looks:
 
     def _compare_card(self, address: str, call, addresses: set[str],
                       readings: dict) -> None:
-        """Add a card to those that are scanned if its state has changed.
+        """Add a card to addresses, which are scanned, if its state has changed.
 
         :param readings: receives its health readings.
         """

@@ -11,12 +11,12 @@ RELEASING  its last server has released it, and it is not clean yet
 WITHHELD   no server has it, and a hold keeps it from all
 =========  ===================================================================
 
-Nothing else decides that. Placement's inventories, the choice at a build, the
-commands of the operator read the result.
+No other module decides this: Placement's inventories, the choice of devices
+for a build and the operator's commands use the result.
 
 of_claims(), of_unclean(), of_groups() and of_sets() compute the holds that
-follow from claims, from policies and from other devices; the device table has
-the rest.
+follow from claims, policies and other devices. The device table
+(inventory.devices) has the other holds.
 """
 
 import collections
@@ -38,7 +38,7 @@ from nova_accel import text
 Kind = holds.Kind
 Part = tuple[str, int | None]
 _State = model.ClaimState
-#: of a handle with the hold "waiting"
+#: the reason of the hold "waiting"
 WAITS = ('it waits for you: clean it, then run nova-accel release with this '
          'handle')
 
@@ -59,7 +59,8 @@ class Offer(typing.NamedTuple):
     device: model.Device | None
     handle: model.AttachHandle
     state: State
-    #: of its card, its part and itself, including those that do not withhold
+    #: holds of its card, of its part and of the handle itself, including kinds
+    #: that do not withhold
     all_holds: tuple[holds.Hold, ...] = ()
     #: of the server that has it, or had it last
     claim: model.Claim | None = None

@@ -22,7 +22,7 @@ _LONGEST = 200
 
 @dataclasses.dataclass(frozen=True)
 class Merged:
-    """The contents of a provider in Placement and in the ledger."""
+    """The required contents of a provider, in Placement and in the ledger."""
 
     #: by resource class, as Placement has it
     inventory: dict[str, dict]
@@ -68,13 +68,13 @@ class Provider:
     traits: frozenset[str]
     #: whether no server may get anything of it: reserved = total
     fenced: bool = False
-    #: traits of nova_accel for states that it is not in now
+    #: traits of earlier states that are removed from Placement
     retired_traits: frozenset[str] = frozenset()
-    #: of its handles, the oldest first, if all of them wait for the operator
+    #: claims of its handles, the oldest first, if all wait for the operator
     waiting: tuple[model.Claim, ...] = ()
     #: whether several equal devices share it
     pool: bool = False
-    #: of a pool: the step of an allocation; of a set, all its devices
+    #: smallest amount that can be allocated: for a set, all its devices
     step: int = 1
 
     def merged_traits(self, present: Iterable[str]) -> frozenset[str]:
@@ -250,7 +250,7 @@ def _check(provider: Provider) -> None:
 def _why(device: model.Device, error: Exception) -> str:
     if isinstance(error, exception.InvalidName):
         return str(error)
-    return (f'the driver {device.driver} reports of it what cannot be shown '
+    return (f'the driver {device.driver} reports values that cannot be shown '
             f'({type(error).__name__}: {error}); correct the driver.')
 
 
@@ -292,7 +292,7 @@ class _Use:
 
 
 class _Amount(typing.NamedTuple):
-    """The amount of a provider that counts."""
+    """The inventory of a provider, and how much of it is reserved."""
 
     total: int
     #: whether all of it is reserved
@@ -308,8 +308,8 @@ def _amount(use: _Use, counting: Collection[offers.Offer],
             may_have: bool = False, whole: int = 0) -> _Amount:
     """Return the total of a provider's inventory, and what is reserved of it.
 
-    If no handle is fit, total has all handles, and all are reserved: an
-    inventory that is dropped while it is allocated could not come back.
+    If no handle is fit, total has all handles, and all are reserved, because
+    an inventory must not disappear while it is allocated.
 
     :param counting: handles that count if one of them is fit.
     :param found: all of its handles.
@@ -365,7 +365,7 @@ def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
         traits = {naming.SET}.union(set.intersection(
             *(naming.device_traits(d) | naming.place_traits(d)
               for d in members)))
-    # the host gives the others first
+    # the host chooses suspect devices last (attach.choice)
     suspects = [offer.has(holds.Kind.SUSPECT) for offer in free]
     if suspects and (any(suspects) if of_set else all(suspects)):
         traits.add(naming.SUSPECT)

@@ -1,18 +1,14 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Recover failed devices and regions of cards that no server uses.
 
-==================  =========================================================
-What has failed     What is done
-==================  =========================================================
-regions             AcceleratorDriver.recover()
-a device, by a      one step of LADDER after another, of those that its driver
-signal that         has (AcceleratorDriver.steps()), until it is well. It is
-recovers, where     on probation then: suspect, until a server has had it
-that is acted upon
-==================  =========================================================
+Regions are recovered by AcceleratorDriver.recover(). A device is recovered if
+nova-compute acts on a finding whose signal recovers (health.signals): by one
+step of LADDER after another, of those that its driver has
+(AcceleratorDriver.steps()), until the device is well. It is on probation then:
+suspect, until a server has had it.
 
-Once for each cause: a device that fails again on probation stays as it is.
-Where no step helps, what is left is a boot of the host, or another card.
+Each cause is tried once: a device that fails again on probation is not
+recovered. If no step helps, boot the host or exchange the card.
 """
 
 from collections.abc import Mapping
@@ -58,7 +54,7 @@ class Recovery:
         self._health = health
         #: address -> the reasons for which a recovery was tried
         self._tried: dict[str, list[str]] = {}
-        #: the same for devices, without their regions
+        #: address -> the reasons for which steps of LADDER were tried
         self._climbed: dict[str, list[str]] = {}
         #: address -> the step that helped last; '' if none did
         self.steps: dict[str, str] = {}

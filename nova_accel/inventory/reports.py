@@ -2,12 +2,12 @@
 """Keep the last reports of drivers, in memory and in the store.
 
 =================  =======================================  ==================
-report             is added by                              is removed by
+Report             Begins with                              Ends with
 =================  =======================================  ==================
-of a device that   put() of Adoption.adopt()                put(); set_gone()
-is here
-of one that is     set_gone() of Adoption.gone()            put(): it is back;
-gone                                                        remove()
+of a present       put() of Adoption.adopt()                put(); set_gone()
+device
+of an absent       set_gone() of Adoption.gone()            put(): it is back;
+device                                                      remove()
 =================  =======================================  ==================
 
 A scan takes a ticket() before it begins. Its result is discarded if the card
@@ -194,8 +194,8 @@ class Reports:
             try:
                 self._store.set_devices(*now)
             except exception.AcceleratorError as error:
-                self._once.log(('store',), LOG.error, 'What the drivers '
-                               'found is not written down: %s', error)
+                self._once.log(('store',), LOG.error, 'Reports of drivers '
+                               'could not be stored: %s', error)
                 return
             self._saved = now
             self._once.forget('store')

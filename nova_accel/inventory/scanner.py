@@ -157,8 +157,8 @@ class Scanner:
         return device.driver if device else self._state.driver_of(address)
 
     def _seconds(self) -> float:
-        """Return the time limit of a scan. The first scan has the rest of
-        configure()."""
+        """Return the time limit of a scan, in seconds. The first scan has the
+        time that configure() has left."""
         limit, ends = CONF.accel.discovery_timeout, self._start_ends
         self._start_ends = None
         left = ends - time.monotonic() if ends else 0

@@ -2,7 +2,7 @@
 """Detect devices and functions that several drivers find.
 
 ===================  =======================================  ================
-a device is          comes by                                 goes by
+State of a device    Begins with                              Ends with
 ===================  =======================================  ================
 found by two         note(): a later driver finds it, too     gone()
 drivers

@@ -226,7 +226,8 @@ class Shown:
         self._tree.publish(provider, placement)
 
     def unplaced(self) -> list[str]:
-        """Return the providers in Placement that have changed since."""
+        """Return the uuids of providers that have changed since they were
+        written to Placement."""
         now = self.providers()
         with self._lock:
             return [uuid for uuid, provider in now.items()

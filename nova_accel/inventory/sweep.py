@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Read a little of many devices in one thread, of which each may hang.
+"""Read a few attributes of many devices in one thread, although any may hang.
 
-A worker for each device costs several times what a few attributes do. Here one
-thread reads a device after the other. If it stands at one for too long, a
-second thread continues with the next device, and the first one ends when its
-call returns. Until then the device is left out. For example, of 512 devices one
+A worker for each device would cost several times as much as the attributes.
+Here one thread reads one device after the other. If a device takes too long, a
+second thread continues with the next one, and the first thread ends when its
+call returns. Until then its device is left out. For example, one of 512 devices
 hangs: the sweep ends two seconds later with the readings of 511.
 """
 
@@ -22,7 +22,7 @@ class Sweep:
     """Sweeps over the devices of a host. One runs at a time."""
 
     def __init__(self) -> None:
-        #: keys at which a thread stands; each call of set is atomic
+        #: keys at which a thread hangs; each call of set is atomic
         self._hanging: set[str] = set()
 
     def run(self, function: Callable[[Any], Any],
@@ -38,7 +38,7 @@ class Sweep:
         found: dict[str, Any] = {}
         hang: list[str] = []
         while True:
-            #: the key at which the thread stands
+            #: the key that the thread reads now
             at = ['']
             future = limited.start(self._read, function, left, at, found)
             key = self._hangs_at(future, at)

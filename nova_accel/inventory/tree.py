@@ -5,18 +5,17 @@ Providers of nova_accel are recognized by their names only, without stored
 state. The ledger has the amounts that nova_accel reserves.
 
 ==============================  ============================================
-a provider under our names      what is done
+Provider with such a name       Action
 ==============================  ============================================
-of a device that is there       made, and kept as the device is
-of one that is gone             fenced; removed in a later pass when nothing
-                                is allocated from it
-nova_accel's, without a device  the same; the log names the providers that show
-                                its devices now, and what of the operator they
-                                do not have
-of another program              the same, with an ERROR in the log; one of
-                                that name is not made meanwhile
-of another program, outside of  left alone, with an ERROR in the log; one of
-Nova's tree of this host        that name is not made meanwhile
+of a present device             create, and keep up to date
+of an absent device             fence; remove in a later pass if nothing is
+                                allocated from it
+nova_accel's, without a device  the same; log which providers show its devices
+                                now, and which values of the operator they lack
+of another program              the same; log an ERROR, and create none of that
+                                name meanwhile
+of another program, outside of  leave alone; log an ERROR, and create none of
+Nova's tree of this host        that name meanwhile
 ==============================  ============================================
 
 Nova's copy of a provider may be older than what others wrote into Placement,
@@ -70,8 +69,8 @@ class Placement:
     #: UUID or name
     configured: Mapping[str, set[str]] = dataclasses.field(
         default_factory=dict)
-    #: the amount of a provider that the request allocates in which Nova writes
-    #: the tree: Placement would refuse to reserve it, and the next pass does
+    #: the amount of a provider that Nova allocates in the request that writes
+    #: the tree: Placement would refuse to reserve it now, the next pass can
     used: Callable[[str], int] = lambda uuid: 0
     #: traits -> those that Placement would refuse
     refused: Callable[[Collection[str]], Collection[str]] = lambda traits: ()
@@ -89,7 +88,7 @@ class Placement:
 class _Pass:
     """The planned changes of one pass."""
 
-    #: of update()
+    #: the tree of update()
     tree: typing.Any
     placement: Placement
     #: (name, parent, uuid) of providers to create, parents first
@@ -141,8 +140,7 @@ class Tree:
         #: provider uuid -> (Provider, its inventory, its traits) that needed
         #: no change
         self._unchanged: dict[str, tuple] = {}
-        #: the tree below the node, and the wanted providers, when nothing
-        #: needed a change
+        #: edition and wanted of the last update() that changed nothing
         self._settled: tuple[object, object] = None, None
         self._once = logging.Once()
 
@@ -319,9 +317,8 @@ class Tree:
         for name, row in self._ledger.of(provider.uuid).items():
             if row.operators and name in provider.inventory:
                 LOG.warning(
-                    'Provider %s is made again, and the operator had reserved '
-                    '%d of it: as many are reserved again', provider.name,
-                    row.operators)
+                    'Provider %s is created again, with the amount that the '
+                    'operator had reserved: %d', provider.name, row.operators)
 
     def _is_taken(self, plan, provider) -> bool:
         """Return whether a provider outside of Nova's tree has the name.
@@ -332,19 +329,18 @@ class Tree:
             others = plan.placement.named(provider.name) - {provider.uuid}
         except exception.PlacementUnavailable as error:
             # Nova's report needs Placement as well, and logs the failure
-            LOG.debug('Provider %s is made without a look for others of its '
-                      'name: %s', provider.name, error)
+            LOG.debug('Provider %s is created without a search for others of '
+                      'its name: %s', provider.name, error)
             plan.asks = False
             return False
         for uuid in others:
             self._once.log(
                 ('foreign', uuid), LOG.error,
-                'Provider %s must be created for %s, and Placement has one of '
-                'this name (%s) that nova_accel did not make, outside of the '
-                'tree of this host: delete it, or rename it with "openstack '
-                'resource provider set --name", as the device is not reported '
-                'until then', provider.name, ', '.join(provider.addresses),
-                uuid)
+                'Provider %s cannot be created for %s, because Placement has '
+                'one of this name (%s) outside of the tree of this host: '
+                'delete it, or rename it with "openstack resource provider set '
+                '--name"; the device is not reported until then',
+                provider.name, ', '.join(provider.addresses), uuid)
         return bool(others)
 
     # Providers that are no longer wanted
@@ -421,8 +417,8 @@ class Tree:
         if now and left:
             self._once.log(
                 ('replaced', shown.uuid), LOG.warning,
-                'Provider %s gives way to %s, which does not take over what is '
-                'set on it (%s): set that again if it still applies',
+                'Provider %s is replaced by %s, which does not have the values '
+                'set on it (%s): set them again if they still apply',
                 shown.name, ', '.join(p.name for p in now), ', '.join(left))
 
     def _name_foreign(self, shown, node, there, wanted) -> None:
@@ -433,8 +429,8 @@ class Tree:
             return
         self._once.log(
             ('foreign', shown.uuid), LOG.error,
-            'Provider %s (%s) has a name that nova_accel gives, and was made '
-            'by another program; it is fenced, and removed once nothing is '
+            'Provider %s (%s) has a name of nova_accel, and was created by '
+            'another program; it is fenced, and removed once nothing is '
             'allocated from it. See "openstack resource provider '
             'show --allocations %s"', shown.name, shown.uuid, shown.uuid)
 

@@ -3,7 +3,7 @@
 only.
 
 =================  ===================  =======================================
-a hold             comes by             goes by
+Hold               Begins with          Ends with
 =================  ===================  =======================================
 of a kind          withhold()           lift(); drop(): the device is removed
 SUSPECT            set_suspects()       set_suspects()

@@ -178,7 +178,7 @@ class StopTest(base.AcceleratorTestBase):
         self.computes['compute1'].stop()
         self._wait_for_state_change(server, 'ERROR')
         self.assertLess(time.monotonic() - began, process.PATIENCE)
-        self.assertIn('is left alone, because nova-compute stops',
+        self.assertIn('was abandoned, because nova-compute stops',
                       self.fault(server))
         # the claim ended with the build; what the region carries is not known
         self.assertEqual([], self.claims())

@@ -156,7 +156,7 @@ class DrillTest(DrillTestCase):
         self.host.disable(ONE)
         with self.host.inventory.health.drilled(ONE):
             # of the first one nothing is found before a look
-            self.assertIn('there is one already',
+            self.assertIn('another one is in progress',
                           self.refused('drill', ONE, '0'))
 
 

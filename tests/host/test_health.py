@@ -110,7 +110,7 @@ class SingleTest(HealthTestCase):
         """What cannot be written down is tried again, and holds till then."""
         self.read_only(True)
         self.turn(**OF_LINK)
-        self.assertIn('that is not written down yet', self.log.output)
+        self.assertIn('this is not stored yet', self.log.output)
         self.assertEqual('suspect', self.states()[ONE])
         self.read_only(False)
         self.look()

@@ -100,7 +100,7 @@ class RulesTest(base.HostTestCase):
 
 class LinesTest(base.HostTestCase):
 
-    TWINS = 'both say that their serial number is'
+    TWINS = 'report the same serial number'
 
     def disks(self, *subsystems):
         """Two with one serial number, on a new host."""

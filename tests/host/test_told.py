@@ -103,8 +103,8 @@ class ToldTest(base.HostTestCase):
                 for _ in range(2):
                     self.host.inventory.scanner.scan()
             self.assertEqual(
-                ['What the drivers found is not written down: Full.'],
-                [line for line in self.told() if 'written' in line])
+                ['Reports of drivers could not be stored: Full.'],
+                [line for line in self.told() if 'Reports of' in line])
             self.host.inventory.scanner.scan()
 
     def test_misspelled_option(self):

@@ -596,7 +596,7 @@ class DeviceTest(CheckTestCase):
         result, found = self.found()
         self.assertEqual('failure', result)
         self.assertIn("it is not reported to Placement: the driver acme "
-                      "reports of it what cannot be shown (ValueError: "
+                      "reports values that cannot be shown (ValueError: "
                       "'Firmware' is not a name for Placement", found)
 
     def test_exception_with_debug(self):

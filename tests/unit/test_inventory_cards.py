@@ -127,7 +127,7 @@ class CardsTest(limits.Waits, testtools.TestCase):
         self.wait_for(lambda: self.cards.is_busy('a'))
         error = self.assertRaises(exception.DeviceBusy, self.call,
                                   seconds=0.05)
-        self.assertIn('still goes on: Working on a', str(error))
+        self.assertIn('still in progress: Working on a', str(error))
         self.assertEqual(('', []), (self.cards.hanging('a'), self.told))
 
     def test_batch_under_one_limit(self):

@@ -599,7 +599,7 @@ class StaleTest(testtools.TestCase):
         old = host.nova.copy.data(host.uuid).name
         self.assertEqual([0] * 4, [*start('none').values()])
         line, = [line for line in log.output.splitlines()
-                 if 'gives way' in line]
+                 if 'is replaced by' in line]
         for word in (old, f'{CLASS}:reserved=3', 'CUSTOM_RACK_7', *(
                 f'{NODE}_accel_{address}' for address in GPUS)):
             self.assertIn(word, line)

@@ -284,7 +284,7 @@ class TreeTest(inventory_host.InventoryTestBase):
         self.assertEqual((3, 0), self.reserved())
         self.assertNotIn('CUSTOM_TESTED', data[self.pool].traits)
         lines = [line for line in self.log.output.splitlines()
-                 if 'gives way' in line]
+                 if 'is replaced by' in line]
         self.assertEqual(2, len(lines))
         for line, name, what in zip(lines, names[1::-1], (
                 f'({CLASS}:reserved=1)', '(CUSTOM_TESTED)')):
@@ -299,7 +299,7 @@ class TreeTest(inventory_host.InventoryTestBase):
         self.assertEqual((2, 0), self.reserved())
         self.driver.devices = tuple(map(gpu, (A, B, C)))
         self.assertEqual((3, 0), self.reserved())
-        self.assertNotIn('gives way', self.log.output)
+        self.assertNotIn('is replaced by', self.log.output)
 
     def test_in_use_before(self):
         """What something is allocated from stays, fenced."""
