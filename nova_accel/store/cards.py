@@ -22,7 +22,7 @@ _LOADED = ('function_uuid', 'bitstream_id', 'function_name', 'content',
 
 class Cards(file.File):
 
-    # What is at the addresses of this host
+    # Cards at the addresses of this host
 
     def devices(self) -> dict[str, model.Device]:
         """Return devices by address, as their drivers reported them last."""
@@ -129,7 +129,7 @@ class Cards(file.File):
         From memory."""
         return self._known.away
 
-    # What was programmed
+    # Contents of regions
 
     def loaded(self) -> Mapping[tuple[str, int], model.Loaded]:
         """Return contents by device address and region index, from memory.
@@ -157,7 +157,7 @@ class Cards(file.File):
             f'{", ".join(_LOADED)}) VALUES (?, ?, ?, ?, ?, ?, ?)', (
                 number, index, *(getattr(loaded, name) for name in _LOADED)))
 
-    # Data of servers on them
+    # Data of servers on cards
 
     def unsettled(self) -> frozenset[values.Unsettled]:
         """Return the cards that may contain data of a server without a claim;
@@ -184,7 +184,7 @@ class Cards(file.File):
             for row in todo:
                 holds.set_unclean(db, row)
 
-    # What nova-compute withholds, for commands
+    # Holds of nova-compute, for commands
 
     def withheld(self) -> frozenset[values.Withheld]:
         """Return the holds that applied at the last report."""
@@ -215,15 +215,16 @@ class Cards(file.File):
 
     def disable(self, row: values.Disabled,
                 instead: Iterable[values.Disabled] = ()) -> None:
-        """Store that the operator disabled a device.
+        """Store that the operator or a health finding disables a device, now
+        or at a planned time.
 
         :param instead: rows that this one replaces.
         """
         self._change_disabled(instead, [row])
 
     def begin_planned(self) -> None:
-        """Store that the planned time of devices has come, if that is so: a
-        clock that is set back offers them to no server."""
+        """Mark devices as disabled whose planned time has come. They stay
+        disabled if the clock is set back."""
         if not all(row.begun or not row.at for row in self._known.disabled):
             with self._transaction() as db:
                 holds.begin_planned(db)

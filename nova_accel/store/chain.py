@@ -1,12 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The chain of the hand-overs of a card: what each states, and what is signed.
+"""Sign the hand-overs of a card, and link them to a chain.
 
-A hand-over has the hash of the one before of the same card, and a signature of
-the key of the host. It states in public what was done. The rest of it, which is
-about other servers, projects and addresses, is sealed: of that the statement
-has a salted hash only. The next owner of the device can therefore check the
-signature of the statement in the metadata of their server, and learns nothing
-more. For example, a GPU was reset after its first server::
+Each hand-over contains the hash of the card's previous one, and a signature by
+the key of the host. Its public part, the *statement*, shows how the device was
+cleaned. Its other fields concern other servers, projects and addresses; they
+are *sealed*: the statement contains only their salted hash. Hence the next
+owner of the device can check the signature of the statement in the metadata of
+their server, and learns nothing about others. For example, a GPU was reset
+after its first server::
 
     statement  {"method": "reset flr", "result": "clean", "seal": <SHA-256 of
                 the sealed fields>, "time": ..., "version": "1"}
@@ -14,10 +15,10 @@ more. For example, a GPU was reset after its first server::
                it is sealed
     signature  of the statement, by the key
 
-Both are JSON in one spelling, of the fields that are not empty: a field that a
-later release adds changes no earlier hand-over. A failed attempt has the hash
-of the one before as well, but no other refers to it, because the journal
-replaces it by the next attempt (store.journal).
+Hashes are computed from canonical JSON without empty fields: a field that a
+later release adds does not change earlier hashes. A failed attempt contains the
+hash of the previous hand-over as well, but no hand-over refers to it, because
+the journal replaces it by the next attempt (store.journal).
 """
 
 from collections.abc import Mapping
@@ -29,15 +30,15 @@ import typing
 
 from nova_accel.store import values
 
-#: of the format of a statement
+#: version of the format of statements
 VERSION = '1'
-#: what no other owner reads
+#: fields that the next owner cannot read
 SEALED = ('device', 'serial', 'handle', 'server', 'origin', 'before', 'after',
           'since', 'ports', 'previous', 'place', 'salt')
 
 
 class Key(typing.Protocol):
-    """store.keys.Key, which commands do without that read the journal."""
+    """The interface of store.keys.Key, which some commands do not import."""
 
     public: str
 
@@ -64,9 +65,9 @@ def statement(handover: values.Handover) -> dict[str, str]:
 
 
 def certificate(handover: values.Handover) -> str:
-    """Return the statement of a hand-over with its hash and its signature, as
-    the next owner reads it. Not the key, which would show which servers of
-    others are on his host."""
+    """Return the statement of a hand-over with its hash and its signature, for
+    the next owner. It omits the key, by which owners could find out whose
+    servers share a host."""
     stated = {name: value for name, value in statement(handover).items()
               if value}
     return json.dumps({**stated, 'hash': digest(handover),
@@ -74,7 +75,7 @@ def certificate(handover: values.Handover) -> str:
 
 
 def digest(handover: values.Handover) -> str:
-    """Return the hash by which the next hand-over names this one."""
+    """Return the hash of a hand-over, to which the next one refers."""
     return hashed(spelled(statement(handover)))
 
 
@@ -82,7 +83,7 @@ def signed(handover: values.Handover, head: values.Handover | None, key: Key,
            ) -> values.Handover:
     """Return a hand-over with its place in the chain and its signature.
 
-    :param head: the newest of the chain; None for the first one.
+    :param head: the newest hand-over of the chain; None for a new chain.
     """
     place = int(head.place) + 1 if head else 1
     handover = dataclasses.replace(
@@ -101,12 +102,11 @@ def key_after(handover: values.Handover) -> str:
 
 def announced(time: str, head: values.Handover, key: Key, former: Key | None,
               ) -> values.Handover | None:
-    """Return a hand-over by which a chain goes on with another key.
+    """Return a hand-over that announces the next key of a chain.
 
-    The former key signs it if there is one, otherwise the new one: then the
-    former one was lost.
+    The former key signs it or, if that was lost, the new key.
 
-    :returns: None if the chain goes on with its key.
+    :returns: None if the chain has this key already.
     """
     if key_after(head) == key.public:
         return None

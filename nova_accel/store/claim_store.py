@@ -38,8 +38,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
 
     Each method is one transaction; all may be called from any thread. Each may
     raise AcceleratorsUnavailable, in one sentence with the name of the file:
-    disk full, file locked, damaged or of a newer release. The transactions on
-    tables of more than one kind are here.
+    disk full, file locked, damaged or of a newer release. This class has the
+    transactions on tables of several kinds.
     """
 
     def _read(self, db):
@@ -53,8 +53,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
         """Write all of these claims or none.
 
         :raises ClaimConflict: a handle is held already.
-        :raises DeviceUnavailable: a device is disabled, perhaps since a
-            moment: after the command has reported it, no claim is added.
+        :raises DeviceUnavailable: a device is disabled. After a command has
+            reported that it disabled a device, no claim is added.
         """
         claims = tuple(claims)
         with self._transaction() as db:
@@ -75,8 +75,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
         """Settle devices: replace their rows and write claims in one
         transaction.
 
-        :param done: not unsettled any more.
-        :param todo: unsettled from now on.
+        :param done: rows to remove.
+        :param todo: rows to add.
         :param claims: to write, all or none. Their handles no longer wait for
             the operator.
         :raises ClaimConflict: one of the handles is held already.
@@ -100,9 +100,9 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
 
         :param claims: to write.
         :param gone: claims to remove: replaced or ended ones.
-        :param todo: unsettled from now on.
-        :param seen: runs and counts of the guests, as which the store counts
-            as new.
+        :param todo: rows of unsettled devices to add.
+        :param seen: runs and counts of the guests: from now on the store is as
+            new as these (store.lineage).
         """
         with self._transaction() as db, self._facts(db):
             for row in todo:
@@ -229,8 +229,8 @@ def _check_exists(path):
         found = os.stat(path)
     except FileNotFoundError:
         raise exception.NoClaimStore(
-            f'The claim store {path} does not exist: nova-compute makes it at '
-            f'its first start; else name the file of this host by --store.'
+            f'The claim store {path} does not exist: nova-compute creates it '
+            f'at its first start; else name the file of this host by --store.'
             ) from None
     except OSError:
         # the caller that opens it reports the reason

@@ -163,8 +163,8 @@ class Claims(uses.Uses):
             [(claim.instance_uuid, claim.resource_class) for claim in claims])
 
     def ended(self) -> set[tuple[str, str]]:
-        """Return the servers and classes of claims that have ended since
-        forget_ended() and were not followed by others.
+        """Return (server, resource class) of ended claims, without pairs that
+        have new claims or that forget_ended() dropped.
 
         Placement may keep the allocation for a while, or as long as a server
         is in ERROR, although no claim is missing.

@@ -61,7 +61,7 @@ class Memory:
     unclean: frozenset[values.Unclean] = frozenset()
     #: by address
     disabled: tuple[values.Disabled, ...] = ()
-    #: the same, of those whose time has not come
+    #: by address, of devices whose planned time has not come
     planned: tuple[values.Disabled, ...] = ()
     #: the oldest first
     orders: tuple[values.Order, ...] = ()
@@ -94,18 +94,18 @@ class File:
         #: PRAGMA data_version when refresh() last read the file
         self._data_version: int | None = None
         self._known = Memory()
-        #: its value after the present transaction, if that changes the file
+        #: _known after the present transaction; None if that changes nothing
         self._changed: Memory | None = None
         with self._one_sentence():
-            # none for MEMORY
+            # MEMORY has no directory
             if os.path.dirname(path):
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 _make_private(path)
-            # lets other green threads run: _wait_for()
+            # a short timeout, because _wait_for() lets other green threads run
             self._db = sqlite3.connect(
                 path, timeout=_BUSY_SECONDS, isolation_level=None,
                 check_same_thread=False)
-        #: of the file, None for MEMORY
+        #: device and inode of the file; None for MEMORY
         self._inode = _inode(path)
         try:
             if source:
@@ -222,8 +222,8 @@ class File:
 
     @contextlib.contextmanager
     def _reading(self, where):
-        """Convert errors of reading: rows are JSON with fields that this
-        release knows."""
+        """Convert the errors of a row that is damaged, or has fields that this
+        release does not know."""
         try:
             yield
         except (ValueError, TypeError, AttributeError, KeyError) as error:

@@ -4,21 +4,19 @@
 =============  =================  ====================  =====================
 kind           part               address               about
 =============  =================  ====================  =====================
-disabled       ''                 since when, if it     why, in words
-                                  was planned
-defective      ''                 ''                    the same
-planned        ''                 from when on it is    the same
-                                  disabled
-owner-unknown  ''                 where the server had  ''
-                                  the card
-returned       ''                 the same              ''
-unclean        address of the     of the card then      the policy of the
+disabled       ''                 planned time, or ''   reason
+defective      ''                 ''                    reason
+planned        ''                 planned time          reason
+owner-unknown  ''                 card's former address ''
+returned       ''                 card's former address ''
+unclean        address of the     card's former address policy of the
                handle                                   hand-over
 =============  =================  ====================  =====================
 
-A card has one hold of each kind and part, and either owner-unknown or returned.
-The table settled has the parts of such a card that do not contain data of a
-server any more. What the kinds mean is the table of inventory.holds.
+The former address is the one at which a server had the card. A card has one
+hold of each kind and part, and either owner-unknown or returned. The table
+settled has the parts of such a card that do not contain data of a server any
+more. inventory.holds describes the kinds.
 """
 
 import sqlite3
@@ -33,7 +31,7 @@ OWNER_UNKNOWN, RETURNED = 'owner-unknown', 'returned'
 #: kinds of which a card has only one
 _GROUPS = ((DISABLED,), (DEFECTIVE,), (PLANNED,),
            (OWNER_UNKNOWN, RETURNED), (UNCLEAN,))
-#: of a query with holds and cards
+#: last part of a query on holds and cards
 _JOIN = 'FROM holds JOIN cards ON card = number WHERE kind'
 
 
@@ -46,7 +44,7 @@ def _add(db, number, kind, part='', address='', about='', since=''):
 def _lift(db, kinds, which, **names):
     """Remove the holds of some cards.
 
-    :param which: condition of SQL, about a row of holds and one of cards.
+    :param which: SQL condition on the columns of holds and cards.
     """
     db.execute(
         f'DELETE FROM holds WHERE rowid IN (SELECT holds.rowid {_JOIN} IN '
@@ -60,7 +58,7 @@ def _quoted(kinds):
     return ', '.join(f"'{kind}'" for kind in kinds)
 
 
-# Cards that are known by another row from now on
+# Cards whose row changes
 
 
 def copy(db: sqlite3.Connection, number: int, other: int) -> None:
@@ -133,7 +131,7 @@ def settle(db: sqlite3.Connection, row: values.Unsettled) -> None:
     if row.serial:
         which = 'serial = :serial'
     elif row.by_address and not row.moved:
-        # not of another card that was there, and is away
+        # not an absent card that was at the address before
         which = "cards.address = :address AND (placed OR serial || ids = '')"
     elif row.ports:
         which = "serial = '' AND ids = :ids AND ports = :ports"
@@ -203,12 +201,12 @@ def _card_of(db, row):
     return rows.card(db, row.device_address, row.serial, row.ids, row.ports)
 
 
-# What the operator says
+# Disabled devices
 
 
 def disabled(db: sqlite3.Connection) -> dict[str, tuple[values.Disabled, ...]]:
-    """Return the devices that are 'disabled', also those whose planned time
-    has come, and the 'planned' ones; both by their addresses."""
+    """Return the rows of 'disabled' and of 'planned' devices, ordered by
+    address. A row whose planned time has come is among the disabled ones."""
     found = [(row.is_planned, row) for row in (
         values.Disabled(row['address'], row['serial'], row['about'],
                         row['since'], row['ids'], row['kind'] == DEFECTIVE,

@@ -18,10 +18,10 @@ from nova_accel import text
 ORDER_SECONDS = 30
 #: how many hand-overs of a device are kept
 MOST_HANDOVERS = 1000
-#: days in which no more than MOST_IN_THAT_TIME of a device go
+#: days for which a device's newest MOST_IN_THAT_TIME hand-overs are kept
 DAYS_OF_HANDOVERS = 90
-#: some hundred bytes each; a device that is taken and released each ten seconds
-#: has as many in a week
+#: some hundred bytes each; a device that is claimed and released each ten
+#: seconds has as many in a week
 MOST_IN_THAT_TIME = 60_000
 #: how many reports of owners are kept, beside those of present servers
 MOST_REPORTS = 2000
@@ -144,10 +144,10 @@ class Journal(file.File):
                         (after,))]
 
     def add_owner_report(self, report: values.OwnerReport) -> None:
-        """Write a report, and drop the ones before the newest MOST_REPORTS of
-        servers that are gone: no owner can push out the reports of others.
+        """Write a report, and drop reports before the newest MOST_REPORTS,
+        except for those of servers with claims: no owner can push them out.
 
-        :param report: with any number.
+        :param report: its number is ignored.
         """
         with self._transaction() as db:
             db.execute(
@@ -201,11 +201,11 @@ class Journal(file.File):
                     (handover.card, before, most))
 
     def vouching(self, card: str, handle: str = '') -> values.Handover | None:
-        """Return the newest hand-over after which a handle was released, which
-        vouches for it to its next server; None without one.
+        """Return the newest hand-over that released a handle, if any. It shows
+        the next owner how the handle was cleaned.
 
         :param card: values.Handover.card.
-        :param handle: '' for any of the card.
+        :param handle: its address; '' for any handle of the card.
         """
         ends = [end for end in values.ENDS if end != values.EXCHANGED]
         with self._transaction(write=False) as db:
@@ -219,9 +219,8 @@ class Journal(file.File):
                   ) -> int:
         """Start to sign hand-overs.
 
-        :param former: that signed them until now, if the operator still has
-            it.
-        :returns: of how many cards the chain goes on with another key.
+        :param former: the key until now, if the operator still has it.
+        :returns: the number of cards whose chain changes to another key.
         """
         with self._transaction() as db:
             heads = _handovers(

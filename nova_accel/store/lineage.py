@@ -16,7 +16,7 @@ from nova_accel.store import values
 class History(file.File):
 
     def __init__(self, *args, **kwargs):
-        #: of this process
+        #: the run of this process
         self._run = str(uuid.uuid4())
         super().__init__(*args, **kwargs)
 
@@ -32,7 +32,7 @@ class History(file.File):
         return run, runs.get(run, 0)
 
     def set_node(self, node: str) -> None:
-        """Write to which compute node the store belongs.
+        """Store the compute node to which this store belongs.
 
         :param node: its provider uuid.
         """
@@ -47,7 +47,7 @@ class History(file.File):
         self._learn(db, self._run, self.lineage().runs.get(self._run, 0) + 1)
 
     def _learn(self, db, run, count):
-        """Write that the store is as new as that."""
+        """Note that the store contains the changes of a run up to a count."""
         db.execute('INSERT INTO runs (run, changes) VALUES (?, ?) ON CONFLICT '
                    '(run) DO UPDATE SET changes = max(changes, '
                    'excluded.changes)', (run, count))

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Find and change the rows of cards, inside a transaction.
 
-A card is known by its serial number. If that is unknown, or several cards of
-the host have it, the card is known by its product and its path of ports
-(host.pci.ports), or by its product and address if one of the two paths is
-unknown. A row whose card is at its address is ``placed``; the other rows are of
-cards that are away.
+A card is identified by its serial number. If that is unknown, or several cards
+of the host have it, the card is identified by its product and its path of ports
+(host.pci.ports), or by its product and address if the path is unknown in the
+row or at the address. A row whose card is at its address is ``placed``; the
+cards of other rows are absent.
 """
 
 from collections.abc import Mapping
@@ -50,8 +50,8 @@ def card(db: sqlite3.Connection, address: str, serial: str,
 
 
 def _without_serial(db, address, ids, ports):
-    """Return the row of a card without serial number: that with its ports, or
-    that at its address, if the ports of one of the two are unknown."""
+    """Return the row of a card without serial number: one with its ports or, if
+    these are unknown in the row or of the card, with its address."""
     return db.execute(
         "SELECT number FROM cards WHERE serial = '' AND ids = :ids AND ("
         ":ports <> '' AND ports = :ports OR address = :address AND '' IN "
@@ -61,10 +61,10 @@ def _without_serial(db, address, ids, ports):
 
 def arriving(db: sqlite3.Connection, address: str, serial: str,
              ids: str, ports: str) -> int:
-    """Return the card that is at an address from now on.
+    """Return the row of a card that arrives at an address.
 
-    If no row has its serial number, or its product and place, the row with
-    only the address is used.
+    If no row identifies the card by its serial number, or by product and
+    ports or address, this is a row with only the address, perhaps a new one.
     """
     if db.execute('SELECT 1 FROM cards WHERE serial = ?', (serial,)).fetchone(
             ) if serial else _without_serial(db, address, ids, ports):
@@ -102,7 +102,7 @@ def own_serials(devices: Mapping[str, model.Device],
 
 def add(db: sqlite3.Connection, address: str, serial: str, ids: str,
         ports: str = '') -> int:
-    """Add a card that is away."""
+    """Add the row of an absent card."""
     return db.execute(
         'INSERT INTO cards (address, serial, ids, ports, placed) '
         'VALUES (?, ?, ?, ?, 0) RETURNING number',
@@ -135,8 +135,8 @@ def copy(db: sqlite3.Connection, number: int) -> int:
 def take(db: sqlite3.Connection, number: int, serial: str) -> int | None:
     """Store the serial number that a card reports now.
 
-    :returns: a row that was removed: it had the number, was of an absent card,
-        and is about this card.
+    :returns: the removed row of an absent card with this number, which is this
+        card; None without such a row.
     """
     db.execute("UPDATE cards SET serial = '' WHERE serial = ? AND placed "
                'AND number <> ?', (serial, number))

@@ -10,7 +10,7 @@ refused. After it, such a commit also adds a step to MIGRATIONS.
 from collections.abc import Callable, Mapping
 import sqlite3
 
-#: of the tables below
+#: version of the tables below
 VERSION = 24
 
 #: version of a store of an earlier release -> a function that migrates it to
@@ -195,8 +195,8 @@ CREATE TABLE owner_reports (
     ended TEXT NOT NULL
 )"""
 
-#: store.uses: for how long servers had devices, a row for each time; counted
-#: is '' of one that has ended
+#: store.uses: a row for each period in which a server had a device; counted is
+#: '' after its end
 _USES = ("""
 CREATE TABLE uses (
     number INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -43,7 +43,7 @@ RESET_ONLY = 'reset only'
 EXCHANGED = 'another card is in its place'
 ENDS = (CLEAN, MEMORY_KEPT, RESET_ONLY, 'not cleaned',
         'waits for the operator', EXCHANGED)
-#: how the result begins that announces a key (store.chain)
+#: beginning of the result if a hand-over announces a key (store.chain)
 NEW_KEY = 'new key '
 
 
@@ -72,7 +72,7 @@ class Handover:
     after: str = ''
     #: one of ENDS, 'ordered', or why it failed
     result: str = ''
-    #: when the server got it, as time
+    #: when the server got the device, in the format of time
     since: str = ''
     #: where the device is plugged in (Device.ports)
     ports: str = ''
@@ -80,7 +80,7 @@ class Handover:
     shown: str = ''
     # store.chain; '' if it is not signed
     version: str = ''
-    #: hash of the one before of the card
+    #: hash of the card's previous hand-over
     previous: str = ''
     #: number in the chain of the card, from 1; '' of a failed attempt
     place: str = ''
@@ -128,9 +128,9 @@ class Use:
     since: str
     #: when it ended, or was counted last
     until: str
-    #: '' if it has ended
+    #: text.moment() of the last count; '' if the use has ended
     counted: str
-    #: by a clock that is never set
+    #: by CLOCK_MONOTONIC
     seconds: float
     #: the last event that was sent about it, '' before the first one, and its
     #: seconds at that time
@@ -183,10 +183,10 @@ class Disabled:
     #: True: set by nova-compute, the hold "defective"; False: set by the
     #: operator, the hold "disabled"
     of_health: bool = False
-    #: Device.ports of the same
+    #: Device.ports of that card
     ports: str = ''
-    #: from when on, UTC, as since, if the operator planned it (drain --at); the
-    #: reason is for owners, too
+    #: planned time (drain --at), in the format of since; '' if not planned.
+    #: Owners of servers read the reason of planned work, too
     at: str = ''
     #: whether nova-compute has found that this time has come: it stays so if
     #: the clock is set back
@@ -210,7 +210,7 @@ class OwnerReport:
     number: int
     #: UTC, as 2026-11-22T02:17:43+00:00
     time: str
-    #: address of the device, and what else its claim knows it by
+    #: address and identity of the device, as in its claim
     device: str
     serial: str
     ids: str
@@ -248,7 +248,7 @@ class Order:
     #: argument of Release.release(), Maintenance.clean(),
     #: Maintenance.program() or Drill.drill()
     argument: str
-    #: when it was written, for store.claims
+    #: text.moment() at which it was written
     since: str
     state: OrderState = OrderState.NEW
     #: sentences for the operator, once it is DONE or REFUSED
@@ -367,7 +367,7 @@ class Reserved(NamedTuple):
     """The reserved amount of an inventory in Placement: a row of
     inventory.ledger."""
 
-    #: by the operator
+    #: the amount that the operator reserves
     operators: int
     #: the value that nova_accel wrote last
     value: int

@@ -980,6 +980,6 @@ class DisabledTest(StoreTestCase):
                 self.assertEqual((version,), db.execute(
                     'PRAGMA user_version').fetchone())
         os.remove(self.path)
-        self.assertUnavailable('does not exist: nova-compute makes it',
+        self.assertUnavailable('does not exist: nova-compute creates it',
                                self.command)
         self.assertFalse(os.path.exists(self.path))

@@ -222,6 +222,6 @@ class ClaimsTest(commands.StoreCommandTestCase):
         result = self.call()
         self.assertEqual(1, result.returncode)
         self.assertIn(self.path, result.stderr)
-        self.assertIn('nova-compute makes it at its first start',
+        self.assertIn('nova-compute creates it at its first start',
                       result.stderr)
         self.assertFalse(os.path.exists(self.path))

@@ -343,7 +343,7 @@ class StoresTest(DisableTestCase):
     def test_no_store(self):
         error = self.refused('disable', A)
         self.assertIn(self.path, error)
-        self.assertIn('nova-compute makes it at its first start', error)
+        self.assertIn('nova-compute creates it at its first start', error)
         self.assertFalse(os.path.exists(self.path))
 
     def test_other_releases(self):
