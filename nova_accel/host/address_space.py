@@ -2,8 +2,8 @@
 """Calculate the room in a guest's address space for memory regions (BARs) of
 devices.
 
-A device whose region the guest's firmware cannot place has no memory: with
-four H100, servers of 256, 512 and 768 GiB saw three, two and one
+A guest cannot use a device whose region its firmware cannot place: of four
+H100, servers with 256, 512 and 768 GiB saw three, two and one
 (blog.rackspacecloud.com, December 2025). QEMU gives a guest 40 bits of
 physical addresses, unless it has the host's CPU or a number is given
 (x86_cpu_realizefn(), host_cpu_max_instance_init() in target/i386 of QEMU).
@@ -13,20 +13,20 @@ from collections.abc import Iterable, Sequence
 
 from nova_accel.host import pci
 
-#: bits of a CPU model's guest (TCG_PHYS_ADDR_BITS of QEMU)
+#: bits of a guest with a CPU model (TCG_PHYS_ADDR_BITS of QEMU)
 DEFAULT_BITS = 40
-#: a reduction by OVMF and SeaBIOS for old Linux kernels
+#: OVMF and SeaBIOS use no more bits, because of old Linux kernels
 #: (PlatformAddressWidthFromCpuid() in OvmfPkg, 2026)
 MOST_BITS = 46
-#: bytes of a region that fits only above the first 4 GiB of a guest
+#: minimum bytes of a region that fits only above the first 4 GiB of a guest
 LARGE = 1 << 32
 #: OVMF treats 40 bits as a default, and has one window of this size then
 _CLASSIC_WINDOW = 32 << 30
 #: at most this much of the memory is below 4 GiB, the rest above it (q35)
 _BELOW_4G = 2 << 30
-#: BARs of a function are the first lines of its attribute resource
+#: number of BARs, which are the first lines of the attribute resource
 _BARS = 6
-#: modes in which a guest's CPU has the host's number
+#: CPU modes in which a guest has as many address bits as the host
 HOSTS_CPU = ('host-passthrough', 'maximum')
 #: flag of a memory region; source: IORESOURCE_MEM in include/linux/ioport.h
 _IS_MEMORY = 0x200
@@ -52,7 +52,7 @@ def guest_bits(host_bits: int, cpu_mode: str | None, mode: str | None,
                bits: object) -> int | None:
     """Return how many physical address bits a guest under KVM sees.
 
-    :param host_bits: of the host's CPU.
+    :param host_bits: physical address bits of the host's CPU.
     :param cpu_mode: of the guest, as [libvirt] cpu_mode.
     :param mode: hw:maxphysaddr_mode of its flavor or image, if any.
     :param bits: hw:maxphysaddr_bits, if any.

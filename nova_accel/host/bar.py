@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Reads BAR0 of an unused PCI function, and resets its bus.
+"""Read BAR0 of an unused PCI function, and reset its bus.
 
-Through VFIO, which resets the function when it is opened and closed, or
-through sysfs, whose memory regions a locked down kernel does not map. Both read
-four bytes at a time, and write nothing there. Sources: include/uapi/linux/
-vfio.h, vfio_pci_core.c and pci-sysfs.c of Linux.
+by_vfio() uses VFIO, which resets the function when it is opened and closed.
+by_sysfs() uses sysfs, whose memory regions a locked down kernel does not map.
+Both read four bytes at a time, and never write to BAR0. Sources: include/uapi/
+linux/vfio.h, vfio_pci_core.c and pci-sysfs.c of Linux.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,8 @@ def by_vfio(sys: str, dev: str, function: str,
     """Open a function that is bound to vfio-pci, by its group or, on kernels
     without those, by its own node.
 
-    :param sys: the directory of sysfs, and dev: that of devices.
+    :param sys: directory of sysfs.
+    :param dev: directory of device nodes.
     :raises OSError: EBUSY: a process has it open.
     """
     device = f'{sys}/bus/pci/devices/{function}'
@@ -60,7 +61,7 @@ def by_vfio(sys: str, dev: str, function: str,
             fcntl.ioctl(groups[0], _SET_CONTAINER,
                         struct.pack('=i', container))
             fcntl.ioctl(container, _SET_IOMMU, _TYPE1_IOMMU)
-            # of a buffer that can change, the result is that of the call
+            # with a mutable buffer, the result is that of the call
             fd = fcntl.ioctl(groups[0], _GET_DEVICE,
                              bytearray(function.encode('ascii') + b'\0'))
             stack.callback(os.close, fd)
@@ -72,8 +73,9 @@ def by_vfio(sys: str, dev: str, function: str,
             return int.from_bytes(os.pread(fd, 4, begin + offset), 'little')
 
         def reset():
-            # of the bus: the kernel demands the groups of all functions on it,
-            # or, without groups, that this process has their nodes open
+            # for a reset of the bus the kernel demands the groups of all its
+            # functions or, without groups, that this process has their nodes
+            # open
             fcntl.ioctl(fd, _HOT_RESET, struct.pack(
                 f'=III{len(groups)}i', 12 + 4 * len(groups), 0, len(groups),
                 *groups))
@@ -85,8 +87,8 @@ def by_sysfs(sys: str, function: str, write: Callable[[str, str], None],
              ) -> Iterator[tuple[Read, Reset]]:
     """Map BAR0 of a function without a driver, whose reset_method is bus.
 
-    A reading that the function does not answer is one of ones, after the
-    completion time-out of PCI Express.
+    If the function does not answer, a reading returns ones only, after the
+    completion timeout of PCI Express.
 
     :param write: writes an attribute.
     :raises OSError: EPERM: the kernel is locked down.

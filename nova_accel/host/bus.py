@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Read the health of a function from the PCI bus.
 
-It needs neither a driver nor privileges, and goes on while a guest has the
+This needs neither a driver nor privileges, and works while a guest has the
 function. Sources, all of Linux 6.12: Documentation/ABI/testing/
 sysfs-bus-pci-devices-aer_stats (aer_dev_*, since 4.19), sysfs-bus-pci
 (power_state, since 5.12), pci-sysfs.c (current_link_*, max_link_*, since
@@ -31,7 +31,7 @@ _LIMITS = {_WIDTH: _MOST_WIDTH, _SPEED: _MOST_SPEED}
 _ERRORS = (_FATAL, _NONFATAL, _CORRECTED)
 _LINK = (_WIDTH, _SPEED, _MOST_WIDTH, _MOST_SPEED)
 _IDS = ('vendor', 'device')
-#: what stays while the function is there
+#: attributes that do not change while the function is present
 _FIXED = (_MOST_WIDTH, _MOST_SPEED, 'vendor')
 _VARIABLE = (*_ERRORS, _WIDTH, _SPEED, _POWER)
 _ALL = (*_VARIABLE, *_FIXED)
@@ -75,14 +75,14 @@ def readings(kernel, function: str, bridges: tuple[str, ...],
              ) -> Iterator[signals.Reading]:
     """Read what the bus reports of a physical function.
 
-    Blocks for up to a minute while the function is reset, and wakes one that
-    sleeps (pci_config_pm_runtime_get() of Linux): call it in the worker of its
-    card. Two directories are opened, and 12 attributes read; a few more of
-    a card with a switch of its own.
+    Blocks for up to a minute while the function is reset, and wakes a function
+    that sleeps (pci_config_pm_runtime_get() of Linux): call it in the worker of
+    its card. Opens two directories and reads 12 attributes; a few more for a
+    card with a switch of its own.
 
-    :param bridges: as pci.bridges(): of the ports at both ends of the slot's
-        link, errors count as well.
-    :param fixed: receives what stays, by function, to save reading it again.
+    :param bridges: as pci.bridges(). Errors of the ports at both ends of the
+        slot's link count as well.
+    :param fixed: cache of attributes that do not change, by function.
     :raises OSError: the function is not there.
     """
     stays, path = (fixed or {}).get(function, ({}, ()))

@@ -77,7 +77,7 @@ def answer(message: bytes) -> list[tuple[int, bytes]]:
     :raises OSError: the answer is an error.
     """
     if len(message) < _HEADER.size + 4:
-        raise OSError(errno.EPROTO, 'netlink answers too little')
+        raise OSError(errno.EPROTO, 'the answer of netlink is too short')
     size, kind, *_ = _HEADER.unpack_from(message)
     if kind == _ERROR:
         number = -struct.unpack_from('=i', message, _HEADER.size)[0]

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""In which domains a host is: its NVLink domain, its rail, its rack.
+"""Determine the domains of a host: for example its NVLink domain and its rack.
 
-The operator names the levels and says where the domain of each comes from.
-nova-compute reports them as traits of the host's provider.
+The operator configures the levels, and the source of the host's domain of each.
+nova-compute reports the domains as traits of the host's provider.
 """
 
 import os
@@ -26,7 +26,7 @@ _MOST = 300
 
 
 def wanted() -> dict[str, str]:
-    """Return where the domain of each level comes from.
+    """Return the source of the domain of each level: a trait, a path, or AUTO.
 
     :raises ConfigurationError: the option cannot be read.
     """
@@ -44,8 +44,8 @@ def wanted() -> dict[str, str]:
         if source == AUTO and level != _BY_LIBRARY:
             raise exception.ConfigurationError(
                 f'{OPTION} has {level}=auto, and only the level nvlink can be '
-                f'found out: write the trait, or the path of a file or '
-                f'command.')
+                f'determined automatically: write the trait, or the path of a '
+                f'file or command.')
         if source != AUTO and not os.path.isabs(source) and (
                 naming.near_trait(level, source, OPTION) != source):
             raise exception.ConfigurationError(
@@ -62,14 +62,14 @@ class Domains:
         #: level -> trait; None before the first look
         self.found: dict[str, str] | None = None
         self.background = limited.Background(
-            self.look, f'{OPTION} has a level of which the domain of this '
-                       f'host is not known')
+            self.look, f'The domain of this host is not known for a level of '
+                       f'{OPTION}')
 
     def look(self) -> None:
-        """Find out the domain of each level. One that cannot be found out now
-        stays as it was.
+        """Determine the domain of each level. If that fails, the level keeps
+        its last domain.
 
-        :raises ConfigurationError: why some were not found.
+        :raises ConfigurationError: that failed, and why.
         """
         known, failed = self.found or {}, []
         found: dict[str, str] = {}
@@ -86,7 +86,7 @@ class Domains:
             raise exception.ConfigurationError(' '.join(failed))
 
     def begin(self) -> None:
-        """Look for the first time, which a command may delay."""
+        """Look for the first time, and wait at most [accel] device_timeout."""
         future = limited.start(self.look)
         try:
             future.result(CONF.accel.device_timeout)

@@ -351,10 +351,10 @@ class Kernel:
         :param by: 'VFIO', for which it is bound to vfio-pci, or 'sysfs', for
             which it has no driver and its reset_method is bus.
         :param family: of nvidia.REGISTERS.
-        :param milliseconds: limit of both.
+        :param milliseconds: limit of reset and readings together.
         :raises OSError: it could not be reset, or not be read: EBUSY while a
-            process has it open, EPERM where the kernel is locked down, ERANGE
-            of a BAR0 that is too small.
+            process has it open, EPERM if the kernel is locked down, ERANGE if
+            BAR0 is too small.
         """
         return nvidia.Watched(*(
             privileged.reset_gpu_by_vfio if by == 'VFIO'

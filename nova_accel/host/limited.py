@@ -32,7 +32,7 @@ _POOL_SECONDS = 10
 _LATE = 600
 #: bytes that a program may print
 _MOST_OUTPUT = 4096
-#: characters of its output that an error has, which are the last ones
+#: number of characters at the end of its output that an error contains
 _LONGEST = 300
 
 
@@ -275,7 +275,7 @@ def run(command: Sequence[str], seconds: float) -> str:
     It runs in a directory without Python modules. If it takes too long or
     prints too much, it is killed with all that it has started.
 
-    :raises ProgramFailed: it failed, and why.
+    :raises ProgramFailed: it failed; the error has the reason.
     """
     end = time.monotonic() + seconds
     try:
@@ -318,7 +318,7 @@ def run(command: Sequence[str], seconds: float) -> str:
 
 
 def _has_ended(process, end):
-    """Wait for a process; not longer, even if it never ends in the kernel."""
+    """Return whether a process ends before a time.monotonic()."""
     while process.poll() is None:
         if time.monotonic() > end:
             return False

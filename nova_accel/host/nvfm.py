@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Change NVSwitch partitions by the library of NVIDIA's Fabric Manager.
 
-A program, which drivers.fabric runs with a time limit: the library's calls have
-none, and a fault of the vendor's code ends this process only.
+drivers.fabric runs this program with a time limit, because the library's calls
+have none, and because a fault in the vendor's code ends this process only.
 
 Sources: nv_fm_agent.h and nv_fm_types.h of the package
 nvidia-fabricmanager-dev, releases 470 and 580; the Fabric Manager user guide

@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What GPUs of NVIDIA show of their state in BAR0 without a driver.
+"""Read the state of GPUs of NVIDIA from BAR0, without a driver.
 
-A GPU clears its memory while it boots, and reports both in a word: that it has
-booted, and that the clearing has ended. Further words have the modes that
-survive a reset. Source of all offsets and values, nothing else is from there:
+A GPU clears its memory while it boots. One word of BAR0 reports that the GPU
+has booted, another one that the clearing has ended. Further words contain the
+modes that survive a reset. Source of all offsets and values, but of no code:
 NVIDIA/gpu-admin-tools of 2025-10-21 (82422cc, MIT), wait_for_boot(),
 wait_for_memory_clear(), get_ecc_state(), query_cc_mode_*() and
 query_mig_mode() in nvidia_gpu_tools.py, gpu/regs/*/therm.py, and
-gpu/devid_chips.py. No card was seen.
+gpu/devid_chips.py. This was not tried with a card.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,36 +17,37 @@ import typing
 
 #: seconds between two readings
 _PAUSE = 0.005
-#: readings that differ and are kept
+#: maximum number of different readings that are kept
 _MOST = 64
-#: what a device reads as that does not answer
+#: value that is read from a device that does not answer
 _ONES = 0xffffffff
-#: upper half of what a GPU answers for a register that it does not show now
+#: upper half of the value of a register that the GPU does not show now
 _NO_REGISTER = 0xbadf
 
 
 class Word(typing.NamedTuple):
     name: str
     offset: int
-    #: when it has ended what it reports
+    #: its value when the reported work has ended
     value: int
 
 
 class Mode(typing.NamedTuple):
     offset: int
     shift: int
-    #: of the bits from there on -> its name
+    #: value of the bits from shift on -> name of the mode
     values: Mapping[int, str]
 
 
 class Watched(typing.NamedTuple):
-    """What watch() has read."""
+    """The readings of watch()."""
 
-    #: of each word, before the reset
+    #: value of each word before the reset
     before: list[int]
-    #: [milliseconds since it began, of each word ...] where one had changed
+    #: [milliseconds since the reset began, value of each word, ...] at each
+    #: change of a value
     seen: list[list[int]]
-    #: of each mode, once all had ended
+    #: value of the word of each mode, when all work had ended
     modes: list[int]
 
 
@@ -65,7 +66,7 @@ _ECC = {'ECC': Mode(0x9a0470, 0, _OFF_ON)}
 _CC = {0: 'off', 1: 'on', 3: 'devtools'}
 _BLACKWELL = {'CC': Mode(0x590, 0, _CC), **_ECC}
 
-#: family(); ECC is the last mode, which says nothing with CC
+#: by family(). ECC is the last mode, because it is not valid while CC is on
 REGISTERS = {
     'turing': Registers(_TURING_ON, _ECC),
     'ga100': Registers(
@@ -101,11 +102,11 @@ def family(vendor: str, name: str | None, product: str) -> str:
 
 def watch(read: Callable[[int], int], reset: Callable[[], None], key: str,
           seconds: float) -> Watched:
-    """Reset a GPU, and read its words until all have ended what they report.
+    """Reset a GPU, and read its words until all report the end of their work.
 
     :param read: reads the four bytes at an offset of BAR0.
     :param key: of REGISTERS.
-    :param seconds: limit, that of the reset included.
+    :param seconds: time limit, including the reset.
     :raises OSError: as read() and reset() do.
     """
     registers = REGISTERS[key]
@@ -131,22 +132,24 @@ def watch(read: Callable[[int], int], reset: Callable[[], None], key: str,
 
 
 def failure(key: str, watched: Watched) -> str:
-    """Return why the GPU is not clear, a clause; '' if it is said to be."""
+    """Return why the memory of a GPU is not clear, as a clause; '' if its words
+    report that it is."""
     milliseconds, *last = watched.seen[-1]
     for word, value in zip(REGISTERS[key].words, last):
         if not _is_read(value):
             return f'its word "{word.name}" reads as {value:#x}'
     for word, value in zip(REGISTERS[key].words, last):
         if value != word.value:
-            return (f'its word "{word.name}" does not come ({value:#x} in '
-                    f'place of {word.value:#x})')
+            return (f'its word "{word.name}" did not change as expected '
+                    f'({value:#x} in place of {word.value:#x})')
     return ''
 
 
 def doubt(key: str, watched: Watched) -> str:
-    """Return why a GPU that is said to be clear is not shown to be, a clause.
+    """Return why the words of a GPU do not prove that its memory was cleared,
+    as a clause; '' if they do.
 
-    A word that has ended in each reading may be that of the boot before.
+    A word with its last value in each reading may be left from the boot before.
     """
     for word, values in zip(REGISTERS[key].words, _by_word(watched)):
         if all(value == word.value or not _is_read(value)

@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The NVLink domain of this host's GPUs, by NVIDIA's management library.
+"""Print the NVLink domain of this host's GPUs, by NVIDIA's management library.
 
-A program, which host.domains runs with a time limit: the library's calls have
-none, and a fault of the vendor's code ends this process only. It prints the
-UUID of the cluster and the clique, in which GPUs reach each other by NVLink.
+host.domains runs this program with a time limit, because the library's calls
+have none, and because a fault in the vendor's code ends this process only. A
+domain is the UUID of a cluster with a clique, in which GPUs reach each other by
+NVLink.
 
 Source: nvml.h of CUDA 12.4 and later (nvmlDeviceGetGpuFabricInfoV).
 """
@@ -35,7 +36,7 @@ def domains(library: Any) -> set[str]:
     """Return the domains of all GPUs that have one.
 
     :param library: libnvidia-ml.
-    :raises Failed: the library does not say.
+    :raises Failed: a call of the library fails.
     """
     _check('nvmlInit_v2', library.nvmlInit_v2())
     try:

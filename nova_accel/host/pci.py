@@ -348,9 +348,9 @@ def obstacle(kernel, function: str, companions=()) -> str:
                 f'"options vfio-pci disable_denylist=1" in /etc/modprobe.d) '
                 f'if you trust the guests')
     if int(function.partition(':')[0], 16) > _LAST_DOMAIN:
-        return (f'libvirt takes no function of a PCI domain above '
+        return (f'libvirt does not support PCI domains above '
                 f'{_LAST_DOMAIN:x}: disable VMD for it in the firmware, if '
-                f'that makes the domain')
+                f'VMD creates the domain')
     members = group_members(kernel, function)
     if members is None:
         return (f'{function} has no IOMMU group: enable the IOMMU in the '

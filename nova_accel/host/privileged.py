@@ -81,7 +81,7 @@ _XCLBIN = re.compile('[0-9a-f-]{36}_[0-9A-Za-z-]{1,64}[.]xclbin')
 _PATH = re.compile('^(nvme[0-9]+)c[0-9]+(n[0-9]+)$')
 _PORT = re.compile('dfl-port[.][0-9]+')
 _PORT_RESET = 0xb640
-#: of a Device Feature Header (drivers/fpga/dfl.h of Linux)
+#: type of a Device Feature Header (drivers/fpga/dfl.h of Linux)
 _DFH_TYPE_AFU = 1
 _NVME = re.compile('nvme[0-9]+')
 _METHOD = re.compile('crypto|block|overwrite')
@@ -99,7 +99,7 @@ _MAX_RESOURCES = 0xffff
 _MAX_GROUP = 0x7fffffff
 #: milliseconds, an hour
 _LONGEST_WATCH = 3_600_000
-#: of /dev/nvidia<minor>
+#: device number of /dev/nvidia<minor>
 _NVIDIA_MAJOR = 195
 _FME_PORT_PR = 0xb680
 _FME_PORT_RELEASE = 0x4004b681
@@ -1029,7 +1029,7 @@ def reset_gpu_by_vfio(function: str, family: str, milliseconds: int) -> tuple:
     """Reset the bus of a GPU that is bound to vfio-pci, and read its words.
 
     :param family: of nvidia.REGISTERS.
-    :param milliseconds: limit of both.
+    :param milliseconds: limit of reset and readings together.
     :returns: nvidia.Watched.
     :raises OSError: see host.bar; EINVAL: it is not a GPU of NVIDIA.
     """
@@ -1041,8 +1041,8 @@ def reset_gpu_by_vfio(function: str, family: str, milliseconds: int) -> tuple:
 # enabling a function takes CAP_SYS_ADMIN (enable_store() of Linux)
 @privsep.disks.entrypoint
 def reset_gpu_by_sysfs(function: str, family: str, milliseconds: int) -> tuple:
-    """As reset_gpu_by_vfio(), of a GPU without a driver whose reset_method is
-    bus."""
+    """Do the same as reset_gpu_by_vfio() for a GPU without a driver, whose
+    reset_method is bus."""
     _check_gpu(function, family, milliseconds)
     with bar.by_sysfs(SYS, function, _write) as (read, reset):
         return nvidia.watch(read, reset, family, milliseconds / 1000)

@@ -67,8 +67,8 @@ def keeping(kernel, device: model.Device, handle: model.AttachHandle,
 
 def of_host(kernel, device: model.Device, handle: model.AttachHandle,
             ) -> list[str]:
-    """Return the uses of a handle, and of its device's company, by drivers of
-    the host.
+    """Return the functions of a handle and of its slot that drivers of the host
+    have.
 
     :raises OSError: sysfs cannot be read.
     """

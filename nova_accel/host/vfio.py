@@ -7,7 +7,7 @@ memory the device has written meanwhile (VFIO_DEVICE_FEATURE_DMA_LOGGING). The
 IOMMU can do the latter too, for devices that QEMU opens by iommufd
 (virt.live_migration). Only QEMU can ask: a device answers a process that has
 opened it. Opening resets a function and requires that no guest has it; a vGPU
-of NVIDIA requires a guest. Hence this module has the answers of each driver.
+of NVIDIA requires a guest. Hence this module lists the answers of each driver.
 If a driver answers differently, libvirt refuses before a guest moves.
 """
 
@@ -65,8 +65,8 @@ def migrates(kernel, handle: model.AttachHandle, device: str,
                         f'does not save its state')
         if not _DRIVERS[name] and not _iommu_logs(kernel, handle.address):
             return '', (f'its VFIO driver {name} does not log what it writes '
-                        f'to memory, and neither does the IOMMU: that takes '
-                        f'one that can, and the module iommufd')
+                        f'to memory, and neither does the IOMMU: that needs '
+                        f'an IOMMU that can, and the module iommufd')
         if not kernel.has_iova_bitmap():
             return '', ('the kernel cannot log what it writes to memory (no '
                         'CONFIG_IOMMUFD_DRIVER)')
@@ -74,7 +74,7 @@ def migrates(kernel, handle: model.AttachHandle, device: str,
             name, _version(kernel, name), *_firmware(kernel, device),
             '' if _DRIVERS[name] else _BY_IOMMU))), ''
     except OSError as error:
-        return '', (f'it cannot be read which VFIO driver it has in a guest '
+        return '', (f'its VFIO driver in a guest cannot be determined '
                     f'({error.strerror})')
 
 

@@ -491,7 +491,7 @@ NOT_HOLDS = {
         'raised while a region is cleaned',
     'xclmgmt cannot reset the region of a Versal':
         'raised while a region is cleaned',
-    'libvirt takes no function of a PCI domain above {}':
+    'libvirt does not support PCI domains above {}':
         'the firmware decides',
     '{}, whose memory it reaches then': 'nova.conf decides',
     'NVSwitches join it with other GPUs ({}), and a guest':

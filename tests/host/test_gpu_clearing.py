@@ -83,7 +83,7 @@ class WithheldTest(TestCase):
         server = self.boot()
         self.fault(memory_clear='never')
         self.host.delete(server)
-        self.assertWithheld('"memory clear finished" does not come')
+        self.assertWithheld('"memory clear finished" did not change')
         attempts = len(self.resets())
         self.host.reconcile()
         self.assertEqual(attempts, len(self.resets()))

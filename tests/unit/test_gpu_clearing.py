@@ -136,8 +136,8 @@ class ReleaseTest(TestCase):
         self.assertEqual([], self.kernel.resets(A))
 
     @ddt.data(
-        ('never', '"memory clear finished" does not come (0x0 in place of '
-         '0x1)'),
+        ('never', '"memory clear finished" did not change as expected (0x0 in '
+         'place of 0x1)'),
         ('ones', '"boot complete" reads as 0xffffffff'))
     @ddt.unpack
     def test_not_cleared(self, fault, why):
@@ -153,7 +153,7 @@ class ReleaseTest(TestCase):
 
     def test_clear_that_takes_longer_than_the_limit(self):
         self.start(clear_seconds=30)
-        self.refused('does not come')
+        self.refused('did not change as expected')
 
     def test_bus_that_cannot_be_reset(self):
         self.start()

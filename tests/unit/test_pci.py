@@ -57,7 +57,7 @@ class AddressTest(testtools.TestCase):
             self.assertEqual(found, pci.from_lspci(text))
 
     def test_domain_that_libvirt_refuses(self):
-        self.assertIn('no function of a PCI domain above ffff', pci.obstacle(
+        self.assertIn('not support PCI domains above ffff', pci.obstacle(
             Kernel('nvme'), '10000:01:00.0'))
 
 

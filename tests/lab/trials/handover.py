@@ -304,7 +304,7 @@ class Gpu(base.Trial):
         machine.gpu(clears=False)
         self.cloud.delete(server)
         self.cloud.wait('a fence', lambda: not self.is_offered())
-        self.cloud.wait('a reason', lambda: 'does not come'
+        self.cloud.wait('a reason', lambda: 'did not change as expected'
                         in self.compute.log(200))
         _server, fault = self.cloud.refused(self.flavor, host=None)
         self.assertIn('No valid host', fault)
