@@ -27,7 +27,7 @@ from nova_accel import naming
 from nova_accel.planning import reasons
 from nova_accel import request
 
-#: of providers, in their order
+#: free amounts of each provider, in the order of Host.classes
 State = tuple[tuple[int, ...], ...]
 
 
@@ -45,7 +45,7 @@ class Wanted:
 
     @functools.cached_property
     def needs(self) -> list['Need']:
-        """Return the needs; equal ones are one."""
+        """Return the needs. Equal needs are one, with their number (times)."""
         functions = {r.group: frozenset(r.wanted_traits)
                      for r in self.requests if r.programs}
         count: dict[Need, int] = {}
@@ -255,7 +255,7 @@ def limit(wanted: Wanted, host: Host, free: State) -> Limit:
     loose = dataclasses.replace(wanted, policy=None,
                                 affinity=request.Affinity())
     alone = {need: _count(loose, host, free, [need]) for need in needs}
-    # if several apply, the accelerators
+    # of several exhausted resources, accelerators come first
     used_up = sorted((need for need in needs if alone[need] == fitting),
                      key=lambda need: not _is_of_accelerators(need))
     if used_up:
@@ -351,7 +351,7 @@ def _place(wanted, host, free, needs):
 
 # The count
 
-#: a need and, where its devices have to be close, their place
+#: a need and, if its devices have to be close, their place
 _Kind = tuple[Need, frozenset[str] | None]
 _Vector = tuple[int, ...]
 
@@ -360,7 +360,7 @@ def _count(wanted, host, free, needs):
     if not needs:
         return 0
     if sum(map(_is_of_accelerators, needs)) > 2:
-        # vectors with many numbers: the simple way is mostly as good
+        # placing one server after the other is faster, and mostly as good
         most = _at_most(wanted, host, free, needs)
         often, left = 0, _place(wanted, host, free, needs)
         while left and often < most:
@@ -376,7 +376,7 @@ def _count(wanted, host, free, needs):
              for kind in kinds}
     most = {kind: sum(host.often(kind[0], n, free) for n in serve[kind])
             // kind[0].times for kind in kinds}
-    # of each need at all places
+    # the maximum for the scarcest need, at all places
     least = min(sum(most[kind] for kind in kinds if kind[0] == need)
                 for need in needs)
     isolated = wanted.policy == 'isolate' and sum(
@@ -415,7 +415,8 @@ def _parts(kinds, serve):
 
 
 def _of_part(host, free, part, serve, most, least, isolated):
-    """Return the possible pairs (servers at places, servers by others)."""
+    """Return the possible pairs (servers at places, servers by needs without a
+    place)."""
     wheres = list(dict.fromkeys(where for _, where in part))
     caps = {where: min([least, *(most[kind] for kind in part
                                  if kind[1] == where)]) for where in wheres}
@@ -494,8 +495,8 @@ def _of_provider(host, free, number, kinds, limits, isolated):
 def _largest(vectors: Iterable[_Vector]) -> set[_Vector]:
     """Return the vectors that no other one dominates."""
     kept: set[_Vector] = set()
-    # the other numbers of those kept: in this order the first one of each
-    # vector is at most that of all before it, and needs no comparison
+    # the kept vectors without their first numbers: in this order, the first
+    # number of a vector is at most that of each vector before it
     tails: list[_Vector] = []
     for vector in sorted(set(vectors), reverse=True):
         tail = vector[1:]

@@ -26,7 +26,7 @@ class Server:
     """A server that can be migrated."""
 
     uuid: str
-    #: what its own flavor asks for
+    #: the demands of its own flavor
     wanted: capacity.Wanted
     #: UUID of a provider -> class -> amount
     allocations: Mapping[str, Mapping[str, int]]
@@ -67,7 +67,7 @@ class _Kind:
 
     def __init__(self, server, host):
         self.wanted = server.wanted
-        #: the inventory that a host of the same kind gets back
+        #: the inventory that such a server frees, in the order of the host
         self.held = tuple(
             tuple(server.allocations.get(p.uuid, {}).get(name, 0)
                   for name in names)
@@ -176,8 +176,8 @@ class _Search:
                    for number, free in enumerate(cloud.free))
 
     def most(self, cloud, moves):
-        """Return how many servers fit if the given number of others vanished.
-        """
+        """Return an upper bound: how many servers fit if the given number of
+        others disappeared."""
         best = [0] * (moves + 1)
         for number, free in enumerate(cloud.free):
             gains = self._gained(number, free, cloud.servers[number], moves)

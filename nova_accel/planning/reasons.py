@@ -188,8 +188,8 @@ def of_host(groups: Mapping[str, request.Group],
         found.append(
             f'each group alone finds a device, and there are not enough for '
             f'all {sum(map(is_of_accelerators, wanted))} together'
-            + (', as group_policy=isolate wants another provider for each'
-               if policy == 'isolate' else ''))
+            + (', because group_policy=isolate requires another provider for '
+               'each' if policy == 'isolate' else ''))
     return found
 
 

@@ -1,6 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The question for allocation candidates, as Nova's scheduler asks Placement.
-"""
+"""Build queries to Placement that restrict Nova's own question."""
 
 from collections.abc import Callable, Iterable, Mapping
 import contextlib

@@ -24,13 +24,13 @@ from nova_accel import naming
 from nova_accel import request
 from nova_accel.scheduler import facts
 
-#: of a candidate with a device that was taken since Placement offered it
+#: price of a device that was allocated since Placement offered it
 TAKEN = 10_000_000.0
-#: of a region that carries another function and must not be programmed
+#: price of a region that carries another function and must not be programmed
 UNUSABLE = 100_000.0
-#: of an unhealthy device
+#: price of an unhealthy device
 SUSPECT = 5_000.0
-#: of a host, for each domain that servers fill before its own
+#: price of a host, for each domain that servers fill before its own
 NEAR = 2_000.0
 
 
@@ -203,7 +203,7 @@ def _place(wanted, traits):
 
 
 def _losses(demand, kinds):
-    """Return what overwriting a region of each kind loses, 0 to 1.
+    """Return the loss by overwriting a region of each kind, 0 to 1.
 
     The loss is x / (x + mean): x is the demand for the region's function per
     idle copy of the function, and mean the average of all idle regions. Hence

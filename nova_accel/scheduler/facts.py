@@ -131,7 +131,7 @@ class Facts:
         return result
 
     def domains(self, root: str) -> Mapping[str, str]:
-        """Return in which domains a host is, by level."""
+        """Return the domain of a host at each level."""
         return naming.near_of(self._traits(root))
 
     # Candidates
@@ -144,7 +144,7 @@ class Facts:
         if not candidates:
             return 0
         if len(candidates) == 1:
-            # as of most hosts with pools, and quicker
+            # a quicker way for most hosts with pools
             return min(self._room(provider, name) // amount
                        for provider, given
                        in candidates[0]['allocations'].items()
@@ -267,9 +267,9 @@ class Facts:
             # keystoneauth has some thirty, and none may fail a scheduling
             except Exception as error:
                 LOG.warning(
-                    'Placement was asked for %(url)s, to learn what another '
-                    'request took, and did not answer (%(error)s): the '
-                    'scheduling goes on with the answer from before.',
+                    'Placement did not answer %(url)s (%(error)s), so '
+                    'allocations of other requests are not known: the '
+                    'scheduling continues with the earlier answer.',
                     {'url': url, 'error': error})
                 return
             self._update(root, name, found)
@@ -280,7 +280,7 @@ class Facts:
         for provider, summary in list(self._summaries.items()):
             if (summary.get('root_provider_uuid') == root
                     and name in summary['resources']):
-                # Placement sums up no tree without room
+                # Placement's answer omits trees without room
                 self._show(provider, name, found.get(provider) or _using(
                     summary, name, summary['resources'][name]['capacity']))
 

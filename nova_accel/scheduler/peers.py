@@ -1,10 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Where the other members of a server group are, before Placement is asked.
+"""Find the hosts of the other members of a server group, before Placement is
+asked.
 
-RequestSpec.instance_group has the names of their hosts, that of a server which
-moves among them, and Placement's answer lacks hosts that are full. Hence the
-cells are asked, as nova-conductor has asked them for these names, and the
-entries of compute nodes have the domains (naming.NEAR_STATISTIC).
+RequestSpec.instance_group names these hosts, but also the host of a server that
+moves, and Placement's answer lacks full hosts. Hence the members are read from
+the cells, as nova-conductor did for the names. The entries of their compute
+nodes have the domains (naming.NEAR_STATISTIC).
 """
 
 from nova import context as nova_context
@@ -28,7 +29,7 @@ def expect(schedulings: scheduling.Schedulings, context, spec,
     Placement for hosts of their domains only, if the flavor requires that.
 
     :param spec: nova.objects.RequestSpec; changed.
-    :param servers: UUIDs of those that are scheduled.
+    :param servers: UUIDs of the servers that are scheduled.
     """
     wanted = _wanted(spec)
     if not wanted:
@@ -70,7 +71,8 @@ def _wanted(spec):
 def _domains(context, group, servers):
     """Yield the domains of the host of each member with a host.
 
-    If a server is evacuated, those on hosts that are down wait for the same.
+    If a server is evacuated, members on hosts that are down are left out,
+    because they have to be evacuated as well.
 
     :raises LookupError: a cell did not answer.
     """

@@ -20,21 +20,21 @@ from nova_accel.scheduler import facts
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
-#: how often a request is scheduled once more
+#: maximum number of times that a request is scheduled once more
 _AGAIN = 3
 
 
 class Refusal(enum.Enum):
     """The reason why AcceleratorFilter left no host with accelerators."""
 
-    #: their nova-computes run another driver
+    #: nova-compute of each host runs another driver
     DRIVER = 'driver'
-    #: their devices violate the flavor's demand on places
+    #: the devices of each host violate the flavor's demand on places
     PLACES = 'places'
-    #: the guest does not fit on the nodes of their devices, as the flavor
-    #: demands
+    #: the guest does not fit on the NUMA nodes of the devices of any host, as
+    #: the flavor demands
     GUEST = 'guest'
-    #: they are not as near to each other as the flavor demands
+    #: the hosts are not as near to each other as the flavor demands
     NEAR = 'near'
 
 
@@ -42,16 +42,16 @@ class Refusal(enum.Enum):
 class Expected:
     """The facts about a request that Placement's answer lacks."""
 
-    #: that are scheduled together
+    #: number of servers that are scheduled together
     servers: int = 1
     #: domains of the hosts of the other members of the server group; None if
     #: they could not be read
     members: tuple[near.Domains, ...] | None = ()
-    #: names of these hosts
+    #: names of the hosts of these members
     hosts: tuple[str, ...] = ()
-    #: how often another request was faster to take what was chosen
+    #: how often other requests got the chosen room first
     lost: int = 0
-    #: domains of which Placement has named all hosts, if its answer was cut
+    #: domains of which all hosts are known although Placement's answer was cut
     whole: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -94,8 +94,8 @@ class Scheduling:
         self.refused: Refusal | None = None
         self._counted: set[str] = set()
         self.expected = expected or Expected()
-        #: of which domains servers get hosts; the same for all servers of the
-        #: request. None until the first one is scheduled
+        #: the domains whose hosts all servers of the request get; None until
+        #: the first server is scheduled
         self.near: near.Choice | None = None
 
     def choose_near(self, free: Mapping[str, int]) -> near.Choice:
@@ -109,7 +109,7 @@ class Scheduling:
                                         'server group could not be read')
             return self.near
         domains = {host: self.facts.domains(host) for host in free}
-        # of other domains only some hosts are known
+        # first domains whose hosts are all known
         whole = {host: count for host, count in free.items()
                  if self.expected.whole.intersection(
                      domains[host].values())}
@@ -204,7 +204,7 @@ class Schedulings:
             typing.Any, Scheduling | None] = weakref.WeakKeyDictionary()
 
     def expect(self, spec, expected: Expected) -> None:
-        """Note what is known of a request, before begin()."""
+        """Note facts about a request before begin()."""
         with self._lock:
             self._expected[spec] = expected
 
@@ -219,7 +219,7 @@ class Schedulings:
         LOG.info('The room that was chosen for server %s and those requested '
                  'with it is taken: another is chosen.', spec.instance_uuid)
         if 'instance_group' in spec and spec.instance_group:
-            # Nova adds those of servers that had one
+            # Nova has added hosts that it chose for servers of this request
             spec.instance_group.hosts = list(begun.expected.hosts)
             spec.instance_group.obj_reset_changes(['hosts'])
         self.expect(spec, dataclasses.replace(

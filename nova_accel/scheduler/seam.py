@@ -5,19 +5,19 @@ gets.
 Provider summaries: SchedulerManager._schedule has the request and the
 summaries of Placement's answer, passes both to _get_all_host_states, and
 passes the summaries to no filter or weigher (Nova 31 to 34). Hence
-_get_all_host_states is wrapped, and gets both. It is called once for each
-scheduling, before the first filter, even if a fallback query was merged into
-the answer, and with None for a rebuild, which has no answer.
+_get_all_host_states is wrapped. Nova calls it once for each scheduling, before
+the first filter, even if a fallback query was merged into the answer, and with
+None for a rebuild, which has no answer.
 
-The request ties the summaries to the scheduling, not the thread: both
-threading modes of Nova work alike, and what is kept goes with the request.
+The summaries are kept with the request, not with the thread: this works in both
+threading modes of Nova, and they are discarded with the request.
 
-The answer: _select_destinations gets it first. It is wrapped to add candidates
-that Placement cut off.
+The answer: _select_destinations is the first method that gets Placement's
+answer. It is wrapped to add candidates that Placement cut off.
 
 The error: if Placement has no candidate, select_destinations raises
 NoValidHost before any filter, and nova-conductor makes its text the fault of
-the server. It is wrapped to add the reason.
+the server. select_destinations is wrapped to add the reason.
 """
 
 from collections.abc import Callable
@@ -124,12 +124,12 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
 
     :param why: takes the SchedulerManager, the context, the RequestSpec, the
         number of servers and the seconds that it took to find no host, and
-        returns the reason or ''. What it raises is logged, and Nova's own
-        error is raised.
-    :param end: takes the RequestSpec when all of it is done.
+        returns the reason or ''. Its errors are logged, and Nova's own error
+        is raised.
+    :param end: takes the RequestSpec when the request has ended.
     :param before: takes the context, the RequestSpec and the UUIDs of the
-        servers before Placement is asked. What it raises is logged, and the
-        scheduling goes on.
+        servers before Placement is asked. Its errors are logged, and the
+        scheduling continues.
     :param again: takes the RequestSpec that found no host, and returns whether
         it is scheduled once more.
     """
@@ -153,8 +153,8 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
                 try:
                     end(kwargs['spec_obj'])
                 except Exception:
-                    LOG.exception('What is known of a request is kept: report '
-                                  'this error to nova_accel.')
+                    LOG.exception('The data of a request stay in memory: '
+                                  'report this error to nova_accel.')
 
     def tried(self, context, *args, **kwargs):
         began = time.monotonic()
@@ -167,7 +167,7 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
                 raised = error.exc_info[1]
             except exception.NoValidHost as error:
                 raised = error
-            # of a request filter, which says what is wrong with the request
+            # the error of a request filter has the reason already
             is_refused = isinstance(raised.__context__,
                                     exception.RequestFilterFailed)
             is_again = not is_refused and _is_again(again, spec)

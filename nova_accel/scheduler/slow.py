@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Advice for requests that Placement answers slowly.
 
-By default Placement goes through each order of the regions of a host that can
-satisfy a request: seconds for five regions of eight, minutes for six. Three
-options of placement.conf make that fast (docs/source/operate/placement.rst,
+By default Placement tries each permutation of a host's regions that satisfies a
+request: this takes seconds for five regions of eight, and minutes for six.
+Three options of placement.conf make it fast (docs/source/operate/placement.rst,
 "Hosts with many FPGAs").
 """
 

@@ -2,13 +2,13 @@
 """Add candidates that Placement's answer omits in a large cloud.
 
 Placement returns the first [scheduler] max_placement_results candidates, in an
-order that has nothing to do with functions. Where it has cut its answer off and
-no candidate carries what a group wants, it is asked which providers carry that,
-and then Nova's own question for a few of their hosts. Both answers are short:
-of a common function a candidate would be there. For servers that have to be
-near each other it is asked for the hosts of some domains, of which the cut
-answer has only some. The candidates are added to those that Nova filters,
-weighs and claims; nothing is taken away.
+order that does not depend on functions. If it has cut its answer off and no
+candidate carries the function of a group, nova_accel asks it which providers
+carry the function, and then repeats Nova's question for a few of their hosts.
+Both answers are short, because a common function would have a candidate. For
+servers that have to be near each other, nova_accel asks for all hosts of some
+domains, because the cut answer has only some. The candidates are added to those
+that Nova filters, weighs and claims; none is removed.
 """
 
 import collections
@@ -35,12 +35,12 @@ _HOSTS = 3
 _ASKED = 6
 #: maximum number of candidates of one host
 _CANDIDATES = 16
-#: domains that are asked for at a time, and how often
+#: number of domains in one query, and maximum number of queries
 _DOMAINS = 16
 _QUESTIONS = 3
-#: candidates of all of them
+#: maximum number of candidates of the domains in a query
 _OF_DOMAINS = 1000
-#: of Placement: required=in:, and several of them
+#: version of Placement with required=in:, also several times
 _VERSION = '1.39'
 #: chooses hosts if there are many
 _sample = random.sample
@@ -64,7 +64,7 @@ def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
     question, query = _question(manager, context, spec)
     if placement.names_host(question):
         return
-    #: host -> the groups that find there what they want
+    #: host -> the groups whose function it carries
     carrying: dict[str, list[request.AcceleratorRequest]] = {}
     for wanted in missing:
         for root in _carrying(get, wanted):
@@ -93,7 +93,7 @@ def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
 
 def add_domains(get: Callable, found: scheduling.Scheduling, manager, context,
                 spec, candidates: typing.Any, summaries: typing.Any) -> None:
-    """Add all candidates of some domains, of which a cut answer has some.
+    """Add all candidates of some domains if Placement's answer was cut off.
 
     Placement is asked once for several domains, and again for others if none of
     them has room for all servers.
@@ -138,7 +138,7 @@ def _is_cut(candidates):
 
 
 def _question(manager, context, spec):
-    """Return Nova's question, and what is in it without the limit."""
+    """Return Nova's query string, and its parameters without the limit."""
     question = utils.resources_from_request_spec(
         context, spec, manager.host_manager).to_querystring()
     return question, [(key, value) for key, value
@@ -148,7 +148,7 @@ def _question(manager, context, spec):
 def _add(answer, candidates, summaries):
     for candidate in answer['allocation_requests']:
         providers = candidate['allocations']
-        # a provider of disk that hosts share has those of all of them
+        # a disk provider that hosts share has the candidates of all of them
         if candidate not in min((candidates.get(provider, ())
                                  for provider in providers), key=len):
             for provider in providers:
@@ -194,7 +194,7 @@ def _of_host(get, query, root, groups):
     query = [*query, *((f'required{wanted.group}', _carries(wanted))
                        for wanted in groups), ('limit', str(_CANDIDATES))]
     answer = {}
-    # a shared provider of disk is in none of their trees
+    # a disk provider that hosts share is not in the tree of any host
     for pinned in suffixes, suffixes - {''}:
         if pinned:
             answer = _ask(get, '/allocation_candidates?' + parse.urlencode(

@@ -43,7 +43,7 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
         """Return the negative cost of each host."""
         try:
             return self._weigh(weighed_obj_list, weight_properties)
-        # as in the filter
+        # any error, as in the filter
         except Exception:
             LOG.exception(filters.UNTOLD)
             filters.SCHEDULINGS.give_up(weight_properties)

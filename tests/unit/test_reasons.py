@@ -156,7 +156,7 @@ class OfHostTest(ReasonsTestCase):
         specs = {f'resources1:{GPU}': '1', f'resources2:{GPU}': '1'}
         pool = provider(**{GPU: {'total': 8}})
         self.assertEqual([], self.why(specs, pool))
-        self.assertIn('group_policy=isolate wants another provider',
+        self.assertIn('group_policy=isolate requires another provider',
                       self.why(specs, pool, policy='isolate')[0])
 
     def test_what_providers_say_is_not_said_twice(self):
