@@ -32,8 +32,9 @@ def make_room(xml, handles: Iterable[model.AttachHandle], kernel,
         kernel.physical_address_bits(), can_emulate)
     if problem and is_new:
         raise exception.DeviceUnavailable(
-            f'A guest does not see what it gets: {problem}. Use a flavor with '
-            f'less memory, fewer devices, or more hw:maxphysaddr_bits.')
+            f'A guest would not see all of its devices: {problem}. Use a '
+            f'flavor with less memory, fewer devices, or more '
+            f'hw:maxphysaddr_bits.')
     if problem:
         LOG.warning(
             'The guest of server %s does not see all of its devices: %s. '

@@ -30,7 +30,7 @@ from nova_accel.virt import guest as guest_devices
 from nova_accel.virt import guest_claims
 
 LOG = logging.getLogger(__name__)
-#: how often a write to Placement is tried if others write as well
+#: maximum number of tries of a write that other clients interfere with
 _TRIES = 5
 #: states of migrations whose servers may get their earlier devices back. A
 #: confirm that has begun is not reverted: if it fails, Nova deletes the
@@ -82,10 +82,10 @@ class NovaCloud:
         except (nova_exception.ConsumerAllocationRetrievalFailed,
                 ks_exc.ClientException, *_NOT_AN_ANSWER) as error:
             # the error of keystoneauth contains the address
-            asked = (f'Placement was asked what is allocated to '
-                     f'{consumer_uuid}, and did not say')
+            asked = (f'Placement was asked for the allocations of '
+                     f'{consumer_uuid}, and did not return them')
             raise exception.PlacementUnavailable(
-                f'{asked} ({_short(error)}): see that it answers '
+                f'{asked} ({_short(error)}): check that it answers '
                 f'nova-compute, and try again.', found=asked) from error
 
     def reallocate(self, server_uuid, consumer_uuid, resources):
@@ -101,13 +101,14 @@ class NovaCloud:
                         amounts)
             if client.put_allocations(context, consumer_uuid, found):
                 return
-            reason = 'it refused, as its own log says'
+            reason = 'it refused, see its log'
         except (nova_exception.NovaException, ks_exc.ClientException,
                 *_NOT_AN_ANSWER) as error:
             reason = _short(error)
         raise exception.PlacementUnavailable(
-            f'What server {server_uuid} holds had to be allocated again, and '
-            f'Placement has not done so ({reason}): it is tried again.')
+            f'The accelerators of server {server_uuid} had to be allocated '
+            f'again, and Placement has not done so ({reason}): it is tried '
+            f'again.')
 
     def consumers(self, provider_uuid):
         return {*self._allocations_of(provider_uuid)}
@@ -126,9 +127,10 @@ class NovaCloud:
                 # Placement does not remove an allocated provider
                 return {}
             raise exception.PlacementUnavailable(
-                f'Placement was asked who uses provider {provider_uuid}, and '
-                f'did not say ({_short(error)}): see that it answers '
-                f'nova-compute.') from error
+                f'Placement was asked for the allocations of provider '
+                f'{provider_uuid}, and did not return them '
+                f'({_short(error)}): check that it answers nova-compute.'
+            ) from error
 
     def _copy_of(self, provider_uuid):
         """Return the generation and inventory of a provider in Nova's copy;
@@ -150,7 +152,7 @@ class NovaCloud:
         except ks_exc.ClientException as error:
             raise exception.PlacementUnavailable(
                 f'Placement was asked for {url}, and did not answer '
-                f'({_short(error)}): see that it answers nova-compute.',
+                f'({_short(error)}): check that it answers nova-compute.',
                 found=f'Placement was asked for {url}, and did not answer'
             ) from error
 
@@ -260,7 +262,7 @@ class NovaCloud:
                 else f'{response.status_code} {response.text[:200]}')
         raise exception.PlacementUnavailable(
             f'Placement was asked for a provider of this host, and gave '
-            f'{said}: see that it answers nova-compute.')
+            f'{said}: check that it answers nova-compute.')
 
     @classmethod
     def _listed(cls, response):
@@ -452,9 +454,9 @@ class NovaCloud:
                 context, instance)
             instance.save()
         except Exception as error:
-            LOG.warning('The metadata of server %s do not say which '
-                        'accelerator is where in its guest now (%s): they do '
-                        'when it is hard rebooted.', instance_uuid, error)
+            LOG.warning('The device metadata of server %s could not be '
+                        'updated (%s): hard reboot it to update them.',
+                        instance_uuid, error)
 
     def _guest(self, instance_uuid):
         return self._driver._host.get_guest(

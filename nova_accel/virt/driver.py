@@ -55,7 +55,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         #: whether Nova makes its first report, the only one in which it moves
         #: allocations between providers
         self._starting = False
-        #: whether Nova was asked to move some
+        #: whether Nova was asked to move allocations
         self._moving = False
         self._waker = signals.Waker()
         #: servers that this thread is rebooting hard: their destroy() keeps
@@ -190,7 +190,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                     sorted(domains.values()))
         return resources
 
-    # A guest is made
+    # A guest is created
 
     def prepare_for_spawn(self, instance):
         """Start to prepare accelerators. ComputeManager calls this before it
@@ -454,7 +454,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def check_source_migrate_data_at_dest(
             self, ctxt, instance, migrate_data, migration, limits, allocs):
         """Finish the checks of a live migration, on the destination."""
-        # one of Nova's own mediated devices would take its place
+        # first, because Nova's check may put its own mediated devices there
         moved = live_migration.moved(migrate_data)
         data = super().check_source_migrate_data_at_dest(
             ctxt, instance, migrate_data, migration, limits, allocs)
@@ -575,7 +575,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super().finish_revert_migration(
             context, instance, network_info, migration, *args, **kwargs)
 
-    # A guest goes
+    # A guest ends
 
     def destroy(self, context, instance, *args, **kwargs):
         """Release devices at delete, shelve offload, failed boot and revert,
@@ -587,8 +587,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """
         if not self.guests.holds(instance.uuid):
             return super().destroy(context, instance, *args, **kwargs)
-        # not those of a server that was evacuated from here, whatever it does
-        # there
+        # a server that was evacuated from here may have any task on its host
         is_here = instance.host == self._host_name
         leaves = (is_here
                   and instance.task_state == task_states.RESIZE_MIGRATING)

@@ -112,15 +112,15 @@ def add(xml, nodes: Mapping[str, int | None]) -> dict[str, int]:
             LOG.info(
                 'The guest of server %s cannot see the NUMA node of %s, which '
                 'is on %s of the host: the guest is on %s. Use '
-                'accel:numa_affinity=required in the flavor where that '
+                'accel:numa_affinity=required in the flavor if that '
                 'matters.', xml.uuid, device, where,
                 ', '.join(map(str, sorted(cells))))
     needed = sum(1 + _PORT_BUSES * len(devices) for devices in below.values())
     if needed > _ALL_BUSES - _ROOTS_BUSES:
         LOG.warning(
             'The guest of server %s cannot see the NUMA nodes of its %s '
-            'accelerators: that would take %s PCI buses of %s. Use fewer '
-            'accelerators in one server where that matters.', xml.uuid,
+            'accelerators: that would need %s PCI buses of %s. Use fewer '
+            'accelerators in one server if that matters.', xml.uuid,
             sum(map(len, below.values())), needed, _ALL_BUSES - _ROOTS_BUSES)
         return {}
     return _add(xml, below)

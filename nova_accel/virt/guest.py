@@ -181,7 +181,7 @@ def without_iommufd(xml: str, addresses: Iterable[str]) -> set[str]:
 def xml_of(guest) -> str:
     """Return the XML of a guest, '' if it no longer exists.
 
-    :raises libvirt.libvirtError: libvirt does not say.
+    :raises libvirt.libvirtError: libvirt does not answer.
     """
     try:
         return guest.get_xml_desc()
@@ -194,7 +194,7 @@ def xml_of(guest) -> str:
 def is_paused(guest) -> bool:
     """Return whether libvirt shows a guest as paused for an unknown reason.
 
-    :raises libvirt.libvirtError: libvirt does not say.
+    :raises libvirt.libvirtError: libvirt does not answer.
     """
     try:
         state, reason = guest._domain.state()

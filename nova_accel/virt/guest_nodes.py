@@ -57,7 +57,7 @@ class GuestNodes:
         if None in watched or not _wrapped():
             LOG.warning('This release of Nova does not show when it places a '
                         'guest: with accel:numa_affinity=required a build is '
-                        'refused where the guest is on another NUMA node than '
+                        'refused if the guest is on another NUMA node than '
                         'its accelerators')
             return
         for name, claim in zip(_CLAIMS, watched):

@@ -1,18 +1,25 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Live migration of servers with accelerators.
 
-For flavors with accel:live_migration=detach: the guest releases its devices,
+With accel:live_migration=detach in the flavor, the guest releases its devices,
 moves, and gets equal devices on the new host. Nova does the same with network
 cards that are passed through (LibvirtDriver._detach_direct_passthrough_vifs).
 
-For flavors with accel:live_migration=transparent: the guest keeps its devices,
-and QEMU loads their state into equal ones on the new host, which Nova writes
-into the XML of the guest there (nova.virt.libvirt.migration). The hosts
-exchange descriptions of devices in Nova's migrate_data: those of the source,
-and those that the destination would claim, and then has claimed.
+With accel:live_migration=transparent, the guest keeps its devices, and QEMU
+loads their state into equal devices of the new host. The source describes its
+devices in Nova's migrate_data. The destination compares them with those that it
+would claim, claims these, and adds their addresses, which Nova writes into the
+XML of the guest (nova.virt.libvirt.migration). Other flavors are refused.
 
-Other flavors are refused. The calls of Nova (31 to 34), in their order, and the
-owners of the devices in the stores of the two hosts:
+For example, server A moves by detach from host 1, where it has 0000:3b:00.0, to
+host 2. Before the first call, Placement allocates a device of host 2 to A, and
+that of host 1 to the migration. In pre_live_migration, host 2 claims and
+prepares 0000:65:00.0 for the migration. In live_migration, host 1 detaches
+0000:3b:00.0, and the guest moves. Then host 1 releases and cleans 0000:3b:00.0,
+and host 2 transfers its claim to A and attaches 0000:65:00.0 to the guest.
+
+The calls of Nova (31 to 34), in their order, and the owners of the devices in
+the stores of the two hosts:
 
 =================================== =========== =============== ==============
 Call of Nova                        Host        Old devices     New devices
@@ -27,11 +34,9 @@ post_live_migration_at_source       source      released        the migration's
 post_live_migration_at_destination  destination                 the server's
 =================================== =========== =============== ==============
 
-Placement allocates the new ones to the server and the old ones to the
-migration from before the first of these calls. After a failure
-rollback_live_migration_at_source() gives the guest its devices back, and
-rollback_live_migration_at_destination() releases the new ones; if Nova does not
-call them, attach.reconcile does both.
+After a failure rollback_live_migration_at_source() attaches the old devices
+again, and rollback_live_migration_at_destination() releases the new ones; if
+Nova does not call them, attach.reconcile does both.
 """
 
 from collections.abc import Callable
@@ -156,8 +161,8 @@ class LiveMigrations:
             _refuse(
                 f'Server {instance.uuid} has accelerators with '
                 f'{self.memory(instance)} MiB of memory, and its guest would '
-                f'stand still for up to {seconds:.1f} s while that is copied, '
-                f'longer than {says} allows: have a flavor with a larger '
+                f'be paused for up to {seconds:.1f} s while that is copied, '
+                f'longer than {says} allows: use a flavor with a larger '
                 f'{request.DOWNTIME_KEY}, or migrate it cold.')
 
     def _seconds(self, instance):
@@ -172,8 +177,8 @@ class LiveMigrations:
                     f'cold.')
 
     def by_iommufd(self, server_uuid: str, instance: Callable) -> set[str]:
-        """Return the addresses of devices that QEMU must open by iommufd in
-        order to let the guest take them along.
+        """Return the addresses of devices that QEMU must open by iommufd to
+        move their state with the guest.
 
         :param instance: returns Nova's entry. It is called only for such
             devices, because other guests get their devices back even if the
@@ -214,7 +219,7 @@ class LiveMigrations:
         elif not self._parts.accelerators.can_have(
                 server, allocations, moving=True):
             _refuse(f'The accelerators that Placement has allocated here to '
-                    f'server {instance.uuid} cannot be had: see nova-accel '
+                    f'server {instance.uuid} are not free: see nova-accel '
                     f'tree.')
         _note(data, _MIGRATION, migration.uuid)
 
@@ -234,8 +239,8 @@ class LiveMigrations:
             return
         if not self._cloud.is_latest_move(migration):
             raise nova_exception.MigrationError(
-                reason=f'Server {instance.uuid} was given up by this live '
-                       f'migration, and moves by a later one.')
+                reason=f'This live migration of server {instance.uuid} was '
+                       f'abandoned, and a later one moves the server.')
         # claims of a migration whose end this host did not notice
         self._guests.unplug(instance.uuid, model.Role.OLD)
         try:
@@ -275,9 +280,9 @@ class LiveMigrations:
                     self._cloud.attach(instance.uuid, handles, lasts=True)
                     self._parts.carrying.update(instance.uuid)
         except Exception as error:
-            LOG.error('Server %s has come here while it ran, and its '
-                      'accelerators could not be given to its guest; that is '
-                      'tried again: %s', instance.uuid, error)
+            LOG.error('Server %s has arrived by live migration, and its '
+                      'accelerators could not be attached to its guest; that '
+                      'is tried again: %s', instance.uuid, error)
 
     # While the guest moves
 
@@ -307,12 +312,12 @@ class LiveMigrations:
             last = milliseconds + 1 >= CONF.libvirt.live_migration_downtime
             most = limit * 1000 if last else min(
                 limit * 1000, int(seconds * 1000) + milliseconds)
-            LOG.info('The guest of server %s may stand still for %d ms when '
-                     'it migrates.', instance.uuid, most)
+            LOG.info('The guest of server %s may be paused for %d ms when it '
+                     'migrates.', instance.uuid, most)
             allow(most)
         guest.migrate_configure_max_downtime = allow_more
 
-    # Those of the old host
+    # The devices of the old host
 
     def leave(self, instance, data) -> bool:
         """Detach the devices on the source, unless the guest takes them along.

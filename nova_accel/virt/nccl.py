@@ -1,23 +1,23 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The topology file of NCCL: which devices of a guest share a switch.
+"""Create the topology file of NCCL: which devices of a guest share a switch.
 
 In a guest each device has a port of its own: NCCL considers any two far from
 each other, and lets them communicate through the memory of the guest (its
-default NCCL_P2P_LEVEL is PXB). Its file has the switches of the host above the
-addresses of the guest. Facts of xml.cc and topo.cc of NCCL 2.30:
+default NCCL_P2P_LEVEL is PXB). The file has the switches of the host above the
+addresses in the guest. Facts of xml.cc and topo.cc of NCCL 2.30:
 
-* Of a device that the file has, NCCL reads in the guest only the attributes
-  that the file lacks. Hence those of switches are in it, which the guest does
-  not have: without class NCCL fails, without link it takes 16 lanes of 8 GT/s.
-* A cpu needs the NUMA node alone, of which NCCL reads the processors in the
-  guest. It is the node that the guest's kernel shows of the device, or NCCL
-  would put other devices below another one.
-* Of the link of a device and of that of the port above it NCCL takes the lower
-  one. QEMU's port shows 16 GT/s, so a faster link is in the file.
-* The address of a switch is only a name, and must not be that of a device of
-  the guest.
-* NCCL sees the two levels of a Broadcom switch as one by its ids.
-* It reads 256 elements, without texts, and 16 attributes of 254 characters.
+* NCCL reads the attributes of a device from the guest if the file lacks them.
+  The guest does not have the switches, so the file has all their attributes:
+  without class NCCL fails, without link it assumes 16 lanes of 8 GT/s.
+* The element cpu needs only the NUMA node, whose processors NCCL reads in the
+  guest. It must be the node that the guest's kernel shows for the device;
+  otherwise NCCL would put other devices below another element.
+* NCCL takes the slower one of the link of a device and the link of the port
+  above it. QEMU's port shows 16 GT/s, so the file has faster links.
+* The address of a switch is only a name, and must differ from the addresses of
+  devices in the guest.
+* NCCL treats the two levels of a Broadcom switch as one, because of its ids.
+* NCCL reads 256 elements, without texts, and 16 attributes of 254 characters.
 
 The file reveals the number and product of switches between the devices of the
 server, and nothing else about the host.

@@ -459,7 +459,7 @@ class TransparentTest(TransparentTestBase):
                 self.assertRefused(f'the {which} host has earlier ones')
         # of [libvirt] live_migration_downtime, 500 ms
         self.assertRefused(
-            '2048 MiB of memory, and its guest would stand still for up to '
+            '2048 MiB of memory, and its guest would be paused for up to '
             '1.7 s while that is copied, longer than [libvirt] '
             'live_migration_downtime of nova.conf allows')
         with self.changed('image_hw_viommu_model', 'intel'):

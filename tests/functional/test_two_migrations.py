@@ -139,7 +139,7 @@ class TransparentTest(LateTestCase, live_migration.TransparentTestBase):
         self.start(self.VGPU_FLAVOR)
         self.preparation_begins()
         self.assertMoves()
-        self.wait_for_log('moves by a later one')
+        self.wait_for_log('a later one moves the server')
 
     @cloud.fresh
     def test_cold_where_its_guest_runs(self):

@@ -110,7 +110,7 @@ class ConsumersTest(testtools.TestCase):
     def test_other_errors(self):
         for status, content in ((503, {}), (500, {
                 'errors': [{'status': 500}]})):
-            self.assertIn('see that it answers', str(self.assertRaises(
+            self.assertIn('check that it answers', str(self.assertRaises(
                 exception.PlacementUnavailable, self.consumers,
                 self.answer(status, **content))))
 

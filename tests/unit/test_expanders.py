@@ -139,7 +139,7 @@ class ExpandersTest(testtools.TestCase):
             xml = add(guest_xml((0,)), dict.fromkeys(
                 (vf.address for vf in vfs), 0), *vfs[:count])
             self.assertEqual(told, len([*filter(None, ports(xml).values())]))
-        self.assertIn('its 64 accelerators: that would take 129 PCI buses of '
+        self.assertIn('its 64 accelerators: that would need 129 PCI buses of '
                       '128.', self.log.output)
 
     def left_alone(self, *args, **kwargs):
