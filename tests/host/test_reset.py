@@ -340,8 +340,8 @@ class SlotTest(HandoverTestCase):
         self.start()
         self.report()
         self.assertEqual((1, 1), self.reserved())
-        self.assertIn(f'{FIRST} is matched by [pci] device_spec, and goes '
-                      f'with it', self.log.output)
+        self.assertIn(f'{FIRST} is matched by [pci] device_spec, and is '
+                      f'a function of the same slot', self.log.output)
         self.host.inventory.configuration.check()
 
 

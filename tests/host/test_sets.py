@@ -213,7 +213,7 @@ class RefusedTest(SetsTestCase):
 
     @ddt.data(
         ([A, '0000:5e:00.0'], 'names 0000:5e:00.0, which is of the driver '
-                              'dfl: a set is of whole devices of one type'),
+                              'dfl: a set consists of whole devices of one'),
         ([A, '0000:6d:00.0'], 'names 0000:6d:00.0, which is a AI, and '
                               f'{A} is a GPU'),
         (['0000:6d:00.0', '0000:6e:00.0'],
