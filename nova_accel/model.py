@@ -440,6 +440,8 @@ class Claim:
     restore_bitstream: str | None = None
     #: as Region.origin, of that
     restore_origin: str | None = None
+    #: the hash of the data of that image, as another image can get its id
+    restore_content: str | None = None
     #: of the server; None where it is not known (attach.settling)
     project_id: str | None = None
     #: serial number of the device when the server got it; '' where it was not

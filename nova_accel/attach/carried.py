@@ -25,7 +25,8 @@ _HANDLE_FIELDS = {field.name for field in dataclasses.fields(
     model.AttachHandle)}
 _UUIDS = ('uuid', 'instance_uuid', 'consumer_uuid', 'provider_uuid')
 _OPTIONAL = {'restore_function', 'restore_bitstream', 'restore_origin',
-             'project_id', 'created_type', 'operators_bitstream'}
+             'restore_content', 'project_id', 'created_type',
+             'operators_bitstream'}
 
 
 class Refused(Exception):

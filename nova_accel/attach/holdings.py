@@ -131,10 +131,13 @@ class Holdings:
         claims = list(claims)
         changes: dict[str, Any] = {}
         if region:
+            loaded = self._store.loaded().get(claims[0].part)
             changes = {'prepared': True,
                        'restore_function': region.function_uuid,
                        'restore_bitstream': region.bitstream_id,
-                       'restore_origin': region.origin}
+                       'restore_origin': region.origin,
+                       'restore_content': loaded.content if loaded and (
+                           region.bitstream_id) else None}
             if region.operators_bitstream and not (by_owner and any(
                     claim.operators_bitstream for claim in self.now(claims))):
                 changes['operators_bitstream'] = region.operators_bitstream

@@ -235,6 +235,7 @@ class Loader:
                     region: model.Region) -> bool:
         """Program an image from the cache, without Glance.
 
+        :param loaded: with the hash of the data of the image.
         :returns: False if the cache does not have the image.
         :raises AcceleratorError: the region does not carry it.
         """
@@ -242,8 +243,7 @@ class Loader:
             loaded.bitstream_id or '')
         try:
             with self._cache().by_image(
-                    image_id, self._inventory.contents.content_of(
-                        device.address, region.index, image_id)) as file:
+                    image_id, loaded.content or '') as file:
                 bitstream = driver.read_bitstream(
                     file.path, f'image {image_id}')
                 self._program(

@@ -41,14 +41,14 @@ class OperatorsImages:
             is not the operator's.
         :raises AcceleratorError: of other kinds: the region is not clean.
         """
+        content = self._inventory.contents.content_of(
+            device.address, region.index, image_id)
         loaded = model.Loaded(
-            region.function_uuid, image_id, region.function_name, '',
+            region.function_uuid, image_id, region.function_name, content,
             model.OPERATOR)
         if not (region.origin == model.OPERATOR
                 and self._loader.load_cached(loaded, device, region)):
             client = self._cloud.service_images()
-            content = self._inventory.contents.content_of(
-                device.address, region.index, image_id)
             image = glance.find_operators(client, image_id)
             loading.check_data(image, content)
             self._load(client, image, device, region)

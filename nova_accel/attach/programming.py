@@ -64,6 +64,12 @@ class Programming:
         if _was_loaded_for(claims, wanted, region) or (
                 wanted.carried_by(region) and not wanted.chosen_by_owner):
             return
+        if wanted.bitstream_id and all(
+                claim.restore_bitstream == wanted.bitstream_id
+                for claim in claims):
+            # its preparation was interrupted: the id may be another image's
+            self._reprogram(context, project_id, claims, device, region)
+            return
         if scheduled and not wanted.chosen_by_owner:
             self._warn_of_better(wanted, claims, device, region)
         if not (region.bitstream_id and region.origin == model.OPERATOR and any(
@@ -163,7 +169,8 @@ class Programming:
         image, function = (claims[0].restore_bitstream,
                            claims[0].restore_function)
         loaded = model.Loaded(
-            function, image, None, '', claims[0].restore_origin)
+            function, image, None, claims[0].restore_content,
+            claims[0].restore_origin)
         LOG.info('%s %s does not carry function %s of server %s any more; it '
                  'is programmed again', device.address, region.name, function,
                  claims[0].instance_uuid)
@@ -201,17 +208,15 @@ class Programming:
     def _load_again(self, context, project_id, loaded, device, region):
         if self._loader.load_cached(loaded, device, region):
             return
-        content = self._inventory.contents.content_of(
-            device.address, region.index, loaded.bitstream_id)
         wanted = request.AcceleratorRequest(
             group='', resource_class='', amount=1,
             bitstream_id=loaded.bitstream_id,
             # an image of a project is used only if its data can be compared
-            chosen_by_owner=bool(content)
+            chosen_by_owner=bool(loaded.content)
             and loaded.origin != model.OPERATOR)
         client, image = self._loader.find(
             context, project_id, wanted, region)
-        loading.check_data(image, content)
+        loading.check_data(image, loaded.content or '')
         self._loader.load(client, image, wanted, device, region)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import sqlite3
 
 #: version of the tables below
-VERSION = 24
+VERSION = 25
 
 #: version of a store of an earlier release -> a function that migrates it to
 #: the next version, inside a transaction. A lower version is of a commit
@@ -36,6 +36,7 @@ CREATE TABLE claims (
     restore_function TEXT,
     restore_bitstream TEXT,
     restore_origin TEXT,
+    restore_content TEXT,
     project_id TEXT,
     serial TEXT NOT NULL,
     ids TEXT NOT NULL,

@@ -7,6 +7,7 @@ its device, and nothing of one server reaches the next one.
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import uuid
 
@@ -15,6 +16,7 @@ from oslo_config import fixture as config_fixture
 
 from nova_accel import conf
 from nova_accel.host import pci
+from nova_accel import model
 from nova_accel import sim
 from nova_accel.store import claim_store
 from tests.host import base
@@ -205,6 +207,7 @@ class TenantsImageTest(KilledTestCase):
     DEVICES = {'cards': [{'address': A}]}
     SPECS = base.asks(runtime_programming='true')
     BLANK = 'cccccccc-0000-4000-8000-000000000000'
+    STRANGERS = 'eeeeeeee-0000-4000-8000-000000000000'
 
     def set_up_host(self):
         super().set_up_host()
@@ -227,6 +230,80 @@ class TenantsImageTest(KilledTestCase):
              {'accel:bitstream_id': self.tenants}, SERVER]], self.delete)
         # among others after program_dfl_port and after set_loaded
         self.assertGreater(points, 4)
+
+    def reuse(self, function, **more):
+        """Another image gets the id of the server's (OSSN-0075), and no file
+        has what the first one had."""
+        shutil.rmtree(f'{self.directory}/cache', ignore_errors=True)
+        self.host.cloud.delete_image(self.tenants)
+        self.host.upload(function, {'id': self.tenants, **more})
+
+    def start_after_a_power_cut(self):
+        self.reuse(self.STRANGERS, owner='eve', visibility='community')
+        self.power_cut()
+        self.start()
+
+    def start(self):
+        """It may be refused, but never has the image of another project, once
+        it had its own."""
+        has = [claim.restore_content for claim in claim_store.copy_of(
+            self.host.store.path).claims(SERVER)]
+        self.compute.run([
+            ['ten_minutes_pass'], ['reconcile'],
+            ['attempt', 'start_again', SERVER]])
+        if any(has):
+            self.counted += 1
+            # of a guest, too
+            card = self.simulated.kernel._look()[1]['cards'][A]
+            self.assertNotEqual(plain(self.STRANGERS),
+                                model.uuid_hex(card['functions'][0]))
+
+    def delete(self):
+        super().delete()
+        self.reuse(OTHER, visibility='private', owner=clouds.PROJECT)
+
+    def boots(self):
+        return [['boot', self.SPECS, self.allocation,
+                 {'accel:bitstream_id': self.tenants}, SERVER]]
+
+    def test_boot_before_the_id_is_used_again(self):
+        def after():
+            self.start_after_a_power_cut()
+            self.delete()
+        self.counted = 0
+        self.at_each_point(lambda: self.compute.run(
+            [['ten_minutes_pass']]), self.boots, after)
+        self.assertGreater(self.counted, 1)
+
+    def test_start_after_the_id_is_used_again(self):
+        self.counted = 0
+
+        def begin():
+            self.compute.run([['ten_minutes_pass'], *self.boots()])
+            self.start_after_a_power_cut()
+            self.power_cut()
+
+        def after():
+            self.start()
+            self.delete()
+        self.at_each_point(
+            begin, lambda: [['attempt', 'start_again', SERVER]], after)
+        self.assertGreater(self.counted, 4)
+
+    def test_start_before_the_id_is_used_again(self):
+        """Its region's record is gone while it is programmed again."""
+        self.counted = 0
+
+        def begin():
+            self.compute.run([['ten_minutes_pass'], *self.boots()])
+            self.power_cut()
+
+        def after():
+            self.start_after_a_power_cut()
+            self.delete()
+        self.at_each_point(
+            begin, lambda: [['start_again', SERVER]], after)
+        self.assertGreater(self.counted, 4)
 
 
 class MailboxTest(KilledTestCase):

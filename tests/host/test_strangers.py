@@ -202,8 +202,13 @@ class ReusedIdTest(base.HostTestCase):
         self.host.start_guest(server)
         self.assertEqual(plain(FUNCTION), self.host.carries(A))
 
-    def test_data_are_not_known(self):
-        """A first attempt to put it back has failed."""
+    @ddt.data(True, False)
+    def test_first_attempt_fails(self, is_known):
+        """The region's record is gone then, and the claim has the hash.
+
+        :param is_known: whether that is so; not of a claim that an earlier
+            release wrote into the guest.
+        """
         image = self.host.upload(FUNCTION, {
             'owner': clouds.PROJECT, 'visibility': 'private'})
         server = self.boot(image)
@@ -217,6 +222,12 @@ class ReusedIdTest(base.HostTestCase):
         self.host.kernel.set_fault(A, pr_error='crc', pr_error_count=1)
         self.assertRaises(exception.ProgrammingFailed,
                           self.host.start_guest, server)
+        if is_known:
+            self.host.start_guest(server)
+            self.assertEqual(plain(FUNCTION), self.host.carries(A))
+            return
+        self.host.store.update(self.host.holdings.of(server),
+                               restore_content=None)
         self.assertRaises(exception.ImageNotFound,
                           self.host.start_guest, server)
         self.assertNotEqual(plain(OTHER), self.host.carries(A))
