@@ -131,7 +131,8 @@ class Holdings:
         claims = list(claims)
         changes: dict[str, Any] = {}
         if region:
-            loaded = self._store.loaded().get(claims[0].part)
+            loaded = self._store.loaded().get(
+                (claims[0].device_address, region.index))
             changes = {'prepared': True,
                        'restore_function': region.function_uuid,
                        'restore_bitstream': region.bitstream_id,
