@@ -67,7 +67,7 @@ class Attempts:
             return number
 
     def _may_begin(self, project_id, image):
-        """Return whether one more attempt keeps within MOST.
+        """Return whether the project has less than MOST attempts.
 
         :raises DeviceUnavailable: MOST attempts have failed.
         """

@@ -195,8 +195,8 @@ def _not_refused(free, wanted):
 
 
 def _well(free, amount):
-    """Return the offers without suspect devices and without those that the
-    operator will drain, if enough remain."""
+    """Return the offers without suspect devices and without devices that the
+    operator will drain; all offers if too few remain."""
     well = [found for found in free if not (
         _is_suspect(found) or found.has(holds.Kind.PLANNED))]
     return well if len(well) >= amount else free

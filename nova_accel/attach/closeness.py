@@ -212,8 +212,8 @@ class _Search:
             for counts in itertools.product(*ranges)}
 
     def _counts(self, counts) -> int:
-        """Return 1 if a choice of these amounts uses one of the prefixes that
-        the limit counts, else 0."""
+        """Return 1 if these amounts contain devices to which the limit
+        applies, else 0."""
         return int(any(itertools.compress(counts, self._limited)))
 
     def _joined(self, first: _Best, second: _Best) -> _Best:

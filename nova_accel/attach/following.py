@@ -93,8 +93,8 @@ class Following:
         return new
 
     def _guests(self):
-        """Return a function: claim -> the running guest because of which it
-        has to stay, as a clause; '' if none."""
+        """Return a function that returns why a claim has to stay because of a
+        running guest, as a clause; '' if it can move."""
         try:
             running = self._cloud.running()
         except Exception as error:
@@ -130,7 +130,8 @@ class Following:
             stays[other] = why
 
     def _check_free(self, claims, new, stays):
-        """Keep a claim in its place if another claim keeps its new handle."""
+        """Leave claims at their old address if another claim keeps the new
+        handle."""
         while True:
             holders = collections.defaultdict(list)
             for uuid, claim in {**claims, **new}.items():

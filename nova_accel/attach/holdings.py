@@ -226,14 +226,16 @@ class Holdings:
     def settle(self, done: Iterable[values.Unsettled] = (),
                todo: Iterable[values.Unsettled] = (),
                claims: Iterable[model.Claim] = ()) -> None:
-        """See ClaimStore.settle(); claims are BOUND or DELETING."""
+        """Settle devices, with claims that are BOUND or DELETING; see
+        ClaimStore.settle()."""
         self._store.settle(done, todo, claims)
 
     def restore(self, claims: Iterable[model.Claim],
                 gone: Iterable[model.Claim],
                 todo: Iterable[values.Unsettled],
                 seen: Iterable[tuple[str, int]]) -> None:
-        """See ClaimStore.restore(); claims are BOUND."""
+        """Restore claims that guests carry, as BOUND; see
+        ClaimStore.restore()."""
         with self._lock:
             self._store.restore(claims, gone, todo, seen)
 

@@ -94,7 +94,8 @@ class Snapshot:
     open_moves: Collection[str] = ()
 
     def claims(self) -> Iterator[model.Claim]:
-        """Yield the claims that are the same before and after."""
+        """Yield the claims to judge: those that both readings have, and that
+        are neither ending nor of a server that is being built."""
         owners = {c.uuid: c.consumer_uuid for c in self.before}
         for claim in self.after:
             if (owners.get(claim.uuid) == claim.consumer_uuid

@@ -92,8 +92,8 @@ class Programming:
 
     def _step(self, project_id, wanted, image):
         """Return a context with the loading.Step for one programming.
-        attempts.Attempts counts it, unless the image is the operator's and the
-        owner did not choose it."""
+        attempts.Attempts counts images that the owner has chosen, and images
+        that are not the operator's."""
         if (not wanted.chosen_by_owner
                 and glance.origin(image.entry) == model.OPERATOR):
             return contextlib.nullcontext(loading.Step())

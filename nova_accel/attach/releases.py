@@ -70,8 +70,8 @@ class Releases:
         return []
 
     def begin_postponed(self, server_uuid: str) -> None:
-        """Begin the postponed releases of a server, before it gets or moves
-        anything.
+        """Begin the postponed releases of a server, before the server gets
+        devices or moves.
 
         :raises AcceleratorsUnavailable: the store still cannot be written.
         """
@@ -129,7 +129,8 @@ class Releases:
               patient: bool = False) -> None:
         """Clean the devices of claims that are DELETING, which ends them.
 
-        :param wait: at most [accel] device_timeout; longer cleanings continue.
+        :param wait: whether to wait, at most [accel] device_timeout. Longer
+            cleanings continue.
         :param patient: wait for regions that are being programmed, too.
         """
         claims = self._holdings.now(claims)

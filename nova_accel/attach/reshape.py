@@ -117,8 +117,8 @@ class Reshape:
         return bool(self._left)
 
     def end_start(self) -> None:
-        """Store that Nova has tried to move allocations. The rest waits for
-        the next start."""
+        """Store that Nova has tried to move allocations. Others move at the
+        next start of nova-compute."""
         self._starting = False
         node = self._inventory.shown.root
         if self._left and node:

@@ -335,7 +335,7 @@ class Kernel:
     def read_signatures(self, function: str) -> list[tuple[str, str]]:
         """Return the signatures on the disks of a function, as found by
         wipefs(8): file systems, partition tables, swap, and members of RAID,
-        LVM, ZFS, LUKS and Ceph. Samples are read of a disk without signatures.
+        LVM, ZFS, LUKS and Ceph. Without these, samples show if a disk is blank.
 
         :returns: (name of the disk, type), for example ('nvme0n1', 'ext4') or
             ('nvme0n1', nvme_admin.UNSIGNED); empty for blank disks.

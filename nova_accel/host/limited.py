@@ -48,9 +48,9 @@ class _Pool:
         self._used = 0
 
     def execute(self, tpool, function, args):
-        """Run a function in a thread of this part.
+        """Run a function in a thread that nova_accel may use.
 
-        :raises DeviceTimeout: all threads of this part hang.
+        :raises DeviceTimeout: all these threads hang.
         """
         most = max(1, getattr(tpool, '_nthreads', 20) // 2)
         end = time.monotonic() + _POOL_SECONDS

@@ -127,7 +127,7 @@ class Controller:
 
     @classmethod
     def from_tuple(cls, fields) -> 'Controller':
-        """Create one from the result of dataclasses.astuple()."""
+        """Create a Controller from the result of dataclasses.astuple()."""
         found = cls(*fields)
         return dataclasses.replace(
             found, erases=tuple(found.erases), namespaces=tuple(
@@ -185,8 +185,8 @@ class Secondary:
 
     @classmethod
     def from_tuple(cls, fields) -> 'Secondary':
-        """Create one from the result of dataclasses.astuple(), or from that
-        after JSON."""
+        """Create a Secondary from the result of dataclasses.astuple(), perhaps
+        after its conversion to JSON and back."""
         found = cls(*fields)
         return dataclasses.replace(
             found, others=tuple(found.others),
@@ -334,8 +334,8 @@ def restore_namespaces(fd: int, of: str, wanted: list[Namespace]) -> None:
 # VFs
 
 def read_secondaries(fd: int, of: str) -> list[Secondary]:
-    """Return the secondary controllers that are VFs, as the primary one lists
-    them.
+    """Return the secondary controllers that are VFs, as the primary controller
+    lists them.
 
     :param of: the PCI function, for errors.
     :raises OSError: EOPNOTSUPP if the controller has no Virtualization
@@ -527,8 +527,7 @@ def _block_format(page, index) -> tuple[int, int]:
 
 
 def _format_index(page, wanted, of) -> int:
-    """Return the index of a block format; the one without metadata if unknown.
-    """
+    """Return the index of a block format. Unknown metadata counts as none."""
     for index in range(min(page[25], 63) + 1):
         metadata, exponent = struct.unpack_from('<HB', page, 128 + 4 * index)
         if (1 << exponent, metadata) == (wanted.block_size,

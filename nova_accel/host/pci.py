@@ -60,8 +60,8 @@ def address(text: str) -> str:
 
 
 def from_lspci(text: str) -> str:
-    """Return an address of lspci, or a region name with one, in the form of
-    sysfs; any other text unchanged.
+    """Convert an address of lspci, or the name of a region with one, to the
+    form of sysfs; return any other text unchanged.
 
     lspci omits the domain if all devices of the machine are in 0000.
     """
@@ -214,8 +214,11 @@ def below_root(above: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def ports_between(above: tuple[str, ...], switch: str) -> tuple[str, ...]:
-    """Return the downstream switch ports among bridges() between a switch, one
-    of switches(), and a function below it."""
+    """Return the downstream ports between a switch and a function below it.
+
+    :param above: bridges() of the function.
+    :param switch: one of switches().
+    """
     return above[above.index(switch) + 1::2]
 
 
@@ -301,9 +304,8 @@ def has_lost_vfs(kernel, function: str) -> bool:
 
     A PF loses them by a failed reset, while the kernel still counts them in
     sriov_numvfs: only a successful reset restores them (sriov_restore_state()
-    in drivers/pci/iov.c of Linux 6.12). A VF that answers reads 0xffff for its
-    ids only (SR-IOV specification), and the kernel reads all ones if it does
-    not.
+    in drivers/pci/iov.c of Linux 6.12). Of a VF that answers, only the ids read
+    0xffff (SR-IOV specification). Of a lost VF, each byte reads 0xff.
     """
     try:
         first = kernel.read_bytes(path(function, 'virtfn0', 'config'), 16)

@@ -151,8 +151,8 @@ class Adoption:
     def _with_record(self, device, before, known):
         """Keep the previous record if a server may have modified the device.
 
-        :param known: the facts about the card with this serial number; the
-            card at the address may not have reported one before.
+        :param known: the facts about a card that has moved or returned; None
+            for other cards.
         """
         if known is None and before and (
                 not identity.is_other_card(before, device)):

@@ -80,7 +80,7 @@ class Cards:
         self._closed = False
 
     def close(self) -> None:
-        """Make every caller return at once, and refuse new ones, because the
+        """Make every caller return at once, and refuse new calls, because the
         process ends.
 
         Running calls continue in the kernel, whatever becomes of the process.

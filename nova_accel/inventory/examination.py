@@ -59,7 +59,7 @@ class Examiner:
                  taken_elsewhere: Callable[[model.Device], str],
                  reads_serials: bool):
         """:param taken_elsewhere: see Inventory.
-        :param reads_serials: False if the privileges are missing.
+        :param reads_serials: see Inventory.
         """
         self._drivers = drivers
         self._reports = table.reports
@@ -181,9 +181,9 @@ class Examiner:
 
     def _compared_with_nova(self, device: model.Device,
                             ) -> tuple[model.Device, str]:
-        """Return the device, quarantined if one of Nova's options names
-        another function of its slot; and the conflict, if one names the device
-        itself.
+        """Return a device, and the conflict if one of Nova's options names the
+        device. If an option names another function of its slot, the device is
+        quarantined.
         """
         conflict = self._conflict(dataclasses.replace(device, company=()))
         if conflict or not device.company:

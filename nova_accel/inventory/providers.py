@@ -42,7 +42,7 @@ class Shown:
     traits: frozenset[str] | set[str]
 
     def found(self, name: str) -> ledger.Found | None:
-        """Return the inventory of a resource class, None if it has none."""
+        """Return the inventory of a resource class, if the provider has it."""
         item = self.inventory.get(name)
         return None if item is None else ledger.Found(
             item.get('reserved', 0), item['total'],

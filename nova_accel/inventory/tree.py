@@ -322,7 +322,8 @@ class Tree:
 
     def _is_taken(self, plan, provider) -> bool:
         """Return whether a provider outside of Nova's tree has the name.
-        Placement would refuse another one, and with it Nova's whole report."""
+        Placement would refuse a second provider of the name, and with it
+        Nova's whole report."""
         if not plan.asks:
             return False
         try:
@@ -397,8 +398,8 @@ class Tree:
             plan.add(shown, merged, traits)
 
     def _report_replaced(self, shown, node, everything, wanted) -> None:
-        """Log once the operator's values on a provider that another one
-        replaces now."""
+        """Log once which values of the operator are on a provider that is
+        replaced, and not on its successors."""
         part = naming.part_of_provider(node, shown.name)
         if part is None or shown.name != naming.device_provider_name(
                 node, part):

@@ -168,9 +168,9 @@ class Host:
                    if naming.is_accelerator_class(name))
 
     def lacks(self, wanted: Wanted) -> frozenset[str]:
-        """Return traits of the unnumbered group that no suitable provider has:
-        neither the host's own nor one with one of its classes (Placement API,
-        1.29)."""
+        """Return traits of the unnumbered group that no suitable provider has.
+        Suitable are the host's own provider, and providers with a resource
+        class of the group (Placement API, 1.29)."""
         plain = wanted.groups.get('', request.Group({}))
         return plain.required.difference(*(
             p.traits for number, p in enumerate(self.providers)
@@ -200,9 +200,8 @@ class Host:
         return [some | {root} for some in several for root in roots]
 
     def hides_places(self, wanted: Wanted) -> bool:
-        """Return whether providers do not show if the devices of a server are
-        in the demanded place: several devices of one provider may be anywhere.
-        """
+        """Return whether it is unknown if the devices of a server are in the
+        demanded place: several devices of one provider may be anywhere."""
         needs = [need for need in wanted.needs
                  if _is_of_accelerators(need)]
         several = sum(need.times * sum(naming.accelerators(
@@ -240,11 +239,11 @@ def _at_most(wanted, host, free, needs):
 
 
 def limit(wanted: Wanted, host: Host, free: State) -> Limit:
-    """Return what limits the number of servers that fit.
+    """Return the condition that limits the number of servers that fit.
 
-    It is an exhausted resource; otherwise a demand on all devices of a server,
-    if more would fit without it; otherwise the need whose removal makes room
-    for most.
+    This is an exhausted resource; otherwise a demand on all devices of a
+    server, if more would fit without it; otherwise the need whose removal makes
+    room for most.
     """
     lacks = host.lacks(wanted)
     if lacks:

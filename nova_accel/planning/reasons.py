@@ -64,7 +64,7 @@ class Need:
 
 
 def needs(groups: Mapping[str, request.Group]) -> list[Need]:
-    """Return what each provider must offer, for all groups.
+    """Return the needs of all groups, each of which one provider must satisfy.
 
     The classes of the unnumbered group may come from several providers, and
     its traits from any of the host (Placement API, 1.29).

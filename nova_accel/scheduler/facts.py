@@ -137,7 +137,7 @@ class Facts:
     # Candidates
 
     def servers(self, candidates: Sequence[Candidate]) -> int:
-        """Return how many servers of the request fit on a host at most.
+        """Return the maximum number of servers of the request on a host.
 
         :param candidates: of the host.
         """
@@ -182,7 +182,7 @@ class Facts:
         return nodes, roots
 
     def takes_ours(self, candidate: Candidate) -> bool:
-        """Return whether a candidate takes an accelerator from nova_accel.
+        """Return whether a candidate has an accelerator of nova_accel.
 
         Only nova_accel has custom classes of accelerators; its providers of a
         standard class have the owner trait.
@@ -238,7 +238,7 @@ class Facts:
         self._show(provider, name, summary)
 
     def _show(self, provider, name, summary):
-        """Replace a summary after an allocation of a class."""
+        """Replace the summary of a provider after an allocation from it."""
         self._taken.add((provider, name))
         promised = self._promised.get(provider)
         if summary and promised:

@@ -149,10 +149,10 @@ def _answer(response, part):
 
 
 def _within_limit(look: Callable[[], str]) -> str:
-    """Return what a call returns, '' if it fails or takes too long.
+    """Return the result of a call, '' if it fails or takes too long.
 
-    After that it continues in its own thread: Placement may take as long as
-    nova.conf allows ([placement] timeout), or for ever.
+    A call that takes too long continues in its own thread: Placement may take
+    as long as nova.conf allows ([placement] timeout), or for ever.
     """
     end = time.monotonic() + LIMIT
     if not _AT_ONCE.acquire(timeout=LIMIT):

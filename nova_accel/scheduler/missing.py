@@ -148,7 +148,7 @@ def _of_group(suffix, group, answer, is_one_of_several, ask):
 
 
 class _Cut(typing.NamedTuple):
-    """A demand of a group beyond one accelerator."""
+    """A demand of a group beyond one accelerator, for example its traits."""
 
     words: str
     #: the accelerators that are free if a host has the group without the

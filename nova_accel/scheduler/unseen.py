@@ -187,8 +187,8 @@ def _providers(get, url):
 
 
 def _of_host(get, query, root, groups):
-    """Ask Placement Nova's question for one host, restricted to regions that
-    carry the wanted functions."""
+    """Send Nova's question for one host to Placement, restricted to regions
+    that carry the wanted functions."""
     suffixes = {key.removeprefix('resources') for key, _ in query
                 if key.startswith('resources')}
     query = [*query, *((f'required{wanted.group}', _carries(wanted))

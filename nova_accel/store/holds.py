@@ -222,8 +222,8 @@ def disabled(db: sqlite3.Connection) -> dict[str, tuple[values.Disabled, ...]]:
 
 
 def disable(db: sqlite3.Connection, row: values.Disabled) -> None:
-    """Write that the card at an address, or one with a serial number, is
-    disabled."""
+    """Write that a card is disabled. The serial number of the row identifies
+    the card, or its address if the number is unknown."""
     _add(db, rows.card(db, row.device_address, row.serial), _word(row),
          address=row.at, about=row.reason, since=row.since)
 

@@ -170,8 +170,8 @@ class Journal(file.File):
     def add_handover(self, handover: values.Handover) -> None:
         """Write a hand-over into the journal, and drop old ones of its card.
 
-        Dropped are those older than DAYS_OF_HANDOVERS and not among the newest
-        MOST_HANDOVERS. A failed hand-over replaces the failed one before it of
+        Hand-overs older than DAYS_OF_HANDOVERS are dropped, but not the newest
+        MOST_HANDOVERS. A failed hand-over replaces the previous failed one of
         the same server and handle, so repeated errors do not push out others.
         """
         with self._transaction() as db:

@@ -97,8 +97,8 @@ def create(path: str) -> Key:
 
 
 def is_signed(public: str, message: bytes, signature: str) -> bool:
-    """Return whether a signature is that of a key, and both are written as
-    Key writes them: base64 has several spellings of the same bytes."""
+    """Return whether a signature is valid for a key, and both have the spelling
+    in base64 that Key writes. Other spellings of the same bytes are refused."""
     try:
         key, found = (base64.b64decode(text, validate=True)
                       for text in (public, signature))

@@ -96,7 +96,7 @@ class Handover:
 
     @property
     def is_key(self) -> bool:
-        """Whether it only announces a key."""
+        """Return whether the row only announces a key."""
         return self.result.startswith(NEW_KEY)
 
     @property
@@ -199,13 +199,13 @@ class Disabled:
 
     @property
     def is_planned(self) -> bool:
-        """Whether it is not in force yet."""
+        """Return whether the planned time has not come yet."""
         return not self.begun and self.at > text.now()
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnerReport:
-    """The owner of a server has reported one of its devices."""
+    """A report of a server's owner about one of its devices."""
 
     number: int
     #: UTC, as 2026-11-22T02:17:43+00:00

@@ -554,8 +554,8 @@ def _is_too_late(response) -> bool:
 def _is_absent(error: Exception) -> bool:
     """Return whether Placement answered that it has no such provider.
 
-    A second request could find it: the report of nova-compute creates
-    providers meanwhile.
+    The error of the first request is read, because a second request could find
+    the provider: the report of nova-compute may create it meanwhile.
 
     :param error: of get_allocations_for_resource_provider(), whose text has
         the answer (JSON of the API working group).

@@ -100,8 +100,11 @@ class Consumers:
         return (self._copy_of(uuid) or (None,))[0]
 
     def _all_of(self, uuid: str) -> str | None:
-        """Return all that can be allocated from a provider, as in a query to
-        Placement; '' for nothing, None if unknown."""
+        """Return the total amounts that can be allocated from a provider, as
+        the value of `resources` in a query to Placement.
+
+        :returns: '' if nothing can be allocated; None if unknown.
+        """
         _, inventory = self._copy_of(uuid) or (None, {'': {'total': 0}})
         found = []
         for name, item in sorted(inventory.items()):

@@ -175,8 +175,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self.parts.reconciler.run_if_due()
 
     def get_available_resource(self, nodename):
-        """Mark the compute node's entry as one with nova_accel; called at the
-        start and periodically. The scheduler reads the mark.
+        """Mark the compute node's entry for nova-scheduler: this host runs
+        nova_accel. Nova calls this at the start and periodically.
 
         A host that returns to LibvirtDriver loses the mark at its first
         report; its providers in Placement stay.
@@ -257,7 +257,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 yield
 
     def _end_earlier_move(self, instance):
-        """Release the rest of a move that ended before this one began."""
+        """Release the claims that an earlier move has left."""
         if not self.parts.holdings.of(instance.uuid, model.Role.OLD):
             return
         if instance.uuid in self.cloud.running():

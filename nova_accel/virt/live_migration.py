@@ -320,7 +320,8 @@ class LiveMigrations:
     # The devices of the old host
 
     def leave(self, instance, data) -> bool:
-        """Detach the devices on the source, unless the guest takes them along.
+        """Detach the devices on the source, unless their state moves with the
+        guest.
 
         :returns: whether the server may move.
         """
