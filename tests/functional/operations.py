@@ -13,6 +13,7 @@ from nova_accel.attach import carried
 from nova_accel import model
 from nova_accel.virt import guest_claims
 from tests.functional import base
+from tests.functional import cloud
 
 
 #: limits in Keystone of what the tests do not count; Nova asks for all of them
@@ -205,6 +206,26 @@ class OperationsTestBase(base.AcceleratorTestBase):
         # not by its status: for that one Nova's tests wait for a fault, too
         self._wait_for_server_parameter(
             server, {'OS-EXT-STS:vm_state': 'error'})
+        self.delete_all()
+
+
+class StepsMixin:
+    """A server that takes one step after another, in the order of their names.
+
+    A step, step_<operation>, leaves the server as it was, which assertKept()
+    checks. It saves the boot and the end of a server that a test needs.
+    """
+
+    def test_steps(self):
+        options = cloud.Options()
+        for name in sorted(dir(self)):
+            if name.startswith('step_'):
+                # a rebuild leaves none, and the next rescue writes there
+                os.makedirs(os.path.join(
+                    self.instances_path, self.server['id']), exist_ok=True)
+                getattr(self, name)()
+                self.assertKept()
+                options.restore()
         self.delete_all()
 
 

@@ -24,7 +24,7 @@ from tests.functional import operations
 from tests.functional import process
 
 
-class GuestTest(operations.OperationsTestBase):
+class GuestTest(operations.StepsMixin, operations.OperationsTestBase):
     """Operations that leave the devices alone."""
 
     def setUp(self):
@@ -46,14 +46,12 @@ class GuestTest(operations.OperationsTestBase):
         self._wait_for_server_parameter(
             self.server, {'OS-EXT-STS:task_state': None})
 
-    def test_password_and_crash_dump(self):
+    def step_password_and_crash_dump(self):
         """Set password, trigger crash dump: untouched."""
         self.act(changePassword={'adminPass': 'secret'})
         self.act(trigger_crash_dump=None)
-        self.assertKept()
-        self.delete_all()
 
-    def test_volumes_and_interfaces(self):
+    def step_volumes_and_interfaces(self):
         """Attach or detach a volume or an interface: untouched."""
         # this libvirt does not tell when a device is out
         self.flags(device_detach_timeout=1, device_detach_attempts=1,
@@ -75,8 +73,6 @@ class GuestTest(operations.OperationsTestBase):
         self.assertIn(port['mac_address'], self.guest_xml(self.server))
         self.assertKept()
         self._detach_interface(self.server, port['id'])
-        self.assertKept()
-        self.delete_all()
 
     def snapshot(self, action='createImage', **more):
         """The id of the image, when it is there."""
@@ -89,7 +85,7 @@ class GuestTest(operations.OperationsTestBase):
             'active', self.glance.client.images.get(image)['status'])
         return image
 
-    def test_snapshot(self):
+    def step_snapshot(self):
         """Snapshot, backup: the guest runs on with its devices."""
         with mock.patch.object(fakelibvirt.Domain, 'managedSave') as saved:
             self.snapshot()
@@ -97,9 +93,8 @@ class GuestTest(operations.OperationsTestBase):
             self.snapshot('createBackup', backup_type='daily', rotation=1)
             self.assertKept()
         saved.assert_not_called()
-        self.delete_all()
 
-    def test_cold_snapshot(self):
+    def step_cold_snapshot(self):
         """Cold snapshot: the guest is saved without devices, and gets the
         same back."""
         self.flags(disable_libvirt_livesnapshot=True, group='workarounds')
@@ -112,10 +107,8 @@ class GuestTest(operations.OperationsTestBase):
         with mock.patch.object(fakelibvirt.Domain, 'managedSave', saved):
             self.snapshot()
         self.assertEqual([[]], managed_save)
-        self.assertKept()
-        self.delete_all()
 
-    def test_boot_from_snapshot(self):
+    def step_boot_from_snapshot(self):
         """Create from a snapshot of a server with devices: refused for a
         flavor with devices, unless the operator allows it
         (``[accel] allow_snapshot_boot``)."""
@@ -128,14 +121,16 @@ class GuestTest(operations.OperationsTestBase):
         message = response.body['badRequest']['message']
         self.assertIn(image, message)
         self.assertIn('allow_snapshot_boot', message)
-        self.assertEqual([], self.hostdevs(self._create_server(
-            image_uuid=image, networks='none', flavor_id=self.plain)))
+        plain = self._create_server(
+            image_uuid=image, networks='none', flavor_id=self.plain)
+        self.assertEqual([], self.hostdevs(plain))
         self.flags(allow_snapshot_boot=True, group='accel')
-        self.assertHas(self.boot(self.specs, image_uuid=image))
-        self.assertKept()
-        self.delete_all()
+        allowed = self.boot(self.specs, image_uuid=image)
+        self.assertHas(allowed)
+        for server in plain, allowed:
+            self._delete_server(server)
 
-    def test_snapshot_of_a_volume(self):
+    def step_snapshot_of_a_volume(self):
         """Rebuild with a snapshot of another server with devices, also of one
         that runs from a volume: refused by nova-api, as a create is."""
         server = self.api.post_server({'server': {
@@ -176,9 +171,8 @@ class GuestTest(operations.OperationsTestBase):
             'rebuild': {'imageRef': self.snapshot()}})
         self._wait_for_server_parameter(self.server, {
             'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
-        self.delete_all()
 
-    def test_live_migration_refused_by_the_host(self):
+    def step_live_migration_refused_by_the_host(self):
         """Live migration that nova-api does not refuse: refused by the
         compute host before anything moves."""
         with mock.patch.object(
@@ -190,8 +184,6 @@ class GuestTest(operations.OperationsTestBase):
                 self.server, {'OS-EXT-STS:task_state': None,
                               'status': 'ACTIVE'})
         self.assertEqual(self.host, self.host_of(self.server))
-        self.assertKept()
-        self.delete_all()
 
     def test_evacuation_fails(self):
         """An evacuation that fails: released on the new host; the dead host
@@ -210,12 +202,10 @@ class GuestTest(operations.OperationsTestBase):
             [c.provider_uuid for c in self.claims(self.host)],
             self.allocated(self.server['id']))
 
-    def test_suspend_fails(self):
+    def step_suspend_fails(self):
         """Suspend, if the guest does not release a device: the guest continues
         with all of them."""
         self.suspend_fails()
-        self.assertKept()
-        self.delete_all()
 
     def suspend_fails(self):
         """What the guest was asked for, and did not do in time."""
@@ -247,7 +237,7 @@ class GuestTest(operations.OperationsTestBase):
         self.assertKept()
         self.delete_all()
 
-    def test_device_cannot_go_back(self):
+    def step_device_cannot_go_back(self):
         """Resume, or a cold snapshot, after which libvirt cannot attach a
         device: succeeds, and the guest gets the device when nova-compute next
         compares claims."""
@@ -255,7 +245,6 @@ class GuestTest(operations.OperationsTestBase):
         self._suspend_server(self.server)
         self.goes_back_later(lambda: self._resume_server(self.server))
         self.goes_back_later(self.snapshot)
-        self.delete_all()
 
     def goes_back_later(self, act):
         with mock.patch.object(
@@ -294,7 +283,7 @@ class GuestTest(operations.OperationsTestBase):
         instance.update(changes)
         instance.save()
 
-    def test_half_prepared(self):
+    def step_half_prepared(self):
         """Start after nova-compute was killed in the middle of a resize or an
         unshelve: nova-compute first completes the preparation of the
         devices."""
@@ -308,7 +297,6 @@ class GuestTest(operations.OperationsTestBase):
         self.assertKept()
         claim, = self.claims()
         self.assertEqual(model.ClaimState.BOUND, claim.state)
-        self.delete_all()
 
     def killed(self, what, where, **action):
         """nova-compute goes where it says, and starts again."""
@@ -320,7 +308,7 @@ class GuestTest(operations.OperationsTestBase):
                 self.server['id'])['OS-EXT-STS:task_state'])
         return self.restart_compute_service(self.host)
 
-    def test_killed_in_suspend(self):
+    def step_suspend_killed(self):
         """nova-compute is killed during a suspend: the guest gets its devices
         back when the operator has reset the state of the server."""
         compute = self.killed(fakelibvirt.Domain, 'managedSave', suspend=None)
@@ -329,18 +317,14 @@ class GuestTest(operations.OperationsTestBase):
         self.admin_api.post_server_action(
             self.server['id'], {'os-resetState': {'state': 'active'}})
         compute.driver.parts.reconciler.run()
-        self.assertKept()
-        self.delete_all()
 
-    def test_killed_in_hard_reboot(self):
+    def step_killed_in_hard_reboot(self):
         """nova-compute is killed during a hard reboot: done again when it
         starts, with the same devices."""
         self.killed(libvirt_driver.LibvirtDriver, '_create_guest_with_network',
                     reboot={'type': 'HARD'})
         self._wait_for_server_parameter(
             self.server, {'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
-        self.assertKept()
-        self.delete_all()
 
     # Nova leaves the allocation of the migration
     @cloud.fresh
@@ -365,7 +349,7 @@ class GuestTest(operations.OperationsTestBase):
         self._wait_for_assert(lambda: self.assertEqual([], self.claims()))
         self.delete_all()
 
-    def test_host_boot_without_resume(self):
+    def step_host_boot_without_resume(self):
         """The host reboots, without ``resume_guests_state_on_host_boot``:
         the guest stays down, and starts with the same devices."""
         kernel, compute = self.kernel(self.host), self.computes[self.host]
@@ -379,5 +363,3 @@ class GuestTest(operations.OperationsTestBase):
         self._wait_for_state_change(self.server, 'SHUTOFF')
         self.assertEqual(self.before, self.held(self.server))
         self._start_server(self.server)
-        self.assertKept()
-        self.delete_all()
