@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""How often functions are asked for: counts that decay, in this process.
+"""Count how often functions are requested, to keep regions with popular ones.
 
-Each scheduler counts the requests that it sees itself. Of several each sees a
-sample, and samples have the proportions of the whole.
+Each scheduler counts, in memory, the requests that it handles. With several
+schedulers each one sees a sample with the proportions of the whole.
 """
 
 import collections
@@ -11,38 +11,38 @@ import heapq
 
 from nova_accel import locks
 
-#: Count of functions that were not asked for since the process started. It
-#: only orders these among themselves.
+#: Count of functions without a request since the process started. It only
+#: ranks them among each other.
 _UNKNOWN = 0.01
-#: The demand for a function is divided by this power of its idle copies: more
-#: than 1, because the second of two is needed less often than the first.
-#: tests.bench.reuse compares.
+#: The demand for a function is divided by this power of the number of its idle
+#: copies: more than 1, because the second copy is needed less often than the
+#: first. tests.bench.reuse compares values.
 _COPIES = 2
 
 
 class Demand:
-    """Decayed counts of requests, by the trait that a request looks for.
+    """Decaying counts of requests, by the trait that a request looks for.
 
-    Counts decay with the requests that follow and not with time: they keep
-    their proportions in a quiet cloud, and a busy one forgets sooner. Used by
-    all threads of a process.
+    Each new request makes the earlier ones count less; time does not. Hence
+    proportions last in a quiet cloud, and a busy one forgets sooner.
+    Thread-safe.
     """
 
-    #: requests after which a request counts half
+    #: number of later requests after which a request counts half
     HALF_LIFE = 1000
-    #: traits that are remembered; the least wanted are forgotten first
+    #: number of traits to keep; the least requested ones are dropped first
     LIMIT = 10000
 
     def __init__(self) -> None:
         self._lock = locks.Lock('demand')
-        #: what one request counts now. It grows: the earlier ones need no
-        #: change
+        #: the weight of a new request. It grows, instead of the weights of
+        #: earlier requests being reduced
         self._unit = 1.0
-        #: trait -> sum of the units of its requests
+        #: trait -> sum of the weights of its requests
         self._sums: dict[str, float] = {}
 
     def add(self, traits: Iterable[str]) -> None:
-        """Count one request for a region with one of some traits."""
+        """Count one request that any of some traits would satisfy."""
         with self._lock:
             self._unit *= 2 ** (1 / self.HALF_LIFE)
             for trait in traits:
@@ -57,20 +57,20 @@ class Demand:
         self._unit = 1.0
 
     def counts(self, traits: Iterable[str]) -> dict[str, float]:
-        """Return the counts of traits; 0.0 for those not asked for."""
+        """Return trait -> decayed number of requests, 0.0 if none."""
         with self._lock:
             return {trait: self._sums.get(trait, 0.0) / self._unit
                     for trait in traits}
 
     def losses(self, contents: Iterable[tuple[str, ...]],
                idle: Mapping[str, int]) -> dict[tuple[str, ...], float]:
-        """Return what is lost where an idle region is programmed.
+        """Return the cost of overwriting each content of an idle region.
 
-        It is the demand for what the region carries, for each idle copy of
-        that, in requests. A region that carries nothing loses nothing.
+        The cost is the demand for the content, in requests, divided among its
+        idle copies. An empty region costs nothing.
 
-        :param contents: traits of what idle regions carry
-            (naming.is_content()), one tuple for each kind.
+        :param contents: traits of the contents of idle regions
+            (naming.is_content()), one tuple for each content.
         :param idle: trait -> number of idle regions that have it, at least 1
             for each trait of contents.
         """
@@ -84,7 +84,7 @@ class Demand:
 def copies(contents: Mapping[tuple[str, ...], int]) -> dict[str, int]:
     """Return trait -> number of idle regions that have it.
 
-    :param contents: traits of what idle regions carry -> number of those.
+    :param contents: traits of a content -> number of idle regions with it.
     """
     idle: collections.Counter[str] = collections.Counter()
     for content, regions in contents.items():

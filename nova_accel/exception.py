@@ -6,14 +6,14 @@ import re
 
 from nova_accel import text
 
-#: characters that Nova keeps of a fault (compute_utils.exception_to_dict, Nova
-#: 31 to 34), and of a value of metadata
+#: Nova cuts a fault (compute_utils.exception_to_dict, Nova 31 to 34) and a
+#: value of metadata off after so many characters
 FAULT = 255
-#: an absolute path, but no part of a URL
+#: an absolute path that is not part of a URL
 _PATH = re.compile(r"""(?<![\w:/])/[^\s'"`,;()]*[^\s'"`,;().:]""")
-#: where a service is, in an error of nova_accel
+#: address of a service in an error of nova_accel
 _ADDRESS = re.compile(r' at https?://\S+')
-#: what Nova does then, which its owner need not know, and no last host does
+#: Nova's reaction, which owners need not know; untrue on the last host
 _RETRIED = re.compile(r': the build is retried on another host\.$')
 _IN_THE_LOG = 'the reason is in the log of nova-compute, ask the operator.'
 
@@ -21,30 +21,29 @@ _IN_THE_LOG = 'the reason is in the log of nova-compute, ask the operator.'
 class AcceleratorError(Exception):
     """Base of all errors of nova_accel."""
 
-    #: whether another host may succeed: Nova then reschedules the build,
-    #: otherwise it aborts it
+    #: whether Nova retries the build on another host; otherwise it aborts it
     elsewhere = True
 
     def __init__(self, *args: object, found: str = ''):
         """
         :param args: the sentence, for the operator.
-        :param found: what the owner of a server reads in its place, without a
-            full stop; '' for the whole sentence. Why a device is fenced, and
-            what the kernel said, is for the operator.
+        :param found: text for the owner of a server in place of the sentence,
+            without a full stop; '' for the whole sentence. Reasons of holds and
+            messages of the kernel are for the operator only.
         """
         super().__init__(*(text.one_line(arg) if isinstance(arg, str)
                            else arg for arg in args))
         self.found = text.one_line(found)
 
     def format_message(self) -> str:
-        """Return for_owner() of this error, which Nova makes the fault of a
-        server (nova.compute.utils.exception_to_dict). Of an error without this
-        method the owner reads the name of its class."""
+        """Return for_owner() of this error. Nova calls this for the fault of a
+        server (nova.compute.utils.exception_to_dict); without this method the
+        owner would read only the name of the class."""
         return text.shortened(for_owner(self), FAULT)
 
 
 def sentence(error: BaseException) -> str:
-    """Return the text of an error, with the type of one not in nova_accel."""
+    """Return the text of an error; of foreign errors with their type."""
     if not str(error):
         return repr(error)
     if isinstance(error, AcceleratorError):
@@ -58,14 +57,13 @@ def clause(error: BaseException) -> str:
 
 
 def for_owner(error: Exception) -> str:
-    """Return what the owner of a server may read of an error: in the fault of
-    the server, its metadata, or the answer of the API.
+    """Return the part of an error that the owner of a server may read: in the
+    fault of the server, its metadata, or the response of the API.
 
-    Our sentences name what is the owner's, but for what they say after
-    AcceleratorError.found, for paths of the host and for addresses of services
-    inside the cloud. Texts of libvirt, of the kernel and of Python may name
-    other servers as well. What is left out belongs into the log:
-    for_owner_and_log() writes it.
+    Errors of nova_accel name only resources of the owner, except for paths of
+    the host, addresses of services inside the cloud, and the text after
+    AcceleratorError.found. Errors of libvirt, the kernel and Python may name
+    other servers. for_owner_and_log() logs the whole text.
     """
     if not isinstance(error, AcceleratorError):
         return _IN_THE_LOG
@@ -75,19 +73,18 @@ def for_owner(error: Exception) -> str:
 
 
 def without_sentence(error: Exception) -> Exception | None:
-    """Return the error for exc_info of a logger: of our own errors the log has
-    a sentence, and no stack."""
+    """Return the error for exc_info of a logger: None for errors of nova_accel,
+    whose sentence is logged without a stack."""
     return None if isinstance(error, AcceleratorError) else error
 
 
 def for_owner_and_log(error: Exception, log: Callable[..., None], about: str,
                       room: int | None = None) -> str:
-    """Return for_owner(), and write the whole error to a log where that
-    leaves something out.
+    """Return for_owner(), and log the whole error if for_owner() shortens it.
 
-    :param log: a method of a logger, of the level that is wanted.
-    :param about: what the error is about, the beginning of the line.
-    :param room: characters that the reader gets, where they are limited.
+    :param log: method of a logger for the level.
+    :param about: subject of the error, which begins the log line.
+    :param room: maximum number of characters for the owner.
     """
     said = for_owner(error)
     if room is not None:
@@ -98,13 +95,13 @@ def for_owner_and_log(error: Exception, log: Callable[..., None], about: str,
 
 
 class InvalidRequest(AcceleratorError):
-    """A flavor, profile or extra spec that no host can serve."""
+    """A flavor, profile or extra spec that no host can satisfy."""
 
     elsewhere = False
 
 
 class Contradiction(InvalidRequest):
-    """Options of a flavor exclude each other, whatever it gets beside them."""
+    """Options of a flavor exclude each other, whatever else it requests."""
 
 
 class InvalidProfile(InvalidRequest):
@@ -118,17 +115,17 @@ class InvalidName(AcceleratorError):
 
 
 class InvalidSimulation(AcceleratorError):
-    """A simulated host's file that cannot be read."""
+    """The file of a simulated host cannot be used."""
 
 
 class BitstreamError(AcceleratorError):
-    """An image that is missing, unreadable, or not as Glance says."""
+    """An image that is missing, unreadable, or differs from Glance's entry."""
 
     elsewhere = False
 
 
 class ImageNotFound(BitstreamError):
-    """An image that does not exist or that its reader may not see."""
+    """An image that does not exist or that the requester may not see."""
 
 
 class ImageRefused(BitstreamError):
@@ -144,11 +141,11 @@ class NoCredentials(GlanceUnavailable):
 
 
 class ServiceUnavailable(AcceleratorError):
-    """A service that a command asked did not answer, or refused to."""
+    """A service that a command called did not answer, or refused to."""
 
 
 class NotThere(AcceleratorError):
-    """What the arguments of a command name does not exist."""
+    """An argument of a command names an object that does not exist."""
 
 
 class PlacementUnavailable(AcceleratorError):
@@ -156,7 +153,7 @@ class PlacementUnavailable(AcceleratorError):
 
 
 class IncompatibleBitstream(AcceleratorError):
-    """A good bitstream for another type of region."""
+    """A valid bitstream for another type of region."""
 
 
 class ProgrammingFailed(AcceleratorError):
@@ -168,8 +165,8 @@ class DeviceError(AcceleratorError):
 
 
 class NotCleared(DeviceError):
-    """A device was reset after its server, and is not as it has to be: that
-    is tried again after pauses that grow."""
+    """A device is not clean although it was reset after its server. The driver
+    tries again after growing pauses."""
 
 
 class DeviceTimeout(DeviceError):
@@ -177,7 +174,7 @@ class DeviceTimeout(DeviceError):
 
 
 class DeviceBusy(DeviceTimeout):
-    """A hardware call could not begin in time, as another one goes on."""
+    """A hardware call could not begin in time, because another one runs."""
 
 
 class LockTimeout(AcceleratorError):
@@ -185,7 +182,7 @@ class LockTimeout(AcceleratorError):
 
 
 class DeviceUnavailable(AcceleratorError):
-    """The allocated device is gone, taken or quarantined on this host."""
+    """The allocated device is missing, in use or withheld on this host."""
 
 
 class DeviceDetached(DeviceError):
@@ -201,19 +198,19 @@ class AcceleratorsUnavailable(AcceleratorError):
 
 
 class NoClaimStore(AcceleratorsUnavailable):
-    """nova-compute was not started on this host, or has another store."""
+    """nova-compute has not run on this host, or uses another store."""
 
 
 class ConfigurationError(AcceleratorError):
-    """nova.conf has a value that cannot be used on this host."""
+    """nova.conf has a value that is not usable on this host."""
 
 
 class UnusableDriver(ConfigurationError):
-    """A driver that is installed and cannot be loaded: the others can."""
+    """A driver is installed but cannot be loaded; other drivers are used."""
 
 
 class IllegalTransition(AcceleratorError):
-    """A change of state that the table of transitions does not have.
+    """A change of state that is not in the table of transitions.
 
     It is a defect of nova_accel, never of the request.
     """

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Files outside Nova's own directory, which other programs read.
+"""Write files in directories that other programs use.
 
-Their directory often belongs to another user, such as a metrics collector, who
-may place symbolic links and named pipes in it.
+Such a directory often belongs to another user, for example a metrics collector,
+who may place symbolic links and named pipes in it.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ import secrets
 
 def create(path: str, content: str, mode: int | None = None,
            group: int = -1) -> None:
-    """Write a new file; no link is followed, and no pipe is opened.
+    """Create a file, without following links or opening pipes.
 
-    :param content: written as UTF-8; what UTF-8 cannot express is written as
-        an escape sequence.
+    :param content: written as UTF-8; characters that UTF-8 cannot encode are
+        written as escape sequences.
     :param mode: permissions of the file; by default those of the umask.
     :param group: id of its group; by default that of a new file.
-    :raises FileExistsError: the path exists, also as a link.
-    :raises OSError: the file cannot be written; no part of it is left.
+    :raises FileExistsError: the path exists, even as a dangling link.
+    :raises OSError: the file cannot be written; no partial file is left.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW,
                  0o666 if mode is None else 0o600)
@@ -34,12 +34,12 @@ def create(path: str, content: str, mode: int | None = None,
 
 def replace(path: str, content: str, mode: int | None = None,
             group: int = -1) -> None:
-    """Write a file in one step: a reader sees the old content or the new.
+    """Replace a file atomically: a reader sees the old content or the new.
 
-    The new content goes to a hidden file with a random name beside ``path``.
-    Parameters as those of create().
+    The new content goes to a hidden file with a random name beside ``path``
+    first. Parameters: see create().
 
-    :raises OSError: the file cannot be written; the old one is still there.
+    :raises OSError: the file cannot be written; the old one is unchanged.
     """
     directory, name = os.path.split(path)
     new = os.path.join(directory, f'.{name}.{secrets.token_hex(8)}')
@@ -48,7 +48,7 @@ def replace(path: str, content: str, mode: int | None = None,
         with _removed_on_error(new):
             os.replace(new, path)
     except OSError as error:
-        # the same error each time: callers log it once
+        # without the random name: callers log an equal error once
         raise OSError(error.errno, error.strerror, path) from error
 
 

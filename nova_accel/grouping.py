@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Flavors whose traits are in another request group than their device.
+"""Refuse flavors that have a trait in another request group than its device.
 
-Placement takes all resources and traits of a numbered group from one provider;
-those of a device are on no other one. A server of such a flavor is never
-built. The flavors of servers that exist are not checked.
+Placement satisfies a numbered group, resources and traits, from one provider.
+No host can satisfy a group that requires a trait of a device without the
+device. Flavors of existing servers are not checked.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def check(extra_specs: Mapping[str, str]) -> None:
         or in a numbered group without resources.
     """
     groups = request.groups(extra_specs)
-    # group -> classes of its accelerators
+    # suffix of a group -> its accelerator classes
     homes = {suffix: classes for suffix, group in groups.items()
              if (classes := naming.accelerators(group.resources))}
     if not homes:
@@ -49,8 +49,8 @@ def check(extra_specs: Mapping[str, str]) -> None:
 
 
 def _home(trait: str, homes: Mapping[str, Mapping[str, int]]) -> str | None:
-    """The group whose device can have a trait; None for a trait that other
-    providers may have."""
+    """Return the suffix of the group whose device can have a trait; None if
+    other providers may have it."""
     for suffix, classes in sorted(homes.items()):
         if any(naming.is_of_device(trait, naming.type_of(name))
                for name in classes):

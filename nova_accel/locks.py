@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Locks with a name, a place in one order, and a time limit.
+"""Named locks with one global order and a time limit.
 
-A thread that holds a lock takes only locks that come later in ORDER. Hence no
-two threads wait for each other. A thread that waits for longer than the limit
-gets an error with the name of the thread that holds the lock.
+A thread that holds a lock takes only locks that come later in ORDER. Hence
+threads cannot deadlock. A thread that waits longer than the limit gets an error
+that names the thread that holds the lock.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -20,28 +20,28 @@ from nova_accel import log as logging
 
 LOG = logging.getLogger(__name__)
 
-#: Every lock of nova_accel, and Nova's own under which it calls us or which
-#: we take. docs/source/contributor/architecture.rst has the same list.
+#: Every lock of nova_accel, and the lock of Nova that it runs under or takes.
+#: docs/source/contributor/architecture.rst has the same list.
 ORDER = (
     'looking',     # inventory.looks: a look or a glance
-    'runtime',     # attach.runtime: servers that are worked on
+    'runtime',     # attach.runtime: which servers are worked on
     'server',      # service: Host.servers, one for each server
     'region',      # attach.handles: a region is cleaned, one for each
     'settling',    # attach.settling: one round at a time
     'guests',      # attach.carrying: claims are written into guests
     'choice',      # inventory: handles are chosen and claimed
-    'orders',      # admin.orders: what the operator says is read and shown
+    'orders',      # admin.orders: orders are read and answered
     'opening',     # attach.loading: the bitstream cache is opened
     'download',    # bitstream.cache: one for each content
     'room',        # bitstream.cache: downloads under way
     'cache',       # bitstream.cache: leases and removal
     'begin',       # attach.loading: a programming begins or is given up
     'attempts',    # attach.programming: bitstreams of projects are counted
-    'ordered',     # attach.gate: regions that are programmed for no server
+    'ordered',     # attach.gate: regions programmed without a server
     'reporting',   # Nova's resource tracker: COMPUTE_RESOURCE_SEMAPHORE
     'background',  # host.limited: one piece of work at a time
     'scan',        # inventory.scan_state
-    'inventory',   # inventory: what providers are made of
+    'inventory',   # inventory: the input of providers
     'cards',       # inventory.cards: calls of drivers
     'fabric',      # drivers.fabric: a partition is changed
     'health',      # inventory.conditions: what devices report of their health
@@ -53,13 +53,12 @@ ORDER = (
     'scheduling',  # scheduler.scheduling, in nova-scheduler
 )
 
-#: seconds to wait for a lock under which nothing but memory, or the claim
-#: store, is read and written
+#: seconds to wait for a lock whose holder uses only memory and the claim store
 LIMIT = 60
 
 
 class Lock:
-    """A lock that is not waited for without end."""
+    """A lock with a place in ORDER and a time limit."""
 
     def __init__(self, name: str, what: str = '',
                  seconds: Callable[[], float] = lambda: LIMIT,
@@ -68,11 +67,11 @@ class Lock:
                  reentrant: bool = False):
         """
         :param name: one of ORDER.
-        :param what: what it protects, for the error: the beginning of a
-            sentence, in the plural.
-        :param seconds: returns the limit.
-        :param error: raised at the limit.
-        :param reentrant: whether a thread that holds it may take it again.
+        :param what: the objects that it protects: subject of the error, in the
+            plural.
+        :param seconds: returns the time limit.
+        :param error: class to raise at the limit.
+        :param reentrant: whether the holding thread may take it again.
         """
         self.name = name
         self.place = ORDER.index(name)
@@ -81,15 +80,14 @@ class Lock:
         self._error = error
         self._lock: typing.Any = (
             threading.RLock() if reentrant else threading.Lock())
-        #: the thread that holds it, or held it last
+        #: the thread that holds the lock, or held it last
         self._holder: threading.Thread | None = None
 
     def acquire(self, blocking: bool = True) -> bool:
         """Take the lock.
 
         :param blocking: False: return False at once if it is held.
-        :raises LockTimeout: it was held all the time, unless another error
-            was given.
+        :raises LockTimeout: the limit passed; or the error given to __init__.
         """
         if not self._lock.acquire(blocking=False):
             if not blocking:
@@ -110,7 +108,7 @@ class Lock:
         self.release()
 
     def _is_owned(self):
-        # for threading.Condition, of one that is reentrant
+        # threading.Condition calls this method of a reentrant lock
         return self._lock._is_owned()
 
     def _give_up(self, seconds):
@@ -130,12 +128,12 @@ class Lock:
 
 
 def _frame(thread: threading.Thread) -> types.FrameType | None:
-    """Return where a thread is, None if that is unknown."""
+    """Return the present stack frame of a thread, None if unknown."""
     frame = sys._current_frames().get(thread.ident or 0)
     greenlet = sys.modules.get('greenlet')
     if frame or not greenlet:
         return frame
-    # under eventlet a thread's ident is the id of its greenlet
+    # under eventlet the ident of a thread is the id of its greenlet
     # (eventlet.green.thread.get_ident, eventlet 0.33 to 0.40)
     return next((one.gr_frame for one in gc.get_objects()
                  if isinstance(one, greenlet.greenlet)
@@ -143,14 +141,14 @@ def _frame(thread: threading.Thread) -> types.FrameType | None:
 
 
 def condition(name: str) -> threading.Condition:
-    """Return a condition whose lock has a name, and is reentrant: the handler
-    of a signal interrupts the main thread wherever it is."""
+    """Return a condition with a named lock. The lock is reentrant, because a
+    signal handler may interrupt the main thread while that holds it."""
     lock: typing.Any = Lock(name, reentrant=True)
     return threading.Condition(lock)
 
 
 class Locks:
-    """Locks of one name, one for each key."""
+    """A family of locks with one name, one lock for each key."""
 
     def __init__(self, name: str, what: str,
                  seconds: Callable[[], float]):
@@ -159,7 +157,7 @@ class Locks:
         :param seconds: as for Lock.
         """
         self._make = lambda key: Lock(name, what.format(key), seconds)
-        # protects the table; nothing is called under it
+        # protects _locks; no other lock is taken under it
         self._guard = threading.Lock()
         #: key -> [lock, number of threads that hold it or wait for it]
         self._locks: dict[Hashable, list] = {}
@@ -168,7 +166,7 @@ class Locks:
     def held(self, key: Hashable) -> Iterator[None]:
         """Hold the lock of a key.
 
-        :raises LockTimeout: another thread held it all the time.
+        :raises LockTimeout: the limit passed.
         """
         with self._guard:
             entry = self._locks.setdefault(key, [self._make(key), 0])
@@ -185,7 +183,7 @@ class Locks:
     def wait(self, key: Hashable) -> None:
         """Wait until no thread holds the lock of a key.
 
-        :raises LockTimeout: that takes too long.
+        :raises LockTimeout: the limit passed.
         """
         with self.held(key):
             pass

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Loggers of which each record is one line, whatever its values are.
+"""Loggers that write each record on one line, whatever its values contain.
 
-A record shows properties of images, metadata, texts of firmware and errors of
-libvirt and of other services. A newline in one of them would begin a line of
-its own, which reads as if nova-compute had written it.
+Values include properties of images, metadata, texts of firmware, and errors of
+libvirt and other services. A newline in one of them could begin a line that
+looks like one of nova-compute.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -16,12 +16,11 @@ from nova_accel import text
 
 
 class Lines(str):
-    """A text of several lines that nova_accel made, such as a stack."""
+    """A trusted text of several lines, such as a stack."""
 
 
 class _Shown:
-    """A value as it is shown, with escapes; the text is made only for a line
-    that is written."""
+    """A value that is escaped when a line is written, not before."""
 
     def __init__(self, value: object):
         self._value = value
@@ -48,10 +47,9 @@ def _escape(record: logging.LogRecord) -> bool:
 
 
 class Once:
-    """Logs each subject once, until its line changes.
+    """Logs a line about a subject only if it differs from the last one.
 
-    A subject is a tuple, whose first item is its kind. Any thread may call
-    this.
+    A subject is a tuple; its first item is its kind. Thread-safe.
     """
 
     def __init__(self):
@@ -60,9 +58,9 @@ class Once:
 
     def log(self, about: tuple, write: Callable[..., None], message: str,
             *values: object) -> None:
-        """Write a line, unless it is the last one about this subject.
+        """Write a line, unless it equals the last one about this subject.
 
-        :param write: a method of a logger.
+        :param write: method of a logger for the level.
         """
         line = message, *map(str, values)
         if self._logged.get(about) != line:
@@ -70,17 +68,17 @@ class Once:
             write(message, *values)
 
     def has(self, about: tuple) -> bool:
-        """Return whether a line about a subject was written."""
+        """Return whether the last line about a subject is remembered."""
         return about in self._logged
 
     def forget(self, *about: object) -> None:
-        """Write the next line about a subject, also if it is the same."""
+        """Let the next line about a subject be written, even if it is equal."""
         self._logged.pop(about, None)
 
     def only(self, kind: str, names: Collection[object]) -> bool:
-        """Forget the subjects of a kind whose second item is not among names.
+        """Forget the subjects of a kind whose second item is not in names.
 
-        :returns: whether one was forgotten.
+        :returns: whether any was forgotten.
         """
         before = list(self._logged.items())
         self._logged = {about: line for about, line in before
@@ -89,8 +87,8 @@ class Once:
 
 
 def getLogger(name: str) -> log.BaseLoggerAdapter:
-    """Return a logger as that of oslo.log; values in its messages have no
-    control characters."""
-    # the same filter is added once only
+    """Return a logger like oslo.log's that escapes control characters of values
+    in messages."""
+    # addFilter() adds a filter only once
     logging.getLogger(name).addFilter(_escape)
     return log.getLogger(name)

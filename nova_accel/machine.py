@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The kernel that the drivers of this host work with: real or simulated."""
+"""Select the kernel interface for the drivers: real, simulated or captured."""
 
 import os
 import typing
@@ -16,21 +16,20 @@ CONF = conf.CONF
 def open_kernel(host: str, writes: bool = True,
                 ) -> ('host_kernel.Kernel | sim.SimulatedKernel '
                       '| sim.captured.CapturedKernel'):
-    """Return the kernel that the drivers of this host work with.
+    """Return the kernel interface that the drivers of this host use.
 
-    :param host: [DEFAULT] host, which chooses the file if [accel]
+    :param host: [DEFAULT] host, which selects the file if [accel]
         simulated_host is a directory.
-    :param writes: False for a command that only shows: the state of a
-        simulated host is read, and not written.
-    :returns: a SimulatedKernel, or a CapturedKernel where the file is a
-        capture, if [accel] simulated_host is set; otherwise the machine's own
-        Kernel.
+    :param writes: False for read-only commands: they read the state of a
+        simulated host without writing it.
+    :returns: the machine's Kernel; if [accel] simulated_host is set, a
+        SimulatedKernel, or a CapturedKernel for a capture.
     :raises InvalidSimulation: the description cannot be used.
     """
     path = CONF.accel.simulated_host
     if not path:
         return host_kernel.Kernel()
-    # loaded only where it is wanted
+    # imported only for simulated hosts
     from nova_accel import sim
     if os.path.isdir(path):
         path = os.path.join(path, f'{host}.yaml')

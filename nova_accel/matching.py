@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Assign items to places at the least cost: pure, exact and deterministic.
 
-Items of equal amounts are a transport problem, solved by augmenting along
-shortest paths in polynomial time. Items of different amounts are a packing
-problem, for which no polynomial method is known: there the transport problem,
-in which several places may share in an item, gives a bound, and the search
-branches upon items that are divided so.
+Items of equal amounts are a transport problem, which successive shortest paths
+solve in polynomial time. Items of different amounts are a packing problem, for
+which no polynomial method is known. For these, the transport problem (several
+places may share an item) gives a lower bound, and the search branches on the
+items that its solution splits.
 """
 
 import collections
@@ -17,11 +17,11 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """What one place must provide as a whole."""
+    """A demand that one place must satisfy as a whole."""
 
-    #: {kind: amount}, each from 1 up
+    #: {kind: amount}, each at least 1
     amounts: Mapping[str, int]
-    #: {place: cost} of the places that may give it; costs from 0 up
+    #: {place: cost} of the permitted places; costs are at least 0
     costs: Mapping[str, int]
 
 
@@ -30,15 +30,15 @@ def assign(items: Sequence[Item],
            ) -> list[str] | None:
     """Choose a place for each item, at the least sum of costs.
 
-    Among choices of equal cost, the first in the order of items and places;
-    where amounts of one kind differ, one that is the same each time.
+    Ties are broken by the order of items and places. If amounts of one kind
+    differ, the choice is deterministic, but need not be the first one.
 
-    :param places: {place: {kind: amount it has}}.
-    :returns: the place of each item, in their order; None when the places
-        cannot give all of it.
+    :param places: {place: {kind: available amount}}.
+    :returns: the place of each item, in the order of items; None if the places
+        cannot satisfy all of them.
     """
-    # the position of a place is a digit below the cost, and the first item
-    # has the highest digit: no two choices weigh the same
+    # below the cost, each item has a digit for the position of its place, the
+    # first item the highest digit: hence no two choices have the same weight
     base = len(places) + 1
     weight = base ** len(items)
     digits = {place: number for number, place in enumerate(places)}
@@ -53,22 +53,22 @@ def assign(items: Sequence[Item],
 
 
 class _Search:
-    """A search by branch and bound."""
+    """A branch-and-bound search for the assignment of the least weight."""
 
-    #: Bounds that are computed, at some milliseconds each, before the best
-    #: choice so far is taken. Equal amounts need one; contrived packings need
-    #: exponentially many, and nova-compute has other work.
+    #: Number of bounds to compute, some milliseconds each, before the best
+    #: assignment so far is accepted. Equal amounts need one bound; contrived
+    #: packings need exponentially many and would delay nova-compute.
     LIMIT = 500
 
     def __init__(self, weight: int):
-        #: of one unit of cost
+        #: weight of one unit of cost
         self._weight = weight
         self._bounds = 0
 
     def best(self, items, places, below=math.inf):
-        """(weight, {item: place}) of a choice of the least cost.
+        """Return the lightest assignment, as (weight, {item: place}).
 
-        :returns: None without a choice that costs less than ``below``.
+        :returns: None if every assignment costs ``below`` or more.
         """
         self._bounds += 1
         relaxed = self._bounds <= self.LIMIT and _relax(items, places)
@@ -78,7 +78,7 @@ class _Search:
         divided = [n for n, found in parts.items() if len(found) > 1]
         if not divided:
             return bound, {n: found.pop() for n, found in parts.items()}
-        # the largest is the hardest to place
+        # branch on the largest item, which is the hardest to place
         number = max(divided, key=lambda n: sum(items[n].amounts.values()))
         fixed = items[number]
         rest = {n: item for n, item in items.items() if n != number}
@@ -107,9 +107,9 @@ def _fits(item, there):
 
 
 def _relax(items, places):
-    """The cheapest way when several places may share in an item.
+    """Solve the relaxed problem, in which several places may share an item.
 
-    :returns: (cost, {item: set of its places}), or None without a way.
+    :returns: (cost, {item: set of its places}), or None without a solution.
     """
     units = {kind: math.gcd(*(d.amounts.get(kind, 0)
                               for d in items.values()))
@@ -117,8 +117,8 @@ def _relax(items, places):
     room = {(place, kind): there.get(kind, 0) // unit
             for place, there in places.items()
             for kind, unit in units.items()}
-    # the kinds of an item bear its cost in equal parts, so do their units;
-    # scaled up to stay whole numbers
+    # each kind of an item bears an equal part of its cost, and each unit of a
+    # kind an equal part of that; the scale makes these parts whole numbers
     scale = math.lcm(*(amount // units[kind] * len(item.amounts)
                        for item in items.values()
                        for kind, amount in item.amounts.items()))
@@ -143,12 +143,13 @@ def _relax(items, places):
 
 
 def _transport(supplies, costs, room):
-    """Successive shortest paths.
+    """Solve a transport problem by successive shortest paths.
 
-    :param supplies: {source: units}, all of which have to go somewhere.
+    :param supplies: {source: units to send}.
     :param costs: {source: {node: cost of one unit}}.
-    :param room: {node: units}.
-    :returns: {source: {node: units}} at the least cost; None without a way.
+    :param room: {node: units that it accepts}.
+    :returns: {source: {node: units}} at the least cost; None if the nodes
+        cannot accept all units.
     """
     room = dict(room)
     flow: dict[tuple, dict] = {source: {} for source in supplies}
@@ -157,8 +158,8 @@ def _transport(supplies, costs, room):
             path = _shortest_path(source, costs, flow, room)
             if path is None:
                 return None
-            # units go from each source of the path to its node, and what the
-            # next source had there moves on
+            # each source on the path sends units to its node, from which the
+            # next source withdraws as many
             count = min([supply, room[path[-1][1]]] + [
                 flow[follower][node] for (_, node), (follower, _)
                 in zip(path, path[1:])])
@@ -175,7 +176,8 @@ def _transport(supplies, costs, room):
 
 
 def _shortest_path(source, costs, flow, room):
-    """Bellman-Ford: [(source, node), (source moved on, node) ...], or None."""
+    """Return the cheapest path by Bellman-Ford: [(source, node), (displaced
+    source, node) ...], or None."""
     users = collections.defaultdict(list)
     for user, given in flow.items():
         for node in given:

@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What an accelerator is: frozen values without I/O.
+"""The data model of accelerators: frozen values without I/O.
 
-A device is a card (one PCI function that the host owns, the PF). An FPGA has
-regions, each reprogrammed alone; other devices have none. An attach handle
-is what a guest can be given. An accelerator is a handle in a server's hands.
+A *device* is a card: one PCI function that the host owns (the PF). An FPGA has
+*regions*, each of which is reprogrammed alone; other devices have none. An
+*attach handle* is the PCI function or mediated device that a guest gets. A
+*claim* records that a server has a handle.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -16,21 +17,21 @@ import uuid
 
 _Value = typing.TypeVar('_Value')
 
-#: origin of what a region carries, where the operator put it there; every
-#: other origin is the id of a project
+#: origin of a content that the operator put into a region; every other origin
+#: is the id of a project
 OPERATOR = 'operator'
-#: as that id, where it is not known which project
+#: in place of that id, if the project is unknown
 SOME_PROJECT = ''
-#: functions (32 hex digits) that many bitstreams have. They identify none of
+#: functions (32 hex digits) that many bitstreams share: they identify none of
 #: them. All bitstreams of the OpenCL BSP have this one (OpenCLUUID of
 #: intel-device-plugins-for-kubernetes, pkg/fpga/bitstream/aocx.go)
 SHARED_FUNCTIONS = frozenset(('18b79ffa2ee54aa096ef4230dafacb5f',))
 
 
 def uuid_hex(value: str) -> str:
-    """The canonical form of a UUID: 32 lower-case hex digits, no dashes.
+    """Return the canonical form of a UUID: 32 lower-case hex digits, no dashes.
 
-    :raises ValueError: value is not a UUID in either spelling.
+    :raises ValueError: value is not a UUID, with or without dashes.
     """
     text = value.strip().replace('-', '').lower()
     if len(text) != 32:
@@ -40,13 +41,13 @@ def uuid_hex(value: str) -> str:
 
 def from_dict(cls: Callable[..., _Value],
               fields: Mapping[str, Any]) -> _Value:
-    """Return the value of which dataclasses.asdict() made a dict, also in an
-    earlier release.
+    """Convert the output of dataclasses.asdict(), also of another release, back
+    into a value.
 
-    Fields that this release does not know are left out, and those that it
-    requires and the writer did not know are empty.
+    Unknown fields are dropped. Missing fields without a default become '', 0
+    or None.
 
-    :raises ValueError: an enum does not have a value.
+    :raises ValueError: an enum has no such value.
     """
     kinds = _kinds(cls)
     return cls(**{
@@ -57,7 +58,7 @@ def from_dict(cls: Callable[..., _Value],
         if field.name in fields or field.default is dataclasses.MISSING})
 
 
-#: the types of the fields of a dataclass
+#: types of the fields of a dataclass
 _kinds = functools.cache(typing.get_type_hints)
 
 
@@ -72,11 +73,11 @@ def _decoded(kind: Any, value: Any) -> Any:
 
 
 class Health(enum.Enum):
-    """What a driver reports. Further reasons to withhold a device are the
-    host's (inventory.holds)."""
+    """Health as a driver reports it. The host keeps further reasons to withhold
+    a device as holds (inventory.holds)."""
 
     OK = 'ok'
-    #: still there, but no server may get it: the reason is beside it
+    #: present, but no server may get it; the reason is in the field reason
     QUARANTINED = 'quarantined'
 
 
@@ -87,28 +88,28 @@ class HandleType(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class AttachHandle:
-    """One thing that one guest can be given; known by type and address.
+    """A PCI function or mediated device that one guest can get.
 
-    address is a PCI address in sysfs form ('0000:3b:00.1') for PCI, the UUID of
-    the mediated device for MDEV.
+    Identified by type and address: a PCI address in sysfs form
+    ('0000:3b:00.1'), or the UUID of the mediated device.
     """
 
     type: HandleType
     address: str
-    #: whether libvirt binds the function to VFIO and back; not where a vendor
-    #: driver that it is bound to is the VFIO driver
+    #: whether libvirt binds the function to VFIO and back. False if the
+    #: vendor's driver of the function acts as the VFIO driver
     managed: bool = dataclasses.field(default=True, compare=False)
-    #: PCI functions that go with it to the same guest, as the sound function
-    #: of a graphics card; of a VF: the other VFs that are one accelerator
-    #: together with it
+    #: PCI functions that go to the same guest, for example the audio function
+    #: of a graphics card; for a VF: the other VFs that form one accelerator
+    #: with it
     companions: tuple[str, ...] = dataclasses.field(default=(), compare=False)
-    #: the function that has the VF, or on which the mediated device is made,
-    #: where that is not the device itself
+    #: the function that has the VF, or on which the mediated device is created,
+    #: if that is not the device itself
     parent: str | None = dataclasses.field(default=None, compare=False)
 
     def __hash__(self) -> int:
-        # each change of a claim looks up all handles of the host, and enum
-        # hashes a type in Python
+        # each change of a claim looks up all handles of the host, and hashing
+        # an enum runs Python code
         return hash(self.address)
 
     @property
@@ -117,30 +118,30 @@ class AttachHandle:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """What is the accelerator for its guest: one address, or those of
-        several VFs."""
+        """Return the addresses that form the accelerator in the guest: one, or
+        those of several VFs."""
         return (self.address, *(self.companions if self.parent else ()))
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All that a guest gets with it, as Cloud.running() names it."""
+        """Return all addresses that the guest gets, as in Cloud.running()."""
         return (self.address, *self.companions)
 
 
 @dataclasses.dataclass(frozen=True)
 class CreatableType:
-    """What a handle of a device can be made into, on demand: a vGPU type."""
+    """A type that a handle can be created as on demand: a vGPU type."""
 
-    #: as the device's driver knows it, on each host and after each update of
-    #: the host; claims have it
+    #: the driver's name, which is the same on all hosts and stays when the host
+    #: is updated; claims store it
     name: str
-    #: by which a flavor asks for it
+    #: trait that a flavor requires to get this type
     trait: str
-    #: how many could be made now
+    #: number of handles that could be created now
     available: int
-    #: MiB of memory that one has, 0 where that is not known
+    #: MiB of memory of one handle, 0 if unknown
     memory: int = 0
-    #: as the host's kernel calls it now, 'nvidia-558'; '' where it is not known
+    #: name in the host's present kernel, 'nvidia-558'; '' if unknown
     kernel_name: str = ''
 
 
@@ -154,25 +155,25 @@ class Region:
 
     #: number of the region in its device, stable across reboots (DFL: port id)
     index: int
-    #: which bitstreams fit (DFL: compat_id; also called interface id)
+    #: type that a bitstream must match (DFL: compat_id, or interface id)
     region_type_uuid: str | None
     #: the function loaded now (DFL: afu_id)
     function_uuid: str | None
     handles: tuple[AttachHandle, ...] = ()
-    #: the Glance image that was programmed last, where we did it
+    #: the Glance image that nova_accel programmed last
     bitstream_id: str | None = None
-    #: the name of the function, where the image had one
+    #: name of the function, if the image has one
     function_name: str | None = None
-    #: who put there what it carries: OPERATOR, a project, or None where that
-    #: is not known and no project is known to have programmed it. What a
-    #: driver finds is the operator's until inventory.devices knows better
+    #: who loaded the content: OPERATOR, a project, or None if that is unknown
+    #: and no project is known to have programmed the region. Drivers leave
+    #: OPERATOR; inventory.devices corrects it from the store
     origin: str | None = OPERATOR
     programmable: bool = True
-    #: whether the guest that has it can load another function, which the host
-    #: does not see (XRT: through the mailbox)
+    #: whether a guest can load another function unseen by the host (XRT:
+    #: through the mailbox)
     guest_can_reprogram: bool = False
     health: Health = Health.OK
-    #: why health is not OK, or why the region has no handle; one clause
+    #: a clause: why health is not OK, or why the region has no handle
     reason: str = ''
 
     @property
@@ -181,13 +182,13 @@ class Region:
 
     @property
     def has_projects_content(self) -> bool:
-        """Whether a project may have loaded the content. If the origin is
-        unknown, only images of the operator were programmed."""
+        """Return whether a project may have loaded the content. An unknown
+        origin does not count: only operator images were programmed then."""
         return self.origin not in (OPERATOR, None)
 
     def origin_with(self, image: str | None) -> str | None:
-        """The origin of the content after a programming with an unknown end:
-        that of the present content or of the image.
+        """Return the origin to assume if a programming may have failed: that
+        of the present content or of the image, whichever is less trusted.
 
         :param image: origin of the image; None is not the operator's.
         """
@@ -197,8 +198,8 @@ class Region:
 
     @property
     def operators_bitstream(self) -> str | None:
-        """The image of the content, if it belongs, or may belong, to the
-        operator."""
+        """Return the image of the content, unless a project may have loaded
+        it."""
         return None if self.has_projects_content else self.bitstream_id
 
 
@@ -206,86 +207,84 @@ class Region:
 class Device:
     """One card of a host, as its driver reports it.
 
-    What the host knows of it beside that is in inventory.devices: holds, the
-    content of its regions, and store.values.Notes.
+    Further facts about it are in inventory.devices: holds, the content of its
+    regions, and store.values.Notes.
     """
 
-    #: key of the device: the PCI address of its (physical) function, or the
-    #: kernel's name for a parent of mediated devices that is not a PCI device
+    #: the PCI address of the (physical) function, or, if the parent of mediated
+    #: devices is not a PCI device, its name in the kernel
     address: str
-    #: FPGA, GPU, QAT ...: what follows ``CUSTOM_ACCELERATOR_``
+    #: FPGA, GPU, QAT ...: the part after ``CUSTOM_ACCELERATOR_``
     type: str
     vendor: str
     product: str
     vendor_id: str
     product_id: str
-    #: name of the driver plugin that found it
+    #: name of the driver plugin that found the device
     driver: str
     family: str | None = None
     numa_node: int | None = None
-    #: the PCI root complex that it is below, and the bridges (host.pci.bridges)
+    #: PCI root complex and bridges above the device (host.pci.bridges)
     bridges: tuple[str, ...] = ()
-    #: (DDR or HBM, MiB) of the card's local memory, as far as it is known. Its
-    #: regions have equal parts of it
+    #: (DDR or HBM, MiB) of the card's local memory, if known. Its regions have
+    #: equal parts of it
     memory: tuple[tuple[str, int], ...] = ()
-    #: identity of what is not reprogrammed (DFL: the FME's bitstream_id)
+    #: identity of the static part of an FPGA (DFL: the FME's bitstream_id)
     shell_id: str | None = None
     regions: tuple[Region, ...] = ()
-    #: for devices without regions
+    #: handles of a device without regions
     handles: tuple[AttachHandle, ...] = ()
-    #: other functions of its slot that are bound and reset with it, also those
-    #: that no guest gets
+    #: other functions of its slot that are bound and reset with it, even if no
+    #: guest gets them
     company: tuple[str, ...] = ()
-    #: members of its IOMMU groups, of those that are not of one handle alone
+    #: members of each of its IOMMU groups that other functions share
     groups: tuple[tuple[str, ...], ...] = ()
-    #: what its handles are made into when a server gets them; empty where
-    #: they are there without that
+    #: types that its handles can be created as; empty if the handles exist
+    #: already
     creatable: tuple[CreatableType, ...] = ()
-    #: further traits that the driver knows, full names
+    #: further fixed traits from the driver, full names
     traits: tuple[str, ...] = ()
-    #: traits that come and go: those that are not in traits now are taken away
+    #: traits of the present state: those missing here are removed in Placement
     state_traits: tuple[str, ...] = ()
-    #: vendor and device id of the subsystem, '10de:1533'; '' where it is not
-    #: known
+    #: vendor and device id of the subsystem, '10de:1533'; '' if unknown
     subsystem: str = ''
-    #: serial number, '' where it is not known: AcceleratorDriver.serial(), as
-    #: it was when the device came
+    #: AcceleratorDriver.serial() at the time when the device appeared; '' if
+    #: unknown
     serial: str = ''
-    #: whether a server can change that: what the store has of the card applies
-    #: to its address as well
+    #: whether a server can change the serial number: then rows of the store
+    #: match the device by its address as well
     serial_can_change: bool = False
-    #: where it is plugged in, without numbers of buses (host.pci.ports); ''
-    #: where that is not known
+    #: path of PCIe ports, without bus numbers (host.pci.ports); '' if unknown
     ports: str = ''
     health: Health = Health.OK
     reason: str = ''
-    #: whether its reason is a failure that a reset may end
+    #: whether the reason is a failure that a reset may repair
     failed: bool = False
-    #: whether its reason is that nova.conf does not offer it: it is well
+    #: whether the reason is only that nova.conf does not offer the device
     is_not_offered: bool = False
-    #: what is on it that nova_accel has not put there, a clause; '' where it
-    #: is blank or was offered before. No server gets it, but for one that has
-    #: a claim on it already
+    #: a clause: data on the device that nova_accel did not put there; '' if it
+    #: is blank or was offered before. No server gets it, except one that has a
+    #: claim on it already
     foreign: str = ''
-    #: what saves the state of its handles when a guest migrates while it runs,
-    #: which the same on another host loads: 'nvidia 550.54.16'; '' for nothing
+    #: software that moves the state of its handles in a live migration, and
+    #: that the other host must have, too: 'nvidia 550.54.16'; '' if none
     migrates_by: str = ''
-    #: why nothing does, a clause
+    #: a clause: why the state cannot be moved
     stays: str = 'nothing saves its state'
-    #: (name, value) of what a driver compares or restores after a server:
-    #: the serial number, versions of firmware, settings, namespaces. While a
-    #: server has a claim on the device it stays as it was before
+    #: (name, value) pairs that a driver compares or restores after a server:
+    #: serial number, versions of firmware, settings, namespaces. They do not
+    #: change while a server has a claim on the device
     record: tuple[tuple[str, str], ...] = ()
 
     def region(self, index: int) -> Region:
-        """:raises KeyError: when the device has no such region."""
+        """:raises KeyError: the device has no such region."""
         region = self.find_region(index)
         if region is None:
             raise KeyError(index)
         return region
 
     def find_region(self, index: int | None) -> Region | None:
-        """Return the region with an index, None without one."""
+        """Return the region with an index, or None."""
         return next((r for r in self.regions if r.index == index), None)
 
     def with_region(self, index: int, **changes) -> 'Device':
@@ -296,15 +295,16 @@ class Device:
 
     @property
     def ids(self) -> str:
-        """The product: '10de:20b0 10de:1533', without the second part if the
-        subsystem is unknown."""
+        """Return the product, like '10de:20b0 10de:1533'; the second part is
+        left out if the subsystem is unknown."""
         return f'{self.vendor_id}:{self.product_id} {self.subsystem}'.strip()
 
     @property
     def place(self) -> tuple[Hashable, ...]:
-        """What it is below, from the widest to the narrowest, and itself.
+        """Return the NUMA node, root complex, bridges and address of the
+        device.
 
-        Two devices are the closer, the more of it they share.
+        The longer the common beginning, the closer are two devices.
         """
         return (self.numa_node, *self.bridges, self.address)
 
@@ -316,7 +316,7 @@ class Device:
 
     @property
     def card(self) -> 'CardKey':
-        """How rows of the store know it."""
+        """Return the key by which rows of the store refer to the card."""
         return CardKey(self.address, self.serial, self.ids, self.ports)
 
     def is_of(self, row: 'CardKey') -> bool:
@@ -326,8 +326,8 @@ class Device:
             self.card._replace(serial=''))
 
     def functions(self) -> set[str]:
-        """Every function of it that we use: the card's, the handles', and
-        its company."""
+        """Return all its PCI functions that nova_accel uses: of the card, the
+        handles and the company."""
         handles = self.all_handles
         return {self.address, *self.company,
                 *(h.address for h in handles if h.type is HandleType.PCI),
@@ -335,7 +335,7 @@ class Device:
                 *(c for h in handles for c in h.companions)}
 
     def as_dict(self) -> dict:
-        """The form of the Cyborg agent-driver specification, JSON-ready."""
+        """Return the JSON form of the Cyborg agent-driver specification."""
         return {
             'type': self.type, 'vendor': self.vendor, 'product': self.product,
             'vendor-id': self.vendor_id, 'product-id': self.product_id,
@@ -367,9 +367,9 @@ class Bitstream:
 
     path: str
     region_type_uuid: str
-    #: None where the format does not carry it (legacy GBS)
+    #: None if the format does not contain it (legacy GBS)
     function_uuid: str | None
-    #: where in the file the part for the hardware begins, and its length, bytes
+    #: offset and length in bytes of the part of the file for the hardware
     payload_offset: int
     payload_size: int
 
@@ -382,30 +382,30 @@ class ClaimState(enum.Enum):
     BOUND = 'Bound'
     DELETING = 'Deleting'
     UNKNOWN = 'Unknown'
-    #: of no server: the handle waits for the operator (policy operator)
+    #: no server's: the handle waits for the operator (policy operator)
     WAITING = 'Waiting'
 
 
 class MigratableDevice(NamedTuple):
     """A device whose state moves with the guest in a live migration."""
 
-    #: as in the flavor
+    #: request group of the flavor
     group: str
     resource_class: str
     #: value of its HandleType
     handle_type: str
-    #: what it is and what saves its state; equal on both hosts, as all above
+    #: product, and the software that moves the state; all fields must be equal
+    #: on both hosts
     kind: str
     address: str
 
 
 class Role(enum.Enum):
-    """Whether the owner of a claim is the server, or a move of it that has not
-    ended.
+    """Whether a claim belongs to a server itself, or to a move of it that has
+    not ended.
 
-    A move holds the earlier devices of a resize until it is confirmed or
-    reverted, or the future devices of a live migration until the guest has
-    arrived.
+    A move holds the old devices of a resize until it is confirmed or reverted,
+    and the new devices of a live migration until the guest has arrived.
     """
 
     CURRENT = 'current'
@@ -414,11 +414,11 @@ class Role(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """One accelerator of one server on this host: the accelerator request."""
+    """One accelerator that one server has on this host."""
 
     uuid: str
-    #: '' of no server, or where it is not known which (attach.settling); only
-    #: DELETING or WAITING then
+    #: '' if no server has it, or the server is unknown (attach.settling); the
+    #: state is DELETING or WAITING then
     instance_uuid: str
     provider_uuid: str
     resource_class: str
@@ -428,63 +428,59 @@ class Claim:
     #: None for a device without regions
     region_index: int | None
     handle: AttachHandle
-    #: the owner, who holds the allocation in Placement: the server, or the
-    #: migration in which it is
+    #: consumer of the allocation in Placement: the server, or its migration
     consumer_uuid: str
     state: ClaimState = ClaimState.INITIAL
-    #: why the state is Unknown, or why a device is not clean
+    #: why the state is UNKNOWN, or why the device is not clean
     error: str = ''
-    #: what the region carried when the server got it, to be put back where
-    #: the card forgets it; None where it is not known
+    #: function that the region carried when the server got it, which is
+    #: reprogrammed if the card loses it; None if unknown
     restore_function: str | None = None
     restore_bitstream: str | None = None
-    #: as Region.origin, of that
+    #: its origin, as Region.origin
     restore_origin: str | None = None
     #: the hash of the data of that image, as another image can get its id
     restore_content: str | None = None
     #: of the server; None where it is not known (attach.settling)
     project_id: str | None = None
-    #: serial number of the device when the server got it; '' where it was not
-    #: known, or other devices of the host had the same one
+    #: serial number of the device when the server got it; '' if it was unknown
+    #: or not unique on the host
     serial: str = ''
-    #: Device.ids of the device when the server got it; '' where they are not
-    #: known
+    #: Device.ids when the server got the device; '' if unknown
     ids: str = ''
-    #: Device.ports of the device when the server got it; '' where they were
-    #: not known
+    #: Device.ports when the server got the device; '' if unknown
     ports: str = ''
-    #: name of the CreatableType that the handle was made into
+    #: name of the CreatableType that the handle was created as
     created_type: str | None = None
-    #: whether the driver may have left something of the server in the handle:
-    #: then its release() is called. Written before prepare() for a handle
-    #: with created_type, and after it for all others
+    #: whether the handle may contain data of the server: if so, the driver's
+    #: release() is called. Written before prepare() if the handle has a
+    #: created_type, otherwise after it
     prepared: bool = False
-    #: JSON of what of the request is for the driver, '' where that is not
-    #: known; written and read by attach.driver_calls
+    #: JSON of the part of the request for the driver, '' if unknown; written
+    #: and read by attach.driver_calls
     driver_request: str = ''
-    #: JSON of what the driver gave Use.remember(), '' for nothing
+    #: JSON of what the driver passed to Use.remember(), '' for nothing
     driver_memory: str = ''
-    #: the operator's image that the region carries again where its server
-    #: leaves a project's content: what the flavor gave it, else what the
-    #: region had before; None where no such image is known
+    #: the operator's image to program if the server leaves a project's content:
+    #: that of the flavor, else the region's previous one; None if unknown
     operators_bitstream: str | None = None
-    #: id of the server's flavor in Nova's API, and Device.product of the
-    #: device, when the server got it; '' where they were not known
+    #: id of the server's flavor in Nova's API, and Device.product, when the
+    #: server got the device; '' if unknown
     flavor: str = ''
     product: str = ''
-    #: when the server got the handle, UTC, as
-    #: 2026-11-22T02:17:43.123456+00:00, written by the store. Two claims that
-    #: differ in nothing else are alike
+    #: when the server got the handle, in UTC, as
+    #: 2026-11-22T02:17:43.123456+00:00; the store sets it. Claims that differ
+    #: only in it are equal
     since: str = dataclasses.field(default='', compare=False)
 
     @property
     def card(self) -> 'CardKey':
-        """How rows of the store know it."""
+        """Return the key by which rows of the store refer to the card."""
         return CardKey(self.device_address, self.serial, self.ids, self.ports)
 
     @property
     def part(self) -> tuple[str, int | None]:
-        """What of the host a provider shows: a device, or a region of one."""
+        """Return the device or region that a provider represents."""
         return self.device_address, self.region_index
 
     @property
@@ -494,33 +490,33 @@ class Claim:
 
     @property
     def is_use(self) -> bool:
-        """Whether the claim counts as use by its server; claims that a move
-        keeps or expects, and released ones, do not."""
+        """Return whether its server uses the handle. Claims that a move keeps
+        or expects, and released claims, do not count."""
         return (self.role is Role.CURRENT and self.instance_uuid != ''
                 and self.state is not ClaimState.DELETING)
 
     @property
     def waits(self) -> bool:
-        """Whether the handle waits for the operator and belongs to no server.
+        """Return whether the handle waits for the operator, without a server.
         """
         return self.state is ClaimState.WAITING
 
     @property
     def holder(self) -> str:
-        """The server, for log lines."""
+        """Return a name of the server for log lines."""
         return self.instance_uuid or '(unknown)'
 
     @property
     def key(self) -> str:
-        """The key of calls about the handle in inventory.cards: the device, or
-        only the VF or vGPU."""
+        """Return the key for calls of inventory.cards: the device, or only the
+        VF or vGPU."""
         return (self.device_address
                 if self.handle.address == self.device_address
                 else self.handle.key)
 
     def that_waits(self) -> 'Claim':
-        """Return the claim that follows while the handle waits for the
-        operator."""
+        """Return the claim that replaces this one while the handle waits for
+        the operator."""
         return Claim(
             str(uuid.uuid4()), '', self.provider_uuid, self.resource_class, '',
             self.device_address, self.region_index, self.handle, '',
@@ -530,56 +526,56 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What a region carries, and from where."""
+    """The content of a region, and its source."""
 
-    #: None: what the driver reads
+    #: None: as the driver reads it
     function_uuid: str | None
-    #: None where no image of Glance was programmed
+    #: None if it is not from a Glance image
     bitstream_id: str | None
     function_name: str | None
-    #: '<algorithm>-<hex digest>' of the file; '' where it is not known; None:
-    #: nothing is known but the origin, whatever the driver reads, as while the
-    #: region is being programmed
+    #: '<algorithm>-<hex digest>' of the file; '' if unknown. None: only the
+    #: origin is known, for example while the region is being programmed, and
+    #: the driver's reading does not count
     content: str | None
     #: as Region.origin
     origin: str | None = None
 
 
-#: what the driver reads, the operator's: as if nothing had been programmed
+#: the content that the driver reads, loaded by the operator
 AS_READ = Loaded(None, None, None, '', OPERATOR)
 
 
 def are_other_products(one: str, other: str) -> bool:
-    """Return whether two Device.ids differ in vendor and device, or in the
-    subsystem, if both are known."""
+    """Return whether two Device.ids differ in vendor and device, or, if both
+    are known, in the subsystem."""
     return any(a != b for a, b in zip(one.split(), other.split(),
                                       strict=False))
 
 
 class CardKey(NamedTuple):
-    """What a row of the store knows a card by."""
+    """The features by which a row of the store recognizes a card."""
 
-    #: '' in the key of a row matches any address, if it has no serial number
-    #: and no ports
+    #: '' in a row matches any address, if the row has no serial number and no
+    #: ports
     address: str
-    #: '' where it is not known
+    #: '' if unknown
     serial: str
-    #: Device.ids, '' where they are not known
+    #: Device.ids, '' if unknown
     ids: str = ''
-    #: Device.ports, '' where they are not known
+    #: Device.ports, '' if unknown
     ports: str = ''
 
     def identifies(self, card: 'CardKey') -> bool:
-        """Whether a row is about a card, wherever that is: by the serial
-        number where both are known, else by ports and product."""
+        """Return whether a row is about a card at any address: by the serial
+        number if both are known, else by ports and product."""
         if self.serial and card.serial:
             return self.serial == card.serial
         return (bool(self.ports) and self.ports == card.ports
                 and not are_other_products(self.ids, card.ids))
 
     def means(self, card: 'CardKey') -> bool:
-        """Whether a row is about a card: as identifies(), and by address and
-        product where neither serial number nor ports can be compared."""
+        """Return whether a row is about a card: as identifies(); if neither
+        serial number nor ports can be compared, by address and product."""
         if (self.serial and card.serial) or (self.ports and card.ports):
             return self.identifies(card)
         return ((self.address == card.address

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Names of resource classes, traits and providers, in both directions.
+"""Names of resource classes, traits and providers, to and from Placement.
 
 The only module that spells CUSTOM_. Sources: the Cyborg specifications
 (cyborg-fpga-model-proposal, nova-cyborg-interaction) for the two spellings of
@@ -24,50 +24,50 @@ CONF = conf.CONF
 
 MAX_LENGTH = 255
 PROGRAMMABLE = 'CUSTOM_PROGRAMMABLE'
-#: on a provider whose whole inventory we reserved: we remove
-#: such a reservation later, and never one of the operator
+#: on a provider whose whole inventory nova_accel reserved, and will unreserve
+#: later. Reservations of the operator lack it
 FENCED = 'CUSTOM_ACCELERATOR_FENCED'
-#: on a region that is being cleaned after a server; a build waits for it
+#: on a region that is being cleaned after a server; a build waits for the end
 CLEANING = 'CUSTOM_ACCELERATOR_CLEANING'
-#: on a device that is not well and can be given to servers: they get it last.
-#: On a pool of which nothing better is free
+#: on a device with a finding that may still be allocated, which servers get
+#: last; on a pool, if all of its free devices are suspect
 SUSPECT = 'CUSTOM_ACCELERATOR_SUSPECT'
-#: on devices whose state a guest takes along when it migrates while it runs
+#: on devices whose state moves with the guest in a live migration
 MIGRATABLE = 'CUSTOM_ACCELERATOR_MIGRATABLE'
-#: and by what, with its version: equal on hosts between which guests take it
+#: and what moves the state, with its version, which both hosts must share
 _MIGRATES_PREFIX = 'CUSTOM_ACCELERATOR_MIGRATES_BY_'
 _HEALTH = ':health'
 _MAINTENANCE = ':maintenance'
-#: in the statistics of a compute node's entry, which nova-compute writes at
-#: its start and periodically: only our driver adds it, and Nova drops what its
-#: driver does not pass (ResourceTracker._copy_resources, Nova 31 to 34)
+#: in the statistics of a compute node, which nova-compute writes at its start
+#: and periodically. Nova drops statistics that its driver does not pass
+#: (ResourceTracker._copy_resources, Nova 31 to 34)
 STATISTIC = 'nova_accel'
-#: on devices that the operator releases after each server, as Nova's PCI
-#: devices of one-time use have it (os-traits)
+#: on devices that the operator releases after each server: the trait of Nova's
+#: PCI devices of one-time use (os-traits)
 ONE_TIME_USE = 'HW_PCI_ONE_TIME_USE'
-#: on NVMe disks: how the controller can erase them, in the names of Sanitize
+#: on NVMe disks: the erase methods of the controller, as Sanitize names them
 ERASES_PREFIX = 'HW_NVME_'
-#: standard traits that os-traits 3.3, of Nova 31, lacks. Placement has its own
-#: release of it, which decides whether they are reported (attach.publishing)
+#: standard traits that os-traits 3.3, of Nova 31, lacks. They are reported if
+#: Placement's own os-traits has them (attach.publishing)
 _NEWER = frozenset((ONE_TIME_USE, *(
     ERASES_PREFIX + name for name in ('BES', 'CES', 'WZS'))))
-#: where a device is in its host. Roots of several hosts may have the same name
+#: location of a device in its host. Hosts may have root complexes of one name
 _NUMA_PREFIX = 'CUSTOM_ACCELERATOR_NUMA_'
 _ROOT_PREFIX = 'CUSTOM_ACCELERATOR_PCIE_ROOT_'
-#: on devices that are only given together ([accel] device_sets)
+#: on devices that are only allocated together ([accel] device_sets)
 SET = 'CUSTOM_ACCELERATOR_SET'
 _MEMORY_PREFIX = 'CUSTOM_ACCELERATOR_MEMORY_'
-#: on the provider of a host: in which domain of which level it is ([accel]
-#: near); the rest of the name is <LEVEL>_<domain>
+#: on the provider of a host: its domain of a level ([accel] near). The rest of
+#: the name is <LEVEL>_<domain>
 _NEAR_PREFIX = 'CUSTOM_NEAR_'
-#: the same traits in the statistics of the compute node's entry, which show
-#: nova-scheduler the domains of hosts that Placement's answer lacks
+#: the same traits in the statistics of the compute node, for hosts whose
+#: provider is not in Placement's response to nova-scheduler
 NEAR_STATISTIC = 'nova_accel_near'
 
 _CLASS_PREFIX = 'CUSTOM_ACCELERATOR_'
-#: vendors of devices, as drivers spell them
+#: vendors, as drivers spell them
 _VENDORS = ('ALTERA', 'AMD', 'INTEL', 'NVIDIA', 'SAMSUNG', 'XILINX')
-#: of a name of the operator or a driver, as Placement takes it: 255 characters
+#: a custom name that Placement accepts: at most 255 characters
 _CUSTOM = re.compile('CUSTOM_[A-Z0-9_]{1,248}')
 #: type of accelerator -> class of os-resource-classes
 _STANDARD = {
@@ -83,8 +83,8 @@ _REGION_TYPE = re.compile(
 _CONTENT = re.compile(
     f'CUSTOM_FPGA_(?:FUNCTION_{_UUID}|BITSTREAM_{_UUID}'
     f'|FUNCTION_NAME_[A-Z0-9_]+)')
-#: traits for what is loaded or possible now. nova_accel removes stale ones;
-#: other traits stay, because an operator may have set them
+#: traits of the present state, which nova_accel removes when they are stale. It
+#: keeps all other traits, because an operator may have set them
 _VOLATILE = re.compile(
     f'(?:{_FUNCTION.pattern}|{_CONTENT.pattern}|{PROGRAMMABLE}|{FENCED}'
     f'|{CLEANING}|{SUSPECT}|{ONE_TIME_USE}|{MIGRATABLE}'
@@ -109,7 +109,7 @@ def normalize(text: str, of: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _normalized(text: str) -> str | None:
-    # no line break: the name is printed as it is
+    # no line break is stripped: messages print the name unchanged
     name = text.strip(' ').upper().replace('-', '_').replace(' ', '_')
     return name if re.fullmatch('[A-Z0-9_]+', name) else None
 
@@ -140,20 +140,20 @@ def is_memory_class(name: str) -> bool:
 
 
 def options() -> tuple:
-    """Return the options on which names depend."""
+    """Return the options that determine names."""
     return (CONF.accel.resource_classes, CONF.accel.function_class,
             CONF.accel.owner_trait)
 
 
 def resource_class(type_: str) -> str:
-    """Return the class for a type of device ([accel] resource_classes)."""
+    """Return the resource class of a device type ([accel] resource_classes)."""
     if CONF.accel.resource_classes == 'standard' and type_ in _STANDARD:
         return _STANDARD[type_]
     return _CLASS_PREFIX + type_
 
 
 def class_in_force(name: str) -> str:
-    """Return a class of a device profile in the configured spelling.
+    """Return a class from a device profile in the configured spelling.
 
     In a profile FPGA and CUSTOM_ACCELERATOR_FPGA mean the same. Other classes
     are returned unchanged.
@@ -165,10 +165,10 @@ def class_in_force(name: str) -> str:
 
 
 def flavor_class(name: str) -> str:
-    """Return a class of a flavor in the configured spelling.
+    """Return a class from a flavor in the configured spelling.
 
-    Unlike class_in_force it keeps VGPU, PGPU and FPGA if our own spelling is
-    configured: then these classes are Nova's.
+    Unlike class_in_force() it leaves VGPU, PGPU and FPGA unchanged if the
+    custom spelling is configured, because they are Nova's classes then.
     """
     return class_in_force(name) if name.startswith(_CLASS_PREFIX) else name
 
@@ -180,25 +180,26 @@ def _standard_names() -> tuple[frozenset[str], frozenset[str]]:
 
 
 def is_class(name: str) -> bool:
-    """Whether Placement takes a name for a resource class."""
+    """Return whether Placement accepts a name as a resource class."""
     return bool(_CUSTOM.fullmatch(name)) or name in _standard_names()[0]
 
 
 def is_trait(name: str) -> bool:
-    """Return whether a name is a trait: a custom one, or a standard one, which
-    an older Placement may lack."""
+    """Return whether a name is a custom trait or a standard one. A standard one
+    may be missing in an older Placement."""
     return bool(_CUSTOM.fullmatch(name)) or name in _standard_names()[1]
 
 
 def is_custom(name: str) -> bool:
-    """Return whether a class is custom. Nova reports no such class."""
+    """Return whether a class is custom; Nova itself reports only standard ones.
+    """
     return name.startswith('CUSTOM_')
 
 
 def is_accelerator_class(name: str) -> bool:
-    """Return whether only nova_accel's providers have the class.
+    """Return whether only providers of nova_accel have the class.
 
-    A standard class counts only if the standard spelling is configured:
+    A standard class qualifies only if the standard spelling is configured:
     otherwise ``resources:VGPU`` is Nova's own vGPU.
     """
     if name.startswith(_CLASS_PREFIX):
@@ -208,14 +209,14 @@ def is_accelerator_class(name: str) -> bool:
 
 
 def is_our_class(name: str) -> bool:
-    """Whether we give the class to a provider, or did under another [accel]
-    resource_classes."""
+    """Return whether nova_accel reports the class, under this or another value
+    of [accel] resource_classes."""
     return (name.startswith((_CLASS_PREFIX, _MEMORY_PREFIX))
             or name in _STANDARD.values())
 
 
 def accelerators(resources: Mapping[str, int]) -> dict[str, int]:
-    """Return the resource classes that are accelerators."""
+    """Return the part of resources whose classes are accelerators."""
     return {name: amount for name, amount in resources.items()
             if is_accelerator_class(name)}
 
@@ -225,7 +226,7 @@ def accelerators(resources: Mapping[str, int]) -> dict[str, int]:
 def function_trait(function: str) -> str:
     """Return the trait of a loaded function.
 
-    It does not depend on the vendor, because a request names a function and no
+    It is the same for all vendors, because requests name a function without a
     vendor.
     """
     return f'CUSTOM_FPGA_FUNCTION_{_dashed(function)}'
@@ -249,13 +250,13 @@ def maintenance_key(group: str) -> str:
 
 
 def is_maintenance_key(key: str) -> bool:
-    """Whether a key of metadata is one of maintenance_key()."""
+    """Return whether a metadata key is one of maintenance_key()."""
     return key.startswith('accel') and key.endswith(_MAINTENANCE)
 
 
 def is_for_owner(key: str) -> bool:
-    """Whether a key of metadata informs the owner of a server of the health of
-    accelerators, or of planned work on them."""
+    """Return whether a metadata key informs the owner of a server about the
+    health of accelerators, or about planned work on them."""
     return key.startswith('accel') and key.endswith((_HEALTH, _MAINTENANCE))
 
 
@@ -305,9 +306,9 @@ def bitstream_of(trait: str) -> str | None:
 
 
 def type_of(resource_class: str) -> str:
-    """Return the type of device of an accelerator's class, in both spellings.
+    """Return the device type of an accelerator class, in either spelling.
 
-    A class that is not of accelerators is returned unchanged.
+    Other classes are returned unchanged.
     """
     for type_, standard in _STANDARD.items():
         if resource_class == standard:
@@ -316,11 +317,11 @@ def type_of(resource_class: str) -> str:
 
 
 def type_in(traits: Iterable[str]) -> str:
-    """Return the first word of the type among the traits of a device, '' if
-    the traits do not show it."""
+    """Return the first word of the device type in the traits of a device; ''
+    if they do not show it."""
     known = {t for t in traits if re.match('CUSTOM_[^_]+_', t)
              and not is_volatile(t)}
-    # that of the vendor, with which those of product and family begin
+    # the vendor's trait: those of product and family begin with it
     base = min((t for t in known
                 if any(other.startswith(f'{t}_') for other in known)),
                key=len, default='')
@@ -328,21 +329,21 @@ def type_in(traits: Iterable[str]) -> str:
 
 
 def is_of_device(trait: str, type_: str) -> bool:
-    """Return whether only the provider of a device of a type has a trait.
+    """Return whether only providers of devices of a type have a trait.
 
-    A trait that consists of the type alone may be one that the operator set on
-    hosts.
+    The bare trait of a type does not count: an operator may set it on hosts.
     """
     return trait != ONE_TIME_USE and is_volatile(trait) or trait.startswith(
         tuple(f'CUSTOM_{type_}_{vendor}' for vendor in _VENDORS))
 
 
 def product_of(type_: str, traits: Iterable[str]) -> tuple[str, list[str]]:
-    """Return what device_traits() wrote of a device, in its spelling.
+    """Return vendor and product names from device_traits().
 
     :param type_: as Device.type.
-    :returns: vendor, and names of the product and the family; '' and [] where
-        the traits do not show them. PCI ids are left out beside names.
+    :returns: vendor, and names of product and family, in the spelling of
+        traits; '' and [] if the traits do not show them. PCI ids are left out
+        if names exist.
     """
     prefix = f'CUSTOM_{normalize(type_, "the type")}_'
     words = {t.removeprefix(prefix) for t in traits if t.startswith(prefix)
@@ -361,10 +362,8 @@ def product_of(type_: str, traits: Iterable[str]) -> tuple[str, list[str]]:
 
 
 def is_volatile(trait: str) -> bool:
-    """Return whether a trait shows the present state.
-
-    nova_accel may remove such a trait.
-    """
+    """Return whether a trait shows the present state. If it is stale,
+    nova_accel removes it."""
     return bool(_VOLATILE.fullmatch(trait)) or trait in class_traits().values()
 
 
@@ -399,7 +398,7 @@ def device_trait(type_: str, vendor: str, part: str, of: str) -> str:
 
 
 def device_traits(device: model.Device) -> set[str]:
-    """Return the fixed traits of a card.
+    """Return the traits of a device that never change.
 
     :raises InvalidName: a name cannot become a trait; the error names the
         device.
@@ -416,10 +415,10 @@ def device_traits(device: model.Device) -> set[str]:
 
 def place_traits(device: model.Device) -> set[str]:
     """Return the traits of a device's NUMA node, PCI root complex and live
-    migration. A pool has those that all its devices share."""
+    migration. A pool has the traits that all its devices share."""
     traits = set()
     if by := re.sub('[^A-Z0-9]+', '_', device.migrates_by.upper()).strip('_'):
-        # Placement takes 255 characters
+        # Placement's limit is 255 characters
         traits = {MIGRATABLE, f'{_MIGRATES_PREFIX}{by}'[:255]}
     if device.numa_node is not None:
         traits.add(f'{_NUMA_PREFIX}{device.numa_node}')
@@ -430,11 +429,10 @@ def place_traits(device: model.Device) -> set[str]:
 
 
 def place_of(traits: Iterable[str]) -> tuple[str | None, str | None]:
-    """Return the traits of the NUMA node and of the PCI root complex of a
-    provider.
+    """Return the traits of a provider's NUMA node and PCI root complex.
 
-    :returns: None for one that the provider does not show: it is unknown, or
-        its devices differ in it.
+    :returns: None in place of a trait that the provider lacks, because it is
+        unknown or differs between its devices.
     """
     node = root = None
     for trait in traits:
@@ -448,8 +446,9 @@ def place_of(traits: Iterable[str]) -> tuple[str | None, str | None]:
 def near_trait(level: str, domain: str, of: str) -> str:
     """Return the trait of the hosts in a domain of a level.
 
-    :param domain: the trait itself, or a name.
-    :raises InvalidName: it cannot be a trait.
+    :param domain: name of the domain, or the whole trait.
+    :param of: source of the name, for the error.
+    :raises InvalidName: the name cannot become a trait.
     """
     prefix = f'{_NEAR_PREFIX}{level.upper()}_'
     return _checked(
@@ -457,14 +456,14 @@ def near_trait(level: str, domain: str, of: str) -> str:
 
 
 def is_near(trait: str) -> bool:
-    """Return whether nova-compute reports the trait by [accel] near."""
+    """Return whether a trait is one that nova-compute sets for [accel] near."""
     return trait.startswith(_NEAR_PREFIX)
 
 
 def near_of(traits: Iterable[str]) -> dict[str, str]:
-    """Return the domain of a host by level, as its trait.
+    """Return level -> trait of the domain of a host.
 
-    A level of which the host has two domains is left out.
+    A level with two traits is left out.
     """
     found: dict[str, str] = {}
     twice = set()
@@ -481,12 +480,12 @@ def near_of(traits: Iterable[str]) -> dict[str, str]:
 def region_traits(device: model.Device, region: model.Region) -> set[str]:
     """Return the traits of a region: device, region type, loaded function.
 
-    What the region carries is shown only where the operator put it there: a
-    tenant's bitstream may name any function as its own. A function that does
-    not identify its bitstream (model.SHARED_FUNCTIONS) is not shown.
+    The function is shown only if the operator loaded it: a tenant's bitstream
+    may claim any function UUID. A function that does not identify its
+    bitstream (model.SHARED_FUNCTIONS) is not shown.
 
-    CUSTOM_PROGRAMMABLE is left out: it depends on the use of the region, which
-    the device does not know.
+    CUSTOM_PROGRAMMABLE is missing here, because it depends on the use of the
+    region, which the device does not know.
 
     :raises InvalidName: a name cannot become a trait; the error names the
         device.
@@ -520,8 +519,8 @@ def _type_traits(vendor, region):
 
 
 def identity_traits(device: model.Device) -> frozenset[str]:
-    """Return what a card shows of what it is, and of its regions' types; none
-    where a name cannot become a trait."""
+    """Return the traits of a card and of its region types; none if a name
+    cannot become a trait."""
     try:
         vendor = normalize(device.vendor, device.address)
         return frozenset(device_traits(device)).union(*(
@@ -531,7 +530,7 @@ def identity_traits(device: model.Device) -> frozenset[str]:
 
 
 def property_trait(type_: str, *words: str) -> str:
-    """Return the trait of a property, the same for all vendors.
+    """Return the trait of a property, which is the same for all vendors.
 
     :param type_: type of the device, as in Device.type.
     :raises InvalidName: a word cannot become a trait; the error names the
@@ -545,10 +544,10 @@ def property_trait(type_: str, *words: str) -> str:
 def vgpu_trait(vendor: str, product_id: str, title: str) -> str:
     """Return the trait of a GPU that can create a vGPU of a type now.
 
-    :param product_id: PCI device id (four hex digits), or the name of its
-        driver if it is not a PCI device.
-    :param title: the vendor's name of the type. The name of the vendor in it
-        is left out; other characters become '_'.
+    :param product_id: PCI device id (four hex digits); for a GPU that is not a
+        PCI device, the name of its driver.
+    :param title: the vendor's name of the type. The vendor in it is left out,
+        and other characters than A-Z and 0-9 become '_'.
     :raises InvalidName: title has no usable character.
     """
     of = f'the vGPU type {title!r}'
@@ -571,8 +570,7 @@ def region_provider_name(node: str, address: str, index: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def provider_uuid(root_uuid: str, node: str, name: str) -> str:
-    """Return a stable UUID. A provider that is created again gets the same
-    one."""
+    """Return a UUID that stays the same if the provider is created again."""
     return str(uuid.uuid5(uuid.UUID(root_uuid), name.removeprefix(node)))
 
 
@@ -580,13 +578,12 @@ def pool_provider_name(node: str, device: model.Device,
                        numa_node: int | None = None) -> str:
     """Return the provider name of the pool that a device belongs to.
 
-    Devices have the same one when they have the same type, vendor, product,
-    subsystem, family, driver and traits, and are given to servers in the same
-    way, whole or by VFs. A digest of all that makes it unique; what stands
-    before it is for people. It is the same after each start, whatever else the
-    host has.
+    Devices share a pool if they have the same type, vendor, product, subsystem,
+    family, driver and traits, and are all allocated whole or all by VFs. The
+    name ends in a digest of these; the words before it are for people. It does
+    not depend on other devices of the host, and is the same after a restart.
 
-    :param numa_node: of the device, where each NUMA node has pools of its own.
+    :param numa_node: of the device, if each NUMA node has its own pools.
     :raises InvalidName: a name cannot become a part of it; the error names the
         device.
     """
@@ -595,7 +592,7 @@ def pool_provider_name(node: str, device: model.Device,
         device.driver, device.type, device.vendor, device.product,
         device.family, device.subsystem, tuple(device.traits),
         any(handle.parent for handle in device.handles))
-    # Placement takes names of 200 characters
+    # Placement's limit is 200 characters
     words = '_'.join(normalize(part, of)[:24] for part in (
         device.type, device.vendor, device.product))
     node_part = '' if numa_node is None else f'_numa{numa_node}'
@@ -612,21 +609,21 @@ def _digest(driver, type_, vendor, product, family, subsystem, traits,
 
 
 def set_provider_name(node: str, addresses: Iterable[str]) -> str:
-    """Return the provider name of a set. It has the form of a pool's name, and
-    is stable for the same devices."""
+    """Return the provider name of a set: of the form of a pool's name, and
+    the same for the same devices."""
     digest = hashlib.sha256(json.dumps(sorted(addresses)).encode()).hexdigest()
     return device_provider_name(node, f'{_POOL}SET_{digest[:8]}')
 
 
-#: what no address of a device begins with
+#: prefix of pool names; no device address begins with it
 _POOL = 'pool_'
 
 
 def part_of_provider(node: str, name: str) -> str | None:
-    """Return what a provider of nova_accel is of, or is below.
+    """Return the device or pool that a provider belongs to.
 
-    :returns: the address of a device, or the name of a pool (is_pool()), whose
-        devices the name does not show; None for another provider's name.
+    :returns: the address of a device, also for its regions; or the name of a
+        pool or set (is_pool()); None for a provider that is not nova_accel's.
     """
     prefix = device_provider_name(node, '')
     if not name.startswith(prefix):
@@ -635,5 +632,5 @@ def part_of_provider(node: str, name: str) -> str | None:
 
 
 def is_pool(part: str) -> bool:
-    """Whether a part_of_provider() is a pool."""
+    """Return whether a part_of_provider() is a pool or a set."""
     return part.startswith(_POOL)

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Which hosts the servers of a job get, to be near each other.
+"""Choose hosts near each other for the servers of one job.
 
-A level is a kind of domain of hosts: one NVLink domain, one rail, one rack. A
-host is in at most one domain of a level. A flavor names levels, the nearest one
-first (accel:near). Pure: what hosts have free is passed in. The scheduler and
-``nova-accel fits`` decide by choose().
+A level is a kind of domain: NVLink domain, rail or rack. A host is in at most
+one domain of each level. A flavor names levels, the nearest one first
+(accel:near). nova-scheduler and ``nova-accel fits`` call choose(); it does no
+I/O: callers pass the free capacity of hosts.
 """
 
 import collections
@@ -16,9 +16,9 @@ import typing
 from nova_accel import exception
 
 KEY = 'accel:near'
-#: of a level: in a trait it is followed by "_"
+#: name of a level; in a trait, "_" separates it from the domain
 LEVEL = '[a-z][a-z0-9]{0,30}'
-#: level -> domain, of one host
+#: domains of one host: level -> domain
 Domains = Mapping[str, str]
 
 
@@ -30,19 +30,20 @@ class Level(typing.NamedTuple):
 
 class Choice(typing.NamedTuple):
 
-    #: hosts that servers may get -> 0 for those that get them first, 1 for the
-    #: next ones, and so on
+    #: host -> rank; servers get hosts of rank 0 first, then those of rank 1.
+    #: Other hosts are excluded
     order: Mapping[str, int]
     #: a clause with the reason if no host is left; '' otherwise
     refusal: str = ''
 
 
 def levels(text: str) -> tuple[Level, ...]:
-    """Return the levels of a flavor, the nearest one first.
+    """Return the levels that a flavor names, the nearest one first.
 
-    :param text: <level>=<required or preferred>, with "," between them.
-    :raises InvalidRequest: it is something else.
-    :raises Contradiction: a level is there twice.
+    :param text: value of the extra spec: <level>=<required or preferred>,
+        separated by ",".
+    :raises InvalidRequest: the text has another form.
+    :raises Contradiction: a level occurs twice.
     """
     found: dict[str, bool] = {}
     for item in text.split(','):
@@ -64,8 +65,8 @@ def room(level: str, free: Mapping[str, int],
          domains: Mapping[str, Domains]) -> dict[str, int]:
     """Return how many servers fit into each domain of a level.
 
-    :param free: host -> servers that fit on it.
-    :param domains: of each host.
+    :param free: host -> number of servers that fit on it.
+    :param domains: host -> its domains.
     """
     found: dict[str, int] = {}
     for host, servers in free.items():
@@ -81,18 +82,19 @@ def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
            fullest: bool = True) -> Choice:
     """Choose domains for servers that are scheduled together.
 
-    All of them in one domain of each required level: in the one that needs
-    the fewest domains of the preferred levels, and of several in the fullest.
-    Of preferred levels the farthest one counts first: servers that do not fit
-    into an NVLink domain stay in a rack.
+    All servers get one domain of each required level: the one in which they
+    use the fewest domains of the preferred levels; on a tie, the fullest.
+    Farther preferred levels take precedence: servers that do not fit into one
+    NVLink domain stay in one rack.
 
     :param wanted: levels(), at least one.
-    :param free: host -> servers that fit on it.
-    :param domains: of each host.
-    :param members: of the host of each server that there is of their group.
-    :param chance: decides between domains that are as good: other schedulers
-        decide at the same time.
-    :param fullest: whether the fullest domain is better than others with room.
+    :param free: host -> number of servers that fit on it.
+    :param domains: host -> its domains.
+    :param members: domains of the host of each existing server of the server
+        group.
+    :param chance: returns a random number, which breaks ties: schedulers that
+        decide at the same time then choose different domains.
+    :param fullest: whether the fullest domain wins a tie.
     """
     required = [level.name for level in wanted if level.required]
     wished = [level.name for level in reversed(wanted) if not level.required]
@@ -129,8 +131,8 @@ def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
         chance()))
     order = {host: rank for rank, block in enumerate(fitting[best])
              for host in block}
-    # a single server may be tried in other domains, the first one of a group
-    # as well
+    # a single server, or the first one of a group, may also be tried in other
+    # domains
     others = (parts[best] if required and (servers > 1 or members)
               else [host for part in parts.values() for host in part])
     for host in others:
@@ -139,14 +141,14 @@ def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
 
 
 def _blocks(hosts, servers, names, free, domains, members, chance):
-    """Return the hosts that servers get, by domains of the nearest level, in
-    the order in which these are filled."""
+    """Return lists of hosts in the order in which servers fill them, one list
+    for each domain of the nearest level."""
     if not names:
         return [hosts]
     name, *nearer = names
     groups = collections.defaultdict(list)
     for host in hosts:
-        # a host without a domain is one of its own
+        # a host without a domain counts as a domain of its own
         groups[domains[host].get(name, host)].append(host)
     size = {domain: sum(free[host] for host in group)
             for domain, group in groups.items()}
@@ -157,7 +159,7 @@ def _blocks(hosts, servers, names, free, domains, members, chance):
                        free, domains, [member for member in members
                                        if member.get(name) == domain], chance)
 
-    # those of members are used already
+    # start with the domains that members use already, the most used one first
     there = [domain for domain, _ in collections.Counter(
         member.get(name) for member in members).most_common()
         if size.get(domain)]
@@ -178,6 +180,6 @@ def _blocks(hosts, servers, names, free, domains, members, chance):
 
 
 def _spread(blocks, names, domains):
-    """Return in how many domains of each level blocks are."""
+    """Return, for each level, the number of domains that the blocks use."""
     return [len({domains[block[0]].get(name, block[0]) for block in blocks})
             for name in names]

@@ -1,14 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The privileged processes of nova_accel.
 
-They run as root, which owns every sysfs attribute and device node that they
-write. One process therefore keeps a single capability, to read a bitstream in
-nova's own directory, and to open a group of VFIO that belongs to another user.
-A second one starts only to erase disks, for which the kernel demands
-CAP_SYS_ADMIN, and a third one only to find out which processes have a device
-open, for which it demands CAP_SYS_PTRACE (proc(5)). The entry points are in
-nova_accel.host.privileged. Drivers of other packages have contexts of their
-own.
+They run as root and therefore own the sysfs attributes and device nodes that
+they write. Hence the main one keeps a single capability: to read a bitstream in
+nova's own directory, and to open a VFIO group of another user. A second process
+starts only to erase disks, for which the kernel requires CAP_SYS_ADMIN; a third
+one only to find the processes that have a device open, for which it requires
+CAP_SYS_PTRACE (proc(5)). The entry points are in nova_accel.host.privileged.
+Drivers of other packages have contexts of their own.
 """
 
 from collections.abc import Iterable
@@ -20,32 +19,32 @@ from oslo_privsep import capabilities
 from oslo_privsep import daemon
 from oslo_privsep import priv_context
 
-#: calls that a process carries out side by side; more than a host has cards.
-#: A call that hangs in the kernel keeps its thread, and threads are started as
-#: they are needed
+#: calls that a process runs concurrently; more than the cards of any host. A
+#: call that hangs in the kernel occupies a thread for good. Threads are started
+#: on demand
 THREADS = 128
 
 
 class Context(priv_context.PrivContext):
     """A privileged process, of nova_accel or of another package's driver.
 
-    If it cannot be started, its error says so: the missing file would be sudo,
-    and not a file of the device.
+    If it cannot be started, the error says so explicitly: the missing file is
+    sudo, not a file of the device.
     """
 
     def __init__(self, prefix: str, cfg_section: str, pypath: str,
                  capabilities: Iterable[int]):
         """
-        :param prefix: of the modules whose functions run in it.
+        :param prefix: of the modules whose functions run in the process.
         :param cfg_section: section of nova.conf with its options.
-        :param pypath: of this object, for the other process.
-        :param capabilities: that it keeps.
+        :param pypath: import path of this object, for the privileged process.
+        :param capabilities: the capabilities that it keeps.
         """
         self.needs = tuple(capabilities)
         super().__init__(prefix, cfg_section=cfg_section, pypath=pypath,
                          capabilities=self.needs)
-        # that of oslo.privsep is the number of processors: as many cards that
-        # hang would stop every other call
+        # the default of oslo.privsep is the number of processors: as many
+        # hanging cards would block all other calls
         cfg.CONF.set_default('thread_pool_size', THREADS, group=cfg_section)
 
     def entrypoint(self, func):

@@ -12,10 +12,10 @@ profile API (POST /v2/device_profiles)::
         accel:function_id: d8424dc4-a4a3-c413-f89e-433683f9040b
 
 Beside ``groups`` it may have ``accel:numa_affinity`` and ``accel:same``, which
-are of the whole server.
+apply to the whole server.
 
 A profile is a macro of the flavor: expand() writes its groups as granular
-request groups. Only nova-api knows about profiles.
+request groups. Only nova-api reads profiles.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,7 +46,7 @@ class Profile:
     description: str
     #: one mapping per group, keys without a group number
     groups: tuple[Mapping[str, str], ...]
-    #: extra specs that are of the whole server
+    #: extra specs that apply to the whole server
     whole: Mapping[str, str]
     #: file and line
     where: str
@@ -54,12 +54,12 @@ class Profile:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """What is in the files of profiles, good ones and bad ones."""
+    """The content of the profile files, valid and invalid ones."""
 
-    #: path -> profiles, of the files that can be used
+    #: path of a valid file -> its profiles
     good: Mapping[str, tuple[Profile, ...]]
-    #: path -> why nothing of it can be used, in one sentence with the line; of
-    #: a directory where it cannot be read
+    #: path of an invalid file, or of a directory that cannot be read -> the
+    #: reason, in one sentence, with the line
     bad: Mapping[str, str]
 
 
@@ -249,7 +249,7 @@ def _scalar(file, node, key) -> str:
 class ProfileStore:
     """The profiles of [accel] device_profiles; changed files are read again.
 
-    What was good in a file before it was spoiled stays in force.
+    If a file becomes invalid, its last valid profiles stay in force.
     """
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ class ProfileStore:
         """Return a profile.
 
         :raises InvalidProfile: no profile has this name. The log of nova-api
-            has more than the tenant reads.
+            has the details, for the operator.
         """
         path = CONF.accel.device_profiles
         stamp = self._fingerprint(path)
@@ -286,12 +286,12 @@ class ProfileStore:
         for file, error in files.bad.items():
             self._once.log(('file', file), LOG.error, '%s', error)
         self._once.only('file', files.bad)
-        # nothing is known of the files of a directory that cannot be read
+        # of a directory that cannot be read, all profiles are kept
         before = {file: profiles for file, profiles in self._good.items()
                   if file in files.bad or path in files.bad
                   and pathlib.Path(path) in pathlib.Path(file).parents}
-        # of two profiles with a name the last counts, which is the one that
-        # can be used now
+        # if two files have a profile of one name, the present one takes
+        # precedence over one that was kept
         self._good = {**before, **files.good}
 
     @staticmethod
@@ -310,13 +310,13 @@ class ProfileStore:
 
 def expand(extra_specs: Mapping[str, str], get: Callable[[str], Profile],
            ) -> dict[str, str]:
-    """Return the extra specs that a server is built with.
+    """Return the extra specs from which a server is built.
 
-    * accel:device_profile becomes the granular groups _ACCEL0, _ACCEL1 ...;
-      a group of several FPGAs one for each: _ACCEL0_0, _ACCEL0_1 ...
-    * Early spellings become today's.
-    * A request for a given bitstream requires a programmable region.
-    * group_policy is added if Placement demands it.
+    * accel:device_profile becomes the granular groups _ACCEL0, _ACCEL1 ...; a
+      group of several FPGAs becomes a group for each: _ACCEL0_0, _ACCEL0_1 ...
+    * Early spellings become present ones.
+    * A request for a specific bitstream requires a programmable region.
+    * group_policy is added if Placement requires it.
 
     Extra specs without accelerators are returned unchanged.
 
@@ -352,19 +352,19 @@ def expand(extra_specs: Mapping[str, str], get: Callable[[str], Profile],
     granular = {key.partition(':')[0] for key in specs
                 if key.startswith('resources') and ':' in key} - {'resources'}
     if len(granular) > 1:
-        # devices that are alike share a provider: 'isolate' would refuse two
-        # groups for two of them
+        # equal devices share a provider: 'isolate' would refuse two groups for
+        # two of them
         specs.setdefault('group_policy', 'none')
     return specs
 
 
 def _granular(groups: Iterable[Mapping[str, str]],
               ) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The groups of a profile with their suffixes in the flavor.
+    """Return the groups of a profile with their suffixes in the flavor.
 
-    Placement takes all of a group from one provider, and each region of an
-    FPGA is one: several FPGAs are several groups, each with all that the
-    profile's group has.
+    Placement satisfies a group from one provider, and each region of an FPGA is
+    a provider. Hence a group of several FPGAs becomes several groups, each with
+    the keys of the profile's group.
     """
     fpgas = f'resources:{naming.resource_class("FPGA")}'
     for index, group in enumerate(groups):

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Flavor extra specs <-> accelerator requests, and requests <-> providers.
+"""Parse flavor extra specs into accelerator requests; match them to providers.
 
-A request group of the flavor (Nova's granular resource request syntax) that
-asks for an accelerator class is one AcceleratorRequest. Its extra specs are
-``resources<g>:``, ``trait<g>:`` and our own ``accel<g>:``, <g> being empty, a
-number or ``_NAME``.
+A request group of the flavor (Nova's granular resource request syntax) with an
+accelerator class becomes one AcceleratorRequest. Its extra specs are
+``resources<g>:``, ``trait<g>:`` and nova_accel's own ``accel<g>:``; <g> is
+empty, a number or ``_NAME``.
 """
 
 import collections
@@ -26,24 +26,24 @@ from nova_accel import near
 LOG = logging.getLogger(__name__)
 
 PROFILE_KEY = 'accel:device_profile'
-#: says which profile the groups of an expanded flavor came from
+#: name of the profile from which a flavor was expanded
 EXPANDED_KEY = 'accel:profile'
-#: how the suffixes of groups begin that a device profile has
+#: beginning of the suffixes of groups that come from a device profile
 PROFILE_GROUP = '_ACCEL'
-#: how many servers of a flavor fit, for its readers: nova-accel fits
+#: extra spec with the number of servers that fit, from nova-accel fits
 AVAILABLE_KEY = 'accel:available'
-#: where all accelerators of a server must be; of the whole flavor
+#: required location of all accelerators of a server; for the whole flavor
 AFFINITY_KEY = 'accel:numa_affinity'
 SAME_KEY = 'accel:same'
 PACKING_KEY = 'accel:packing'
-#: what becomes of its accelerators where it migrates while it runs
+#: how a live migration treats the accelerators
 LIVE_MIGRATION_KEY = 'accel:live_migration'
-#: for how many seconds its guest may stand still then; QEMU allows 2,000
+#: maximum pause of the guest in that migration, seconds; QEMU allows 2,000
 DOWNTIME_KEY = 'accel:max_downtime'
-#: how many hours a server of the flavor lives at most; nothing ends it then
+#: maximum lifetime of a server, hours. It informs only: nothing ends a server
 MAX_HOURS_KEY = 'accel:max_hours'
-#: keys of the whole flavor -> their values; () if these have a form of their
-#: own
+#: keys of the whole flavor -> permitted values; () if another function checks
+#: the value
 FLAVOR_KEYS = {AFFINITY_KEY: ('required', 'preferred', 'none'),
                SAME_KEY: ('numa', 'pcie_root'),
                PACKING_KEY: ('stack', 'spread'),
@@ -57,53 +57,53 @@ _SPEC = re.compile(f'(resources|trait|accel)({GROUP}):(.+)')
 _OTHERS = re.compile('others([0-9]*): *(.*)')
 #: property of images that are snapshots of servers with accelerators
 SNAPSHOT_PROPERTY = 'accel:snapshot'
-#: what a region must carry; at most one for a group
+#: the function that a region must carry; at most one key for a group
 _FUNCTION_KEYS = ('bitstream_id', 'function_id', 'function_name')
-#: whether the owner of the server may choose what its region carries: by the
-#: image or the metadata of the server, or by an image of their own with the
-#: flavor's function
+#: whether the owner of the server may choose the function: by the image or the
+#: metadata of the server, or with an image of their own that has the flavor's
+#: function
 RUNTIME = 'runtime_programming'
-#: traits of devices that do better than others, the best one first
+#: preferred traits of devices, the best one first
 _PREFER = 'prefer'
 _ACCEL_KEYS = (*_FUNCTION_KEYS, RUNTIME, _PREFER)
-#: what only the driver of the device knows
+#: keys that only the driver of the device interprets
 _DRIVER_KEY = re.compile('driver_([a-z0-9_]{1,64})')
 
 
 @dataclasses.dataclass(frozen=True)
 class AcceleratorRequest:
-    """What one request group asks for."""
+    """The accelerator that one request group asks for."""
 
     group: str
     resource_class: str
     amount: int
     required: frozenset[str] = frozenset()
     forbidden: frozenset[str] = frozenset()
-    #: at most one of the three; function_id in the form of model.uuid_hex
+    #: at most one of these three is set; function_id as from model.uuid_hex()
     function_id: str | None = None
     function_name: str | None = None
     bitstream_id: str | None = None
     runtime_programming: bool = False
-    #: what does as well, in the order of preference; each with one function
-    #: and no alternatives of its own
+    #: requests that would do instead, the preferred ones first; each with one
+    #: function and no alternatives of its own
     alternatives: tuple['AcceleratorRequest', ...] = ()
-    #: whether the owner of the server chose the bitstream, in the properties
-    #: of its image or in its metadata, and not the flavor
+    #: whether the owner of the server, by its image or metadata, and not the
+    #: flavor, chose the bitstream
     chosen_by_owner: bool = False
-    #: what is for the driver of the device: accel<g>:driver_<name> -> value.
-    #: Of the flavor or profile alone, never of an image
+    #: for the driver of the device: accel<g>:driver_<name> -> value. From the
+    #: flavor or profile only, never from an image
     driver_keys: Mapping[str, str] = dataclasses.field(
         default_factory=dict, hash=False)
-    #: class -> MiB of the region's memory that goes with it
+    #: memory class -> MiB of the region's memory
     memory: Mapping[str, int] = dataclasses.field(
         default_factory=dict, hash=False)
-    #: traits of which a device has the first one it can
+    #: preferred traits, the best one first
     prefer: tuple[str, ...] = ()
-    #: the device profile that has the group; '' for one of the flavor
+    #: the device profile that contains the group; '' for a group of the flavor
     profile: str = dataclasses.field(default='', compare=False)
 
     def preferred(self, traits: Collection[str]) -> str | None:
-        """The best of the preferred traits that a device has."""
+        """Return the best of the preferred traits that a device has."""
         return next((one for one in self.prefer if one in traits), None)
 
     @property
@@ -113,15 +113,16 @@ class AcceleratorRequest:
 
     @property
     def choices(self) -> list['AcceleratorRequest']:
-        """The request for each function that will do, the first one first."""
+        """Return a request for each acceptable function, the preferred one
+        first."""
         if not self.alternatives:
             return [self]
         return [dataclasses.replace(self, alternatives=()),
                 *self.alternatives]
 
     def got(self, region: model.Region) -> str | None:
-        """Return the function of a region that satisfies the request: its id,
-        or its name if the flavor has names; None without one."""
+        """Return the function of a region that satisfies the request: its UUID,
+        or its name if the flavor uses names; None if no function does."""
         for choice in self.choices:
             if choice.function_id and (
                     choice.function_id == region.function_uuid):
@@ -132,15 +133,15 @@ class AcceleratorRequest:
         return None
 
     def only(self, function: str) -> 'AcceleratorRequest':
-        """Return the request for one of its functions, without the
-        alternatives."""
+        """Return the request for one of its functions, without alternatives.
+        """
         return next((choice for choice in self.choices
                      if choice.function_id == function), self)
 
     @property
     def wanted_traits(self) -> list[str]:
-        """The traits of wanted functions; a region with one of them carries
-        what is wanted."""
+        """Return the traits of acceptable functions: a region with any of them
+        need not be programmed."""
         return [trait for choice in self.choices
                 for trait in choice._traits()]
 
@@ -153,12 +154,12 @@ class AcceleratorRequest:
             yield naming.bitstream_trait(self.bitstream_id)
 
     def carried_by(self, region: model.Region) -> bool:
-        """Return whether a region carries a wanted function for a new server.
+        """Return whether a region carries an acceptable function for a new
+        server.
 
-        Only content of the operator counts. A bitstream of a project is for
-        the server that had it loaded, and only its owner vouches for its
-        function UUID. A function of model.SHARED_FUNCTIONS does not identify
-        its bitstream.
+        Only content of the operator counts: a project's bitstream is for the
+        server that loaded it, and its function UUID is not verified. A
+        function of model.SHARED_FUNCTIONS does not identify its bitstream.
         """
         if not self.programs:
             return True
@@ -185,7 +186,7 @@ class AcceleratorRequest:
 class Group:
     """A request group as Placement gets it."""
 
-    #: class -> amount; 0 for what the server is not to have
+    #: class -> amount; 0 if the server must not have any
     resources: Mapping[str, int]
     required: frozenset[str] = frozenset()
     forbidden: frozenset[str] = frozenset()
@@ -193,19 +194,19 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Affinity:
-    """Where all accelerators of a server must be."""
+    """The required location of all accelerators of a server."""
 
-    #: on how many NUMA nodes at most, None: on any number
+    #: maximum number of NUMA nodes, None: any number
     nodes: int | None = None
     #: whether all must be below one PCI root complex
     one_root: bool = False
-    #: whether it is better when they are close together
+    #: whether accelerators close to each other are preferred
     close: bool = True
-    #: whether the nodes have to be those of the guest, where it has any
+    #: whether the nodes must be those of the guest, if it has any
     with_guest: bool = False
-    #: stack or spread; None: as the operator has it
+    #: stack or spread; None: [accel] packing applies
     packing: str | None = None
-    #: how near the hosts of servers have to be to each other
+    #: how near the hosts of several servers must be to each other
     levels: tuple[near.Level, ...] = ()
 
     @property
@@ -222,10 +223,10 @@ class Affinity:
 
 
 def affinity(extra_specs: Mapping[str, str]) -> Affinity:
-    """Return where the accelerators of a flavor must be.
+    """Return the required location of the accelerators of a flavor.
 
-    ``required`` is on as many NUMA nodes as the guest has by the flavor
-    (``hw:numa_nodes``), which is one where it has no such key.
+    ``required`` permits as many NUMA nodes as the flavor gives the guest
+    (``hw:numa_nodes``, 1 by default).
 
     :raises InvalidRequest: a value is unknown, or two values exclude each
         other.
@@ -253,7 +254,7 @@ def affinity(extra_specs: Mapping[str, str]) -> Affinity:
         try:
             nodes = max(1, int(extra_specs.get('hw:numa_nodes', 1)))
         except ValueError:
-            # Nova refuses such a flavor in its own words
+            # Nova refuses such a flavor with an error of its own
             nodes = 1
     return Affinity(nodes=1 if same else nodes, one_root=same == 'pcie_root',
                     close=wish != 'none', with_guest=wish == 'required',
@@ -262,15 +263,15 @@ def affinity(extra_specs: Mapping[str, str]) -> Affinity:
 
 
 def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
-    """Extra specs with the early spellings and class names in today's form.
+    """Return extra specs with early spellings and class names in present form.
 
+    The first Cyborg specifications have
     ``function:CUSTOM_FPGA_FUNCTION_<VENDOR>_<UUID>=required``,
     ``function_name:<name>=required`` and ``bitstream:<uuid>`` (value ignored)
-    are those of the first Cyborg specifications; they belong to the unnumbered
-    group, and with ``others<N>:`` before them to a numbered one.
+    for the unnumbered group, and ``others<N>:`` before them for a numbered one.
 
     :raises InvalidRequest: a function: key is not a function trait, or is
-        not required; or others<N>: has something else.
+        not required; or others<N>: is followed by another key.
     """
     result: dict[str, str] = {}
     for key, value in extra_specs.items():
@@ -311,13 +312,12 @@ def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
-    """Return the accelerator requests of a flavor whose profile is expanded
-    already.
+    """Return the accelerator requests of a flavor with its profile expanded.
 
-    Sorted by group: every process that reads the same flavor sees the same
-    order. Empty for a flavor without accelerators.
+    The order is by group, hence equal in all processes. Empty for a flavor
+    without accelerators.
 
-    :raises InvalidRequest: in one sentence that names the extra spec.
+    :raises InvalidRequest: the error names the extra spec.
     """
     written = _groups(modernize(extra_specs))
     requests = []
@@ -340,8 +340,8 @@ def groups(extra_specs: Mapping[str, str]) -> dict[str, Group]:
     """Return the request groups of a flavor whose profile is expanded, as Nova
     passes them to Placement, including those without accelerators.
 
-    :returns: by suffix, '' being the unnumbered group.
-    :raises InvalidRequest: in one sentence that names the extra spec.
+    :returns: suffix -> group; '' is the suffix of the unnumbered group.
+    :raises InvalidRequest: the error names the extra spec.
     """
     return {suffix: _group(suffix, found['resources'], found['trait'])
             for suffix, found in _groups(modernize(extra_specs)).items()}
@@ -357,7 +357,7 @@ def _group(suffix, resources, trait) -> Group:
 
 
 def _groups(extra_specs) -> dict:
-    """Suffix -> {'resources' | 'trait' | 'accel': {name: value}}."""
+    """Return suffix -> {'resources' | 'trait' | 'accel': {name: value}}."""
     written: dict = collections.defaultdict(
         lambda: {'resources': {}, 'trait': {}, 'accel': {}})
     for key, value in extra_specs.items():
@@ -375,15 +375,15 @@ def _groups(extra_specs) -> dict:
 
 def with_image_overrides(extra_specs: Mapping[str, str],
                          properties: Mapping[str, str]) -> dict[str, str]:
-    """Extra specs with the bitstreams that the image of a server asks for.
+    """Return extra specs with the bitstreams that the server's image requests.
 
-    Counts only for groups with accel<g>:runtime_programming=true: an operator
-    who sells fixed functions keeps them. A wish without group is for the only
-    such group.
+    Only groups with accel<g>:runtime_programming=true are changed: an operator
+    may sell fixed functions. A key without a group applies to the only such
+    group.
 
-    :param properties: of the image; ``accel<g>:bitstream_id`` is read.
-        Not function_id: by that, images of bitstreams are found.
-    :raises InvalidRequest: a wish without group for one of several groups.
+    :param properties: of the image. Only ``accel<g>:bitstream_id`` is read:
+        function_id is a property of images that are bitstreams.
+    :raises InvalidRequest: a key without a group could apply to several.
     """
     result = dict(extra_specs)
     asked = {}
@@ -411,48 +411,48 @@ def with_image_overrides(extra_specs: Mapping[str, str],
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """A server, as far as its accelerators are concerned."""
+    """The properties of a server that affect its accelerators."""
 
     uuid: str
     project_id: str
-    #: of the flavor, expanded
+    #: of the flavor, with the profile expanded
     extra_specs: Mapping[str, str]
-    #: of the image that the server was made or rebuilt of
+    #: of the image from which the server was created or rebuilt
     image_properties: Mapping[str, str] = dataclasses.field(
         default_factory=dict)
-    #: NUMA nodes of its host on which Nova has placed its guest's; empty
-    #: where the guest has none, or they are not known
+    #: NUMA nodes of the host on which Nova placed the guest's nodes; empty if
+    #: the guest has none, or they are unknown
     numa_nodes: frozenset[int] = frozenset()
-    #: addresses of PCI devices of the host that Nova has given it
+    #: addresses of PCI devices of the host that Nova assigned to the server
     pci_devices: tuple[str, ...] = ()
-    #: id of the flavor in Nova's API; '' where it is not known
+    #: id of the flavor in Nova's API; '' if unknown
     flavor: str = ''
 
     @functools.cached_property
     def requests(self) -> list[AcceleratorRequest]:
-        """What the flavor asks for, in the order of parse().
+        """Return the requests of the flavor, in the order of parse().
 
-        :raises InvalidRequest: in one sentence that names the extra spec.
+        :raises InvalidRequest: the error names the extra spec.
         """
         return parse(self.extra_specs)
 
     @functools.cached_property
     def affinity(self) -> Affinity:
-        """Return where its accelerators must be.
+        """Return the required location of its accelerators.
 
-        :raises InvalidRequest: in one sentence that names the extra spec.
+        :raises InvalidRequest: the error names the extra spec.
         """
         return affinity(self.extra_specs)
 
     @property
     def max_hours(self) -> int:
-        """Return how many hours it lives at most, 0 if that is not stated."""
+        """Return the maximum lifetime in hours, 0 if the flavor has none."""
         return int(self.extra_specs.get(MAX_HOURS_KEY, 0))
 
     @property
     def detaches(self) -> bool:
-        """Return whether the guest releases its devices for a live migration,
-        and gets others on the new host."""
+        """Return whether the guest releases its devices before a live
+        migration and gets others on the new host."""
         return self.extra_specs.get(LIVE_MIGRATION_KEY) == 'detach'
 
     @property
@@ -470,9 +470,9 @@ class Server:
 
     @functools.cached_property
     def wanted(self) -> list[AcceleratorRequest]:
-        """What flavor and image ask for.
+        """Return the requests of flavor and image.
 
-        :raises InvalidRequest: in one sentence that names the key.
+        :raises InvalidRequest: the error names the key.
         """
         return [wanted if wanted in self.requests
                 else dataclasses.replace(wanted, chosen_by_owner=True)
@@ -565,7 +565,7 @@ def _preferred(group, value, trait) -> tuple[str, ...]:
 
 
 def _choices(group, key, value) -> list[str]:
-    """The functions of a key in order; an image has no alternatives."""
+    """Return the functions of a key in order; an image has no alternatives."""
     if key == 'bitstream_id':
         return [_wanted(group, key, value)]
     found = [_wanted(group, key, item) for item in str(value).split(',')]
@@ -590,8 +590,8 @@ def _amount(group, name, value) -> int:
 
 
 def _boolean(group, key, value) -> bool:
-    # it compiles 500 patterns of passwords, for which other commands do not
-    # wait
+    # imported here, because the import compiles 500 patterns of passwords,
+    # which would delay other commands
     from oslo_utils import strutils
     try:
         return strutils.bool_from_string(value, strict=True)
@@ -611,12 +611,12 @@ def _wanted(group, key, value) -> str:
         naming.function_name_trait(value)
         return value
     try:
-        # an image id keeps its dashes: that is how Glance writes it
+        # an image id keeps its dashes, as in Glance
         value_hex = model.uuid_hex(value)
     except ValueError:
         what = 'function' if key == 'function_id' else 'image'
         raise exception.InvalidRequest(
-            # of an image it has any length
+            # a value of an image may have any length
             f'accel{group}:{key}={value[:60]} is not a UUID: give the UUID of '
             f'the {what}.') from None
     if key == 'function_id':
@@ -627,44 +627,44 @@ def _wanted(group, key, value) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """What Placement allocated to an instance from one of our providers."""
+    """The resources that a server was allocated from one provider."""
 
     provider_uuid: str
-    #: of accelerators; class -> amount
+    #: accelerator class -> amount
     resources: Mapping[str, int]
     traits: frozenset[str]
-    #: class -> MiB
+    #: memory class -> MiB
     memory: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
           ) -> list[tuple[AcceleratorRequest, Allocation]]:
-    """Say which provider each request got.
+    """Assign each request to the provider that satisfies it.
 
-    Nova's allocations hold no group names. Hence the groups are tied to the
-    providers again by class, amount, traits and memory. A numbered group has
-    all of its classes from one provider. Among several ways: the least
-    programming, then the first in the order of requests and provider UUIDs:
-    the answer is the same each time.
+    Nova's allocations do not contain group names. Hence the requests are
+    matched to providers by class, amount, traits and memory; a numbered group
+    gets all of its classes from one provider. If several assignments fit, the
+    one with the least programming is chosen; on a tie, the first in the order
+    of requests and provider UUIDs. Hence the result is deterministic.
 
-    What is allocated beyond the requests is logged and left over; Nova leaves
-    such a surplus after a resize whose host was killed.
+    Allocations beyond the requests are logged and ignored; Nova leaves such a
+    surplus after a resize whose host was killed.
 
     :returns: the requests in their order, each with its allocation.
-    :raises DeviceUnavailable: when the allocation does not satisfy the
-        requests, as when a trait was lost since the scheduling.
+    :raises DeviceUnavailable: the allocations do not satisfy the requests, for
+        example because a provider lost a trait since the scheduling.
     """
     by_uuid = {a.provider_uuid: a
                for a in sorted(allocations, key=lambda a: a.provider_uuid)}
     bundles = collections.defaultdict(list)
     for number, wanted in enumerate(requests):
-        # Placement may take the classes of the unnumbered group from several
+        # Placement may satisfy the unnumbered group from several providers
         bundles[wanted.group or number].append(wanted)
     chosen = matching.assign(
         [_item(bundle, by_uuid.values()) for bundle in bundles.values()],
         {uuid: a.resources for uuid, a in by_uuid.items()})
     if chosen is None:
-        # both may be long, and a fault is cut off after 255 characters
+        # both texts may be long, and Nova cuts a fault off at 255 characters
         asked = textwrap.shorten(
             ', '.join(str(r) for r in requests) or 'no accelerator', 85)
         given = textwrap.shorten(', '.join(
@@ -684,8 +684,8 @@ def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
 def _item(bundle, allocations) -> matching.Item:
     costs = {}
     for allocation in allocations:
-        # traits of the unnumbered group may be those of any provider of the
-        # tree (Placement API, 1.29) and say nothing of this one
+        # traits of the unnumbered group may be satisfied by any provider of
+        # the tree (Placement API, 1.29), so they do not identify this one
         if not bundle[0].group or all(
                 r.required <= allocation.traits
                 and not r.forbidden & allocation.traits

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Assemble and start what nova-compute has of nova_accel.
+"""Assemble and start the parts of nova_accel in nova-compute.
 
-assemble() is the plan of a running host: it creates every part, and each part
-receives the parts that it needs.
+assemble() is the plan of a running host: it creates every part and passes it
+the parts that it needs.
 """
 
 import collections
@@ -82,7 +82,7 @@ class Host:
     store: claim_store.ClaimStore
     inventory: host_inventory.Inventory
     holdings: server_holdings.Holdings
-    # what servers have
+    # the accelerators of servers
     accelerators: server_accelerators.Accelerators
     migratable: migratable.MigratableDevices
     carrying: guest_claims.Carrying
@@ -96,24 +96,24 @@ class Host:
     releases: server_releases.Releases
     runtime: runtime_programming.RuntimeProgramming
     servers: locks.Locks
-    # what Placement shows of them, and what is made good
+    # providers in Placement, and repairs
     domains: host_domains.Domains
     publisher: publishing.Publisher
     reattachment: guest_reattachment.Reattachment
     reconciler: reconcile.Reconciler
     reshape: allocation_moves.Reshape
     store_age: age.StoreAge
-    # what is reported to others
+    # reports to users, operators and metrics
     metrics: metrics_file.MetricsFile
     notices: device_notices.Notices
     owners: server_owners.Owners
     paused: paused_guests.Paused
     usage: device_usage.Usage
-    # what the operator orders
+    # orders of the operator
     maintenance: device_maintenance.Maintenance
     release: operator_release.Release
     orders: operator_orders.Orders
-    #: what runs in the background after each look for changes
+    #: background work after each look for changes
     after_look: tuple[limited.Background, ...]
 
     def report(self, tree, node: str, allocations: dict | None = None,
@@ -123,12 +123,12 @@ class Host:
 
         :param tree: nova.compute.provider_tree.ProviderTree of the host.
         :param node: name of its root.
-        :param allocations: those of the host, which Nova writes together with
-            the tree; changed in place. None: they stay as they are.
-        :param starting: whether Nova would do that.
+        :param allocations: allocations of the host, which this changes in place
+            and Nova writes together with the tree; None: Nova writes none.
+        :param starting: whether Nova would pass allocations if asked.
         :param edition: of the tree; see inventory.tree.Tree.update().
-        :returns: False, with nothing changed, if that is needed: the caller
-            then calls again with the allocations.
+        :returns: False, with nothing changed, if allocations have to move: the
+            caller then calls again with the allocations.
         """
         if not self.store_age.before_report(tree, node):
             return True
@@ -144,16 +144,16 @@ class Host:
         if self.reshape.is_needed(node, root_uuid) and starting:
             return False
         # Nova's copy of a provider is older than the last server that was
-        # scheduled to it, and Placement would refuse its report
+        # scheduled to it; Placement would refuse an update from it
         shown.update_tree(tree, node, self.publisher.placement(),
                           edition=edition)
         return True
 
     def begin(self) -> None:
-        """Compare claims with guests, once libvirt answers after a start and
-        before Nova uses a claim."""
+        """Compare claims with guests, after libvirt first answers and before
+        Nova uses a claim."""
         self.store_age.begin()
-        # the use of the claims that are left
+        # count the use only of claims that are left
         for go_on in self.usage.resume, self.metrics.go_on:
             try:
                 go_on()
@@ -162,7 +162,7 @@ class Host:
                             'counted yet (%s); it is tried again', error)
 
     def close(self) -> None:
-        """Stop the scans of devices; plugs that run are left to their end."""
+        """Stop the scans of devices; plugs in progress finish."""
         self.guests.close()
         self.orders.close()
         self.inventory.close()
@@ -172,10 +172,10 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
              inventory: host_inventory.Inventory, kernel=None) -> Host:
     """Create the parts of a host; nothing runs yet."""
     holdings = server_holdings.Holdings(store)
-    # held while the claims of a server change, or the devices in its running
-    # guest. A caller that begins under it sees by the server's task_state
-    # whether Nova works on it; Nova's operations wait() before they touch
-    # devices. Not Nova's own lock: calls that may not be late wait for that
+    # held while the claims of a server, or the devices in its running guest,
+    # change. A task that takes it checks the server's task_state to see whether
+    # Nova works on it; Nova's operations call wait() before they touch
+    # devices. Not Nova's own lock: urgent calls would have to wait for that
     servers = locks.Locks('server', 'The accelerators of server {}',
                           loading.seconds_at_most)
     publisher = publishing.Publisher(inventory, cloud)
@@ -276,11 +276,11 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
     are known.
 
     :param host: name of this compute host.
-    :param state_path: directory for the claim store.
-    :param taken_elsewhere: which of Nova's own options has a device, too.
+    :param state_path: directory of the claim store.
+    :param taken_elsewhere: returns the option of Nova that also uses a device.
     :raises AcceleratorsUnavailable: the claim store cannot be used.
-    :raises ConfigurationError: [accel] names what is not there, or has a value
-        that cannot be read.
+    :raises ConfigurationError: [accel] names something that does not exist, or
+        has a value that cannot be read.
     """
     if CONF.accel.enabled_drivers:
         for sentence in conf.malformed():
@@ -290,7 +290,7 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
         try:
             loaded.update(drivers.load([name], kernel))
         except exception.UnusableDriver as error:
-            # of another package, as a rule, which costs its devices only
+            # usually of another package; only its devices are missing
             LOG.error('%s', error)
     store = _open_store(
         os.path.join(state_path, claim_store.file_name(host)))
@@ -309,14 +309,13 @@ def _open_store(path):
     except exception.AcceleratorsUnavailable as error:
         if CONF.accel.enabled_drivers:
             raise
-        # a host without accelerators works without it
+        # a host without accelerators needs no store
         LOG.error('%s', error)
         return claim_store.ClaimStore(claim_store.MEMORY)
 
 
 def _sign(store):
-    """Have the hand-overs signed by the key of this host, which the first
-    start creates.
+    """Let this host's key sign the hand-overs; the first start creates it.
 
     :raises AcceleratorsUnavailable: the key cannot be used.
     """
@@ -325,11 +324,11 @@ def _sign(store):
     if cards := store.sign_with(
             keys.load(path) or keys.create(path), former):
         LOG.warning(
-            'The hand-overs of %d devices are signed by another key from now '
-            'on, which %s', cards, 'the former key has announced' if former
-            else f'no former key has announced: that in {path} was lost')
+            'A new key signs the hand-overs of %d devices from now on; %s',
+            cards, 'the former key has announced it' if former
+            else f'no former key has announced it: that in {path} was lost')
     if former:
-        # it has announced the key of now, in the journal
+        # the former key has announced the present one, in the journal
         os.unlink(store.path + keys.FORMER)
 
 
@@ -342,7 +341,7 @@ def none(cloud: novas.Cloud) -> Host:
 def _start(host: Host) -> None:
     """Find devices, and repair what a crash or a host boot left unfinished.
 
-    :raises ConfigurationError: [accel] names what is not there.
+    :raises ConfigurationError: [accel] names something that does not exist.
     """
     options.check()
     for sentence in conf.unknown():
@@ -352,7 +351,7 @@ def _start(host: Host) -> None:
     host.inventory.scanner.scan()
     host.inventory.configuration.check()
     host.inventory.looks.watch(host.kernel, host.after_look)
-    # what a process that is gone was doing when it went
+    # the previous process may have left these claims half prepared
     host.holdings.doubt(
         [c for c in host.holdings.all() if c.state in (
             model.ClaimState.INITIAL, model.ClaimState.PROVISIONING)],
@@ -363,8 +362,8 @@ def _start(host: Host) -> None:
 
 
 def _make_again(host):
-    """Create the vGPUs of servers again before their room goes to others. The
-    kernel loses them at a boot of the host."""
+    """Create the vGPUs of servers again before other servers use the capacity.
+    The kernel loses vGPUs when the host boots."""
     by_device = collections.defaultdict(list)
     for claim in host.holdings.all():
         if claim.created_type and claim.state is model.ClaimState.BOUND:
@@ -375,7 +374,7 @@ def _make_again(host):
             try:
                 host.preparation.prepare([claim], fresh=False)
             except Exception as error:
-                LOG.error('A vGPU of server %s could not be made again: '
+                LOG.error('The vGPU of server %s could not be created again: '
                           '%s', claim.instance_uuid, error)
                 if isinstance(error, exception.DeviceTimeout):
                     return
@@ -384,8 +383,7 @@ def _make_again(host):
     _, late = futures.wait(started, CONF.accel.programming_timeout)
     for future in late:
         LOG.error('vGPUs of servers on %s are still being created after '
-                  '%d s; the start of nova-compute does not wait for them '
-                  'any more', started[future],
-                  CONF.accel.programming_timeout)
+                  '%d s; nova-compute starts without waiting for them',
+                  started[future], CONF.accel.programming_timeout)
     host.readiness.rescan_siblings(
         [c for claims in by_device.values() for c in claims])

@@ -1,25 +1,25 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""How an error shows text from users, images and files, and how it is made
-short enough for Nova; how the store writes times, and metrics are read."""
+"""Text of users in errors and logs, errors short enough for Nova, timestamps of
+the store, and labels of metrics."""
 
 from collections.abc import Callable, Sequence
 import datetime
 import re
 import time
 
-#: of a sample of metrics, as notify.metrics writes it
+#: a label of a sample that notify.metrics wrote
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 #: character after a backslash -> what it means, if not itself
 _ESCAPED = {'n': '\n'}
 
-#: names that a list in a sentence shows
+#: number of names that some() shows
 _NAMED = 3
 
 
 def some(names: Sequence[str], show: Callable[[str], str] = str) -> str:
     """Return the first of these names, and how many more there are.
 
-    :param show: how a name is written; called for these only.
+    :param show: formats a name; called for the shown names only.
     """
     more = len(names) - _NAMED
     return ', '.join(map(show, names[:_NAMED])) + (
@@ -27,17 +27,17 @@ def some(names: Sequence[str], show: Callable[[str], str] = str) -> str:
 
 
 def labels(line: str) -> dict[str, str]:
-    """Return the labels of a sample in a file of metrics."""
+    """Return the labels of a sample, a line of a file of metrics."""
     return {name: re.sub(r'\\(.)', lambda found: _ESCAPED.get(
         found[1], found[1]), value) for name, value in _LABEL.findall(line)}
 
 
 def one_line(value: str) -> str:
-    """Return a text with escapes in place of what cannot be printed.
+    """Return a text with escapes in place of unprintable characters.
 
-    Values of users, as properties of images, are in many sentences. They could
-    begin a line of their own in a log, move the cursor of its reader, or turn
-    the direction of the text.
+    Sentences contain values of users, for example properties of images. Control
+    characters in these could start a new line in a log, move the reader's
+    cursor, or reverse the direction of the text.
     """
     return value if value.isprintable() else ''.join(
         c if c.isprintable() else ascii(c)[1:-1] for c in value)
@@ -60,8 +60,8 @@ def printable(value: object, limit: int = 60) -> str:
 def shortened(sentence: str, room: int) -> str:
     """Return a sentence of at most room characters.
 
-    A longer one loses its middle, because it begins with what was asked, and
-    ends with what to do.
+    A longer sentence loses its middle: it begins with the request, and ends
+    with the remedy.
     """
     if len(sentence) <= room:
         return sentence
@@ -73,17 +73,17 @@ def shortened(sentence: str, room: int) -> str:
 
 
 def now(days: float = 0, to: str = 'seconds') -> str:
-    """Return the time, UTC, as 2026-11-22T02:17:43+00:00.
+    """Return a UTC time like 2026-11-22T02:17:43+00:00.
 
-    :param days: how long ago; below 0: how long from now.
-    :param to: its last unit, or 'microseconds'.
+    :param days: days before now; negative: after now.
+    :param to: precision: 'seconds' or 'microseconds'.
     """
     return (datetime.datetime.now(datetime.UTC) - datetime.timedelta(
         days)).isoformat(timespec=to)
 
 
 def to_second(found: str) -> str:
-    """Return a time of now() without its microseconds, for people."""
+    """Return a time of now() without its microseconds, for display."""
     return re.sub(r'[.]\d+', '', found)
 
 

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Releases of Nova that this release works with."""
+"""The releases of Nova that this release of nova_accel supports."""
 
 import importlib.metadata
 
-#: the first and the last one; setup.cfg says the same to pip
+#: the oldest and the newest one; setup.cfg gives pip the same limits
 OLDEST, NEWEST = 31, 34
 
 
@@ -14,8 +14,8 @@ def too_old() -> str:
 
 
 def too_new() -> str:
-    """Return that the installed Nova is later than the last one that was
-    tested with this release, as a sentence; or ''."""
+    """Return that the installed Nova is newer than this release was tested
+    with, as a sentence; or ''."""
     return _sentence(lambda major: major > NEWEST,
                      'install a release of nova_accel that names it')
 
@@ -25,7 +25,7 @@ def _sentence(unfit, remedy: str) -> str:
         found = importlib.metadata.version('nova')
         major = int(found.partition('.')[0])
     except (importlib.metadata.PackageNotFoundError, ValueError):
-        # of a Nova without metadata nothing is known
+        # Nova without package metadata: its release is unknown
         return ''
     if not unfit(major):
         return ''
