@@ -57,7 +57,7 @@ def _load(name, kernel):
 
 
 def _check_contract(name, extension):
-    # an inherited number is of the parent class
+    # a number that the class inherits is that of its parent
     version = getattr(extension.plugin, '__dict__', {}).get('CONTRACT', 1)
     if (type(version) is int
             and base.OLDEST_CONTRACT <= version <= base.CONTRACT):
@@ -87,7 +87,8 @@ def check_installed(option: str, names) -> None:
     :raises ConfigurationError: it does.
     """
     if not names:
-        # a search through the installed packages takes tens of milliseconds
+        # avoids a search of installed packages, which takes tens of
+        # milliseconds
         return
     there = installed()
     missing = [name for name in names if name not in there]

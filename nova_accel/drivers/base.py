@@ -38,9 +38,9 @@ from nova_accel import privsep
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
-#: version of the contract: of AcceleratorDriver, PciDriver,
-#: host.kernel.Kernel, host.privileged and sim.card.Card, as far as drivers of
-#: other packages use them. Increased when such drivers have to be changed
+#: version of the contract, as far as drivers of other packages use it: of
+#: AcceleratorDriver, PciDriver, host.kernel.Kernel, host.privileged and
+#: sim.card.Card. Increased if such drivers have to be changed
 CONTRACT = 2
 #: the oldest version whose drivers work with this one
 OLDEST_CONTRACT = 2
@@ -69,28 +69,27 @@ class Use:
     #: called
     memory: typing.Any = None
     #: writes a JSON value of at most 4096 characters to the disk before it
-    #: returns: call it before the device is changed. From then on release()
-    #: is called. Raises ValueError or TypeError for any other value,
-    #: and AcceleratorError where the server has lost the handle meanwhile or
-    #: the store cannot be written
+    #: returns. Call it before changing the device: from then on release() is
+    #: called. Raises ValueError or TypeError for other values; AcceleratorError
+    #: if the server has lost the handle or the store cannot be written
     remember: Callable[[typing.Any], None] = lambda value: None
-    #: returns Cleaned.shown of the last hand-over of the device that ended; ''
-    #: for none
+    #: returns Cleaned.shown of the device's last finished hand-over; '' if
+    #: none
     last_shown: Callable[[], str] = lambda: ''
 
 
 class Cleaned(str):
-    """What release() has done, in a few words, and what shows it."""
+    """What release() did, in a few words, and the evidence for it."""
 
-    #: what was read back of the device afterwards, a JSON object; '' where
-    #: nothing was. The next owner of the device may read it: it has no address,
-    #: and nothing of the host or of a server. Of a device with memory of its
-    #: own, 'memory' says handover.CLEARED, or NOT_SHOWN and 'why'
+    #: values read back from the device afterwards, as a JSON object; '' if
+    #: none. The next owner of the device may read it, so it contains no address
+    #: and nothing about the host or a server. If the device has its own memory,
+    #: 'memory' is handover.CLEARED, or NOT_SHOWN with the reason in 'why'
     shown: str
 
     def __new__(cls, done: str, shown: str = '', **facts: typing.Any,
                 ) -> 'Cleaned':
-        """:param facts: of shown, where it is not given."""
+        """:param facts: the content of shown, if that is not given."""
         cleaned = super().__new__(cls, done)
         cleaned.shown = shown or (
             json.dumps(facts, sort_keys=True) if facts else '')
@@ -98,12 +97,12 @@ class Cleaned(str):
 
 
 def shown_of(done: str | None) -> str:
-    """Return Cleaned.shown of what release() has returned; '' of others."""
+    """Return Cleaned.shown of the result of release(); '' if it has none."""
     return getattr(done, 'shown', '')
 
 
 def facts_of(done: str | None) -> dict[str, typing.Any]:
-    """Return what was read back after release() has returned this."""
+    """Return the values that release() read back, from its result."""
     return json.loads(shown_of(done) or '{}')
 
 
@@ -167,29 +166,29 @@ class AcceleratorDriver(abc.ABC):
         device of this driver that examine() returned. Reads only, with or
         without privileges. If it blocks, one line of the answer is missing.
 
-        :param device: None checks what all devices need, for example a tool.
+        :param device: None to check what all devices need, for example a tool.
         :raises OSError: the device does not answer.
         """
         return ()
 
     def configure(self) -> None:
-        """Bring the host's devices into the state that nova.conf asks for.
+        """Bring the host's devices into the state that nova.conf requests.
 
         Called at each start of nova-compute, before the first find(), to
         restore settings that a boot of the host loses (VFs, services). Does
         nothing if the host is in this state, and never touches devices that a
         guest may have.
 
-        :raises AcceleratorError: that failed; find() is called nevertheless.
+        :raises AcceleratorError: that failed; find() is called regardless.
         """
 
     def set_up(self, address: str) -> None:
-        """Bring one device into the state that nova.conf asks for.
+        """Bring one device into the state that nova.conf requests.
 
-        Called before each examine() of a device that no server and no process
-        of the host has, once configure() has ended: the kernel may have
-        refused earlier, or its driver was loaded again. Returns at once if the
-        device is in this state.
+        After configure() has ended, called before each examine() of a device
+        that no server and no process of the host uses, because the kernel may
+        have refused before, or its driver was loaded again. Returns at once if
+        the device is in this state.
 
         :raises AcceleratorError: that failed; set_up() is called again every
             [accel] discovery_interval.
@@ -215,11 +214,11 @@ class AcceleratorDriver(abc.ABC):
 
         May block for ever, which affects this device only. A defective device
         is returned with health QUARANTINED and the reason. A healthy device
-        that nova.conf does not offer is returned so with is_not_offered, and
-        the owner of its server is not informed of a failure. If a guest has
-        the device (bound to vfio-pci) and the host cannot examine it, return
-        before. After the end of a defect, the device must equal the one from
-        before the defect.
+        that nova.conf does not offer is returned in the same way, with
+        is_not_offered: then the owner of its server is not informed of a
+        failure. If a guest has the device (bound to vfio-pci) and the host
+        cannot examine it, return before. After the end of a defect, the device
+        must equal the one from before the defect.
 
         Changes nothing. Placement must accept its type and traits; traits that
         os-traits lacks begin with ``CUSTOM_``.
@@ -231,8 +230,8 @@ class AcceleratorDriver(abc.ABC):
         """Return the reason in nova.conf why find() or examine() no longer
         return a device, a clause; '' if the device is gone.
 
-        If the operator has left the device out, the owner of its server is not
-        informed of a failure. Reads only what find() reads.
+        A device that the operator has left out is not a failure for the owner
+        of its server. Reads only what find() reads.
 
         :param device: as last returned by examine().
         :raises OSError: sysfs cannot be read; the device counts as gone.
@@ -323,7 +322,7 @@ class AcceleratorDriver(abc.ABC):
 
     def prepare(self, device: model.Device, handle: model.AttachHandle,
                 created_type: str | None, fresh: bool, use: Use) -> None:
-        """Make a handle ready for a server, or into a creatable type.
+        """Make a handle ready for a server, or create it as a creatable type.
 
         Called for a handle that a server was given, and again before each
         start of its guest, if the class has this method, release() or RESETS
@@ -343,7 +342,7 @@ class AcceleratorDriver(abc.ABC):
         """
         if created_type:
             raise exception.DeviceError(
-                f'{type(self).__name__} makes nothing of {device.address}.')
+                f'{type(self).__name__} creates nothing of {device.address}.')
 
     def created_type(self, device: model.Device, handle: model.AttachHandle,
                      ) -> str | None:
@@ -375,21 +374,22 @@ class AcceleratorDriver(abc.ABC):
         """Undo prepare(): the next server must find nothing of this one.
 
         Cleans as handover.policy() of the operator requires. Does nothing if
-        the handle is unused or was made by another program. Called when no
+        the handle is unused or another program created it. Called when no
         guest of Nova has the handle; the kernel may block while another
-        process keeps it open. What takes longer than [accel] device_timeout
-        goes on, and the handle is free when it has ended.
+        process keeps it open. A call that takes longer than [accel]
+        device_timeout goes on, and the handle is not free before its end.
 
         Not called for handles of regions, which reset_region() and program()
         clean.
 
         :param created_type: as given to prepare().
-        :param use: as given to prepare(), with what was remembered last.
+        :param use: as given to prepare(), with the value remembered last.
         :returns: what was done, in a few words for the journal of hand-overs,
-            for example 'reset flr'; a Cleaned also has what shows it. None
-            when nothing was.
-        :raises DeviceError: the kernel refused, or is still at it; it is
-            called again later, and no server is given the handle until then.
+            for example 'reset flr'; a Cleaned adds the evidence. None if
+            nothing was done.
+        :raises DeviceError: the kernel refused, or has not finished;
+            it is called again later, and no server is given the handle
+            until then.
         """
         return None
 
@@ -475,46 +475,46 @@ def fixed_devices() -> frozenset[str]:
 
 
 def whole_cards() -> frozenset[str]:
-    """Addresses of the cards that a guest may program and flash itself.
+    """Return the addresses of the cards that a guest may program and flash.
 
-    :raises ConfigurationError: [accel] whole_cards has what is not a PCI
+    :raises ConfigurationError: an entry of [accel] whole_cards is not a PCI
         address.
     """
     return pci.addresses(WHOLE_CARDS, CONF.accel.whole_cards)
 
 
 class Defect(Exception):
-    """Why a device or region is not to be used; one clause."""
+    """Why no server may use a device or region; one clause."""
 
 
 class Failure(Defect):
-    """A defect of a device that a reset may end, see steps()."""
+    """A defect of a device that a reset may repair, see steps()."""
 
 
 class NotOffered(Defect):
-    """Why the configuration does not offer a device, which is well."""
+    """Why the configuration does not offer a healthy device; one clause."""
 
 
 class PciDriver(AcceleratorDriver):
     """A driver whose devices are PCI functions that are not VFs.
 
-    A subclass says which functions are its own, and what they have; where
-    they are in the host is read here.
+    A subclass recognizes its functions and reads their properties; this class
+    reads their location in the host.
     """
 
-    #: of the entry point
+    #: entry point name
     NAME: str
     #: True: release() resets the function of a handle, and a handle that
     #: cannot be reset is not offered
     RESETS = False
-    #: whether its devices change without a sign in any directory: then each is
+    #: whether no directory shows changes of its devices: then each device is
     #: examined every [accel] discovery_interval
     POLLED = False
 
     @abc.abstractmethod
     def identify(self, address: str) -> model.Device | None:
-        """Return the type of a function, whatever state it is in; None if it
-        is not this driver's.
+        """Return the identity of a function, regardless of its state; None if
+        it is not this driver's.
 
         Part of find(): reads only what the kernel keeps in memory.
 
@@ -530,8 +530,8 @@ class PciDriver(AcceleratorDriver):
         return self.identify(address) is not None
 
     def is_there(self, device: model.Device) -> bool:
-        """Return whether a function has the ids of a device, whatever drivers
-        report about it.
+        """Return whether a function still has the ids of a device, regardless
+        of what drivers report.
 
         :raises OSError: the function cannot be read.
         """
@@ -572,7 +572,7 @@ class PciDriver(AcceleratorDriver):
                 self.may_be_mine(address)
                 or pci.reads_as_ones(self.kernel, address))
         except (OSError, ValueError):
-            # only examine() may identify it, from before
+            # examine() may identify it with the help of before
             return True
 
     def examine(self, address, before):
@@ -585,19 +585,19 @@ class PciDriver(AcceleratorDriver):
                       else self.recognize(address, before))
             lost = pci.reads_as_ones(self.kernel, address)
             if lost and before:
-                # these are not the ids of another product
+                # the ids read are not those of another product
                 device = None
             elif device and before and (
                     (device.vendor_id, device.product_id)
                     != (before.vendor_id, before.product_id)):
-                # the earlier facts are of another card
+                # before describes another card
                 before = None
                 device = self.recognize(address, None)
         except (OSError, ValueError):
             device, lost = None, True
         if device is None:
             return self._lost(before) if before and lost else None
-        # rules compare it, and devices of a pool share it
+        # rules compare these values, and the devices of a pool share them
         device = dataclasses.replace(
             device, subsystem=pci.subsystem(self.kernel, address)
             or (before.subsystem if before else ''))
@@ -698,7 +698,7 @@ class PciDriver(AcceleratorDriver):
             return interval, error.errno
 
     def health(self, device):
-        """Return the readings of the bus about the function; see the base
+        """Return the readings of the PCI bus about the function; see the base
         class."""
         if pci.ADDRESS.fullmatch(device.address):
             yield from bus.readings(
@@ -713,7 +713,7 @@ class PciDriver(AcceleratorDriver):
 
     def _quarantined(self, device, before, reason) -> model.Device:
         if before and self.POOLED:
-            # it must stay in its pool
+            # the device must stay in its pool
             device = dataclasses.replace(
                 device, traits=before.traits, state_traits=before.state_traits)
         if before:
@@ -736,16 +736,16 @@ class PciDriver(AcceleratorDriver):
         """See the base class; sets up the devices for which nova.conf requests
         VFs.
 
-        :raises AcceleratorError: of the first device that cannot be set up;
-            the others are.
+        :raises AcceleratorError: the first device that cannot be set up; the
+            others are set up nevertheless.
         """
         self.check_options()
         self._each(sriov.wanted(), self.set_up)
 
     def make_virtual_functions(self, address: str | None = None) -> None:
-        """Create the VFs that nova.conf asks for of this driver's functions.
+        """Create the VFs of this driver's functions that nova.conf requests.
 
-        :param address: of one function; None for all.
+        :param address: of one function; None: of all.
         :raises AcceleratorError: the first failure; the others are created.
         """
         self._each(sriov.wanted().keys() & (
@@ -791,11 +791,11 @@ class PciDriver(AcceleratorDriver):
 
     def function_handles(self, address: str, companions: tuple[str, ...] = (),
                          ) -> tuple[model.AttachHandle, ...]:
-        """Return the handles that guests can get of a function: its VFs, or
-        itself.
+        """Return the handles of a function that guests can get: its VFs, or the
+        function itself.
 
-        :param companions: functions that go with it to the same guest.
-        :raises Defect: it is given as a whole, and VFIO would refuse it.
+        :param companions: functions that go to the same guest with it.
+        :raises Defect: it is allocated whole, and VFIO would refuse it.
         """
         vfs = pci.virtual_functions(self.kernel, address)
         if vfs:
@@ -830,9 +830,9 @@ class PciDriver(AcceleratorDriver):
     # Between two servers
 
     def _resettable(self, device: model.Device) -> model.Device:
-        """Return the device without handles that need a reset and have none.
+        """Return the device without handles that need a reset but have none.
 
-        :raises Defect: none is left.
+        :raises Defect: no handle is left.
         """
         handles = tuple(
             h for h in device.handles
@@ -898,7 +898,7 @@ class PciDriver(AcceleratorDriver):
         Linux, since 5.15.
         """
         if pci.reset_methods(self.kernel, function) == ('bus',):
-            # the operator has set it, or a reset that was interrupted
+            # set by the operator, or by a reset that was interrupted
             yield
             return
         self.kernel.write_attribute(function, 'reset_method', 'bus')
@@ -927,8 +927,8 @@ class PciDriver(AcceleratorDriver):
         return self.reset(device, handle)
 
     def steps(self, device):
-        """Return the reset between two servers, usual and by bus, for a whole
-        function; see the base class."""
+        """Return the reset between two servers, in its usual form and by bus,
+        if servers get the device as one function; see the base class."""
         handle = self.whole(device)
         if handle is None or not self.RESETS or not self.is_reset(
                 device, handle):

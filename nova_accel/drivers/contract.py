@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Check the return values of drivers, which other packages may provide: a
+"""Check the return values of drivers, which may come from other packages: a
 wrong value must affect only its device.
 """
 
@@ -19,12 +19,13 @@ from nova_accel import text
 
 #: maximum number of readings of one device
 _MOST_READINGS = 256
-#: maximum number of devices of one driver; a driver that yields more does not
-#: end
+#: maximum number of devices of one driver: find() of a defective driver may
+#: yield them without end
 _MOST = 4096
 
 
-#: attributes that drivers had to set before the methods of a class decided
+#: attribute that drivers had to set in earlier releases, before the methods of
+#: a class replaced it
 _FLAG = 'PREPARES_EVERY_HANDLE'
 
 
@@ -171,8 +172,8 @@ def readings(driver: str, found: Iterable[typing.Any],
 
 
 def usual(error: BaseException, what: str) -> Exception:
-    """Return an error that is safe to log: one of another package may be no
-    Exception, or fail to return its text."""
+    """Return an error that is safe to log: an error of another package may not
+    be an Exception, or fail to return its text."""
     try:
         if isinstance(error, Exception):
             str(error), repr(error)
@@ -190,7 +191,7 @@ def _is_text(value) -> bool:
     try:
         value.encode()
     except UnicodeError:
-        # a lone surrogate, which neither SQLite nor JSON takes
+        # SQLite and JSON refuse a lone surrogate
         return False
     return True
 
@@ -219,7 +220,7 @@ def _wrong(value, kind: typing.Any, name) -> str:
     if kind is str:
         return '' if _is_text(value) else f'{value!r} as {name}'
     if kind is int:
-        # the largest number in SQLite and Placement
+        # the largest number that SQLite and Placement accept
         fits = isinstance(value, int) and abs(value) < 1 << 31
         return '' if fits else f'{value!r} as {name}'
     if not isinstance(value, kind):

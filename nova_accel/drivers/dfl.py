@@ -2,16 +2,16 @@
 """FPGAs on the DFL drivers of Linux: Intel PAC, Silicom N5010.
 
 A card is a PCI function with an FME (the management engine) and up to four
-ports; each port is a region, programmed alone. Ports can be handed to VFs,
-which have a port but no FME. Guests get VFs: the PF has the FME, which
-programs every port, and the controller of the card's flash. A guest gets the
-PF of a card only if [accel] whole_cards has its address.
+ports; each port is a region, programmed alone. A port can be assigned to a VF,
+which has a port but no FME. Guests get VFs: the PF has the FME, which programs
+every port, and the controller of the card's flash. A guest gets the PF only if
+[accel] whole_cards has its address.
 
-A board of OFS has a slot: its port stays with the PF and has no AFU. The AFU of
-the slot has one VF for each of its interfaces, of which the first says by its
-registers which function it has. A guest gets all of them as one accelerator.
-The board has further physical functions, which are parts of it: the first one
-has the FME.
+A board of OFS has a *slot*: its port stays with the PF and has no AFU. The AFU
+of the slot has a VF for each of its interfaces; the registers of the first VF
+show the function. A guest gets all of these VFs as one accelerator. The board
+has further physical functions, which are parts of it: the first one has the
+FME.
 
 Sources: drivers/fpga/dfl*.c and Documentation/fpga/dfl.rst of Linux, those of
 OFS/linux-dfl for slots, and trials on a 6.12 kernel. The numbers in names like
@@ -82,8 +82,8 @@ _BOARDS = {
     '1771': ('N6001', 'AGILEX'),
     '17d4': ('C6100', None),
 }
-#: of OFS, with a slot: the list of features of the FME has its port, without
-#: an AFU (FME_PORT_OFST_BAR_SKIP in dfl-pci.c of Linux, 5.19)
+#: OFS boards, which have a slot: the list of features of the FME shows its port
+#: without an AFU (FME_PORT_OFST_BAR_SKIP in dfl-pci.c of Linux, 5.19)
 _OFS = ('8086', 'bcce')
 #: product -> its memory, which no attribute shows; from Intel's product briefs
 _MEMORY = {'PAC_ARRIA10': (('DDR', 8192),), 'PAC_D5005': (('DDR', 32768),)}
@@ -102,17 +102,17 @@ class _Port:
     function: str
     #: its directory in sysfs
     path: str
-    #: of a slot: the VFs that have its AFU; None for a port that has one
+    #: the VFs that have the AFU of a slot; None for a port with its own AFU
     vfs: tuple[str, ...] | None = None
 
 
 class DflDriver(base.PciDriver):
 
-    #: it has the whole card, whose flash it can write
+    #: a server with the whole card can write its flash
     SERVER_CAN_CHANGE_SERIAL = True
     CONTRACT = base.CONTRACT
     NAME = 'dfl'
-    #: as its ports and the FME's manager report
+    #: the state of ports and of the FME's manager is in attributes
     POLLED = True
 
     # Configuration
@@ -148,7 +148,7 @@ class DflDriver(base.PciDriver):
                 self._hand_over_ports(address)
         except (_Defect, OSError, ValueError) as e:
             raise exception.DeviceError(
-                f'{sriov.OPTION} wants VFs of {address}, which are not all '
+                f'{sriov.OPTION} requests VFs of {address}, which are not all '
                 f'there ({e}): read dmesg.') from e
 
     def _hand_over_ports(self, address):
@@ -161,8 +161,8 @@ class DflDriver(base.PciDriver):
             return
         present = {port.id for port in self._ports(address, [])}
         if not present.union(range(count)).issuperset(range(implemented)):
-            # nova-compute was killed after it had released a port and before
-            # it created VFs; ports that are assigned back have no driver
+            # nova-compute was killed between releasing a port and creating
+            # VFs; ports that are assigned to the PF again have no driver
             self.kernel.rebind(address, KERNEL_DRIVER)
             self._wait(address, implemented)
         self._enable_vfs(address, range(count), implemented)
@@ -215,14 +215,14 @@ class DflDriver(base.PciDriver):
         return self._identity(address, ids) if ids in _PRODUCTS else None
 
     def _is_for_rules(self, address) -> bool:
-        """Return whether a rule of the driver pci names a board of which this
-        driver can offer nothing."""
+        """Return whether a rule of the driver pci names a board that this
+        driver cannot offer."""
         return ('pci' in CONF.accel.enabled_drivers
                 and pci_rule.PciRuleDriver(self.kernel).may_be_mine(address))
 
     def _is_part(self, address) -> bool:
-        """Return whether a function is a part of a board whose first function
-        is another one."""
+        """Return whether a function is a secondary function of a board.
+        """
         first = f'{address.rpartition(".")[0]}.0'
         try:
             return address != first and pci.ids(self.kernel, first) == _OFS
@@ -261,7 +261,7 @@ class DflDriver(base.PciDriver):
         device = dataclasses.replace(
             device, regions=self._regions(device, fme, before))
         reason = self._why_not_whole(device.address)
-        # a server keeps the card that it has
+        # the server that has the card keeps it
         return dataclasses.replace(
             device, health=model.Health.QUARANTINED if reason
             else model.Health.OK, reason=reason, is_not_offered=bool(reason))
@@ -298,14 +298,14 @@ class DflDriver(base.PciDriver):
         if found:
             return found
         if pci.driver(self.kernel, address) == VFIO:
-            # a guest has the card, or had it: the FME is not visible
+            # a guest has the card, or had it until now: the FME is not visible
             return None
         return next(filter(None, (
             self._mac_address(fme)
             for fme in self._children(address, 'dfl-fme'))), '')
 
     def _mac_address(self, directory) -> str:
-        """Return the MAC address of a board, '' if it identifies none.
+        """Return the MAC address of a board, '' if it is not unique to it.
 
         :param directory: of the FME, or of a part of it: the controller is
             such a part, or behind an SPI bus of one.
@@ -342,7 +342,7 @@ class DflDriver(base.PciDriver):
                             f'its FME has catastrophic or fatal errors '
                             f'({text})'))
                 else:
-                    # each bit is a kind of error, and stays until it is
+                    # each bit is a kind of error, and stays set until it is
                     # cleared
                     yield signals.Reading(
                         'card_errors', value.bit_count(), f'FME {name}')

@@ -1,6 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Isolate GPUs that a fabric connects: NVLink, with or without NVSwitches,
-AMD's XGMI.
+"""Isolate GPUs that NVLink (with or without NVSwitches) or AMD's XGMI connect.
 
 Over the fabric a GPU reaches the memory of the others, bypassing every IOMMU.
 Therefore the operator decides for each device whether it is allocated alone or
@@ -11,8 +10,8 @@ the host has no driver for the GPUs. So the operator configures the module of
 each GPU, or a command of their own.
 
 amdgpu shows the XGMI hive of a GPU. The hive is recorded, because it is not
-visible while vfio-pci has the GPU. Other GPUs count as connected according to
-their product. Products newer than this module count as connected.
+visible while vfio-pci has the GPU. Whether other GPUs are connected is derived
+from their product. Products newer than this module count as connected.
 
 Sources: NVIDIA's Fabric Manager user guide (Shared NVSwitch) and the Mission
 Control guide for GB200; amd/MxGPU-Virtualization, mi300_xgmi.c and
@@ -45,39 +44,39 @@ OPTION = '[accel] fabric_command'
 MODULES = '[accel] gpu_modules'
 #: the operator sets up partitions that stay as they are
 STATIC = 'static'
-#: Fabric Manager is asked by its library; the address may follow after ':'
+#: call the library of Fabric Manager; its address may follow after ':'
 LIBRARY = 'libnvfm'
 
-#: what NVSwitches are: other bridges
+#: class of the NVSwitches' PCI functions: other bridges
 _SWITCH = 0x0680
 _NVIDIA, _AMD = '10de', '1002'
-#: chips whose NVSwitches show no PCI function of the host, or are in another
+#: chips whose NVSwitches have no PCI function on the host, or are in another
 #: tray of the rack: GB100 and GB102 (B200, GB200), Vera Rubin
 #: (kubevirt/kubevirt pull request 19070), GB110 (B300, GB300)
 _UNDER_HIDDEN_SWITCHES = (
     (0x2900, 0x29ff), (0x3000, 0x30ff), (0x3180, 0x31ff))
-#: chips with NVLink that boards without NVSwitch join directly, two to four of
-#: them: GP100, GV100, GA100, GH100
+#: chips with NVLink: boards without NVSwitch connect two to four of them
+#: directly. GP100, GV100, GA100, GH100
 _NVLINK = ((0x15f0, 0x15ff), (0x1d80, 0x1dff), (0x2080, 0x20ff),
            (0x2300, 0x237f))
-#: of these the PCI Express cards, which only a bridge of NVLink joins, and
+#: exceptions: PCI Express cards, which only an NVLink bridge connects, and
 #: TITAN V and CMP, which have no NVLink
 _CARDS = frozenset((
     '15f0', '15f7', '15f8', '1d81', '1d83', '1d84', '1db3', '1db4', '1db6',
     '1dba', '1dc1', '1df0', '1df4', '1df6', '2082', '20b1', '20b5', '20b7',
     '20b8', '20b9', '20c2', '20f1', '20f5', '20f6', '20fd', '2313', '2321',
     '2322', '2331', '233a', '233b'))
-#: the newest product of NVIDIA that this module knows
+#: the newest NVIDIA device id that this module knows
 _NEWEST = 0x31ff
-#: without a display: GPUs for data centers have this class
+#: class of a GPU without a display, as in data centers
 _3D_CONTROLLER = 0x0302
-#: MI50 and MI60, MI100, MI210 and MI250, which bridges join
+#: MI50 and MI60, MI100, MI210 and MI250, which bridges connect
 _XGMI_BRIDGES = ((0x66a0, 0x66af), (0x7388, 0x738e), (0x7408, 0x740f))
-#: in the record of a GPU: its hive
+#: name in the record of a GPU for its hive; value without a hive
 _HIVE, _NO_HIVE = 'xgmi_hive', '0'
 #: directory in which KFD shows the host's GPUs
 _KFD = 'class/kfd/kfd/topology/nodes'
-#: processing accelerators: with AMD MI300 and later, boards of eight
+#: class of processing accelerators; AMD: MI300 and later, boards of eight
 INSTINCT = 0x1200
 #: GPUs of Arm hosts (GH200, GB200, GB300, Vera Rubin), whose memory is not a
 #: region of the function (nvgrace_gpu_vfio_pci_table in
@@ -88,7 +87,7 @@ _COHERENT = frozenset((
 #: GPUs without memory of their own: MI300A, GB10 of DGX Spark. Source: their
 #: makers' product pages
 _OF_THE_HOST = frozenset(((_AMD, '74a0'), (_NVIDIA, '2e12')))
-#: of gim, which is for MI300 and later
+#: parameter of gim, the driver for MI300 and later
 _SHARING = 'module/gim/parameters/fb_sharing_mode'
 
 _lock = locks.Lock(
@@ -100,9 +99,10 @@ def obstacle(kernel, device: model.Device, option: str,
              found: Iterable[rules.Rule]) -> str:
     """Return why a device must not be offered, as a clause, or ''.
 
-    :param option: that has the rules, ``[accel] include_devices``.
-    :param found: its rules. A rule names a device by the whole address only: a
-        wildcard includes GPUs that the operator did not think of.
+    :param option: name of the option with the rules, ``[accel]
+        include_devices``.
+    :param found: its rules. Only a rule with the whole address names a device:
+        a wildcard might include GPUs that the operator did not think of.
     :raises OSError: sysfs cannot be read.
     """
     address = device.address
@@ -130,8 +130,8 @@ def obstacle(kernel, device: model.Device, option: str,
 
 def recorded(kernel, device: model.Device, before: model.Device | None,
              ) -> model.Device:
-    """Return a GPU with its XGMI hive in its record: the present one, or the
-    one when amdgpu had it last."""
+    """Return a GPU with its XGMI hive in its record: the present hive, or the
+    last one that amdgpu showed."""
     found = hive(kernel, device.address)
     if found:
         return dataclasses.replace(device, record=((_HIVE, found),))
@@ -140,8 +140,8 @@ def recorded(kernel, device: model.Device, before: model.Device | None,
 
 
 def hive(kernel, address: str) -> str:
-    """Return the id of the hive of XGMI that amdgpu shows of a GPU; '0' if
-    it is in none, '' if amdgpu does not show it."""
+    """Return the id of the XGMI hive that amdgpu shows for a GPU; '0' if the
+    GPU is in none, '' if amdgpu does not have the GPU."""
     if not _is_amd(kernel, address):
         return ''
     try:
@@ -151,7 +151,7 @@ def hive(kernel, address: str) -> str:
 
 
 def _hive_by_kfd(kernel, address) -> str:
-    """Return the hive, as hive(), of a GPU without a directory of its hive."""
+    """Return the hive, like hive(), if amdgpu has no directory for it."""
     place = {'domain': str(int(address.partition(':')[0], 16)),
              'location_id': str(pci.routing_id(address))}
     try:
@@ -161,7 +161,7 @@ def _hive_by_kfd(kernel, address) -> str:
             if place.items() <= found.items():
                 return found.get('hive_id', '')
     except (OSError, ValueError):
-        # KFD is being removed, or is of another release
+        # KFD is being removed, or has another format
         pass
     return ''
 
@@ -200,12 +200,12 @@ def _fabric_manager() -> str:
 
 
 def memory_obstacle(device: model.Device) -> str:
-    """Return why a guest would have a GPU without its memory, as a clause,
-    or ''.
+    """Return why a guest would get a GPU without its memory, as a clause, or
+    ''.
 
-    Where the GPU shares the memory space of its processor, nvgrace_gpu_vfio_pci
-    shows its memory to QEMU. The driver of the guest then wants a PCI root
-    complex with an SMMUv3 for each GPU, and nodes of memory that is added
+    If the GPU shares the memory space of its processor, nvgrace_gpu_vfio_pci
+    shows its memory to QEMU. The driver in the guest then requires a PCI root
+    complex with an SMMUv3 for each GPU, and NUMA nodes for memory that is added
     later.
     """
     if (device.vendor_id, device.product_id) in _OF_THE_HOST:
@@ -220,9 +220,9 @@ def memory_obstacle(device: model.Device) -> str:
 
 
 def obstacle_of_vgpus(kernel, device: model.Device) -> str:
-    """Return why vGPUs of a GPU of NVIDIA would not work, a clause, or ''.
+    """Return why vGPUs of an NVIDIA GPU would not work, as a clause, or ''.
 
-    For each guest a partition has to be active with the VFs that it has
+    Each guest needs an active partition with the VFs that it has
     (fmActivateFabricPartitionWithVFs() of NVIDIA's Fabric Manager SDK).
 
     :raises OSError: sysfs cannot be read.
@@ -238,7 +238,7 @@ def obstacle_of_vgpus(kernel, device: model.Device) -> str:
 def has_partition(kernel, device: model.Device) -> bool:
     """Return whether a vGPU gets the partition of its GPU alone.
 
-    A vGPU with a part of the GPU cannot: a partition accepts one VF of each
+    A vGPU with a part of the GPU does not: a partition accepts one VF of each
     GPU, and refuses more (NVIDIA/kubevirt-gpu-device-plugin pull request 193).
 
     :raises OSError: sysfs cannot be read.
@@ -252,7 +252,7 @@ def obstacle_of_vfs(kernel, device: model.Device, vfs: Iterable[str]) -> str:
     With one VF for each GPU, gim lets all GPUs of a board reach each other's
     memory, with several it does not (mi300_xgmi_is_fb_sharing_allowed()).
 
-    :param vfs: all of them.
+    :param vfs: all VFs of the GPU.
     """
     if (not _is_instinct(kernel, device)
             or len(list(vfs)) != 1 or sets.of(device.address)):
@@ -279,8 +279,8 @@ def _is_instinct(kernel, device) -> bool:
 
 
 def _joined(kernel, device) -> str:
-    """Return the beginning of a sentence about a connection of a GPU with
-    others that has no NVSwitch; '' without a connection."""
+    """Return the beginning of a sentence about a connection to other GPUs that
+    has no NVSwitch; '' without one."""
     hive_id = dict(device.record).get(_HIVE)
     if hive_id:
         return '' if hive_id == _NO_HIVE else 'XGMI joins it with other GPUs'
@@ -311,8 +311,8 @@ def _switch(kernel, device) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _first_switch(kernel, functions) -> str:
-    """Return the first NVSwitch of the host, '' without one. Cached, because
-    each GPU of a scan gets the same answer."""
+    """Return the first NVSwitch of the host, '' without one. Cached: the result
+    is the same for each GPU of a scan."""
     for function in functions:
         if (pci.class_code(kernel, function) >> 8 == _SWITCH
                 and pci.identifier(kernel, function, 'vendor') == _NVIDIA):
@@ -321,12 +321,12 @@ def _first_switch(kernel, functions) -> str:
 
 
 def activate(kernel, device: model.Device, vf: str = '') -> None:
-    """Let a guest reach the GPUs of a device's set over the fabric, and no
-    others.
+    """Let a guest reach the other GPUs of a device's set over the fabric, and
+    only these.
 
-    Does nothing if that is so already, or for other devices.
+    Does nothing if the partition is active, or for devices without a set.
 
-    :param vf: by which a guest has the whole GPU, as a vGPU.
+    :param vf: the VF by which a guest has the whole GPU, as a vGPU.
     :raises DeviceError: the partition cannot be activated.
     """
     _run(kernel, device, nvfm.ACTIVATE, vf)
@@ -341,8 +341,8 @@ def deactivate(kernel, device: model.Device, vf: str = '') -> None:
 
 
 def check(kernel, device: model.Device) -> Iterator[base.Finding]:
-    """Ask Fabric Manager for the partition of a set, at its first device, or
-    of a GPU that offers vGPUs."""
+    """Check that Fabric Manager has the partition of a set (only for the first
+    device of the set) or of a GPU that offers vGPUs."""
     members = (device.address,) if device.creatable else sets.of(
         device.address)
     if not (members and members[0] == device.address and _fabric_manager()
@@ -385,7 +385,7 @@ def _call(action, members, vf='') -> str:
     else:
         command = [CONF.accel.fabric_command, action, *members]
     try:
-        # with -m, Python would also find modules in the working directory
+        # not -m: Python would also search the working directory for modules
         limited.run(command, CONF.accel.device_timeout)
     except limited.ProgramFailed as error:
         return f'{" ".join(command)} {error}'

@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Whole GPUs: NVIDIA, AMD, Intel.
 
-A GPU goes to one guest by its PCI function, whatever driver the host has for
-it. GPUs that are shared out, by VFs or as mediated devices, are left to the
-driver vgpu; where that is not enabled, they are listed with the reason.
-Sources: the id tables of amdgpu, i915 and xe in Linux for classes;
+A GPU goes to one guest by its PCI function, whatever driver of the host has
+it. GPUs that are divided, by VFs or as mediated devices, belong to the driver
+vgpu; if that is not enabled, they are listed with the reason. Sources: the id
+tables of amdgpu, i915 and xe in Linux for classes;
 Documentation/ABI/testing/sysfs-bus-pci and pci-sysfs.c of Linux for boot_vga;
-host.nvidia for what GPUs of NVIDIA report of their memory.
+host.nvidia for reports of NVIDIA GPUs about their memory.
 """
 
 from collections.abc import Iterator
@@ -34,12 +34,12 @@ from nova_accel import naming
 CONF = conf.CONF
 
 VENDORS = {'10de': 'NVIDIA', '1002': 'AMD', '8086': 'INTEL'}
-#: Instinct cards since MI300 are processing accelerators; with Intel that
-#: class is of its FPGAs
+#: vendor -> classes of its GPUs, if other than displays. Instinct cards since
+#: MI300 are processing accelerators; Intel's FPGAs have that class, too
 _CLASSES = {'1002': pci.DISPLAYS | {0x1200}}
-#: why it is not shown that the memory of other GPUs is clear. amdgpu takes the
-#: memory for lost after most resets, which is not cleared
-#: (amdgpu_device_check_vram_lost() of Linux); xe clears the memory of VFs alone
+#: vendor -> why a GPU cannot show that its memory is clear. amdgpu assumes that
+#: the memory is lost after most resets, which does not mean cleared
+#: (amdgpu_device_check_vram_lost() of Linux); xe clears only the memory of VFs
 #: (pf_sanitize_lmem() in xe_gt_sriov_pf_config.c)
 UNKNOWN = {
     '10de': 'it is not known where this product of NVIDIA reports that it has '
@@ -48,9 +48,9 @@ UNKNOWN = {
             'the GPU reports it',
     '8086': 'no document of Intel says that a reset clears the memory, or '
             'where the GPU reports it'}
-#: Use.memory: it has a driver of the host when no server has it
+#: value of Use.memory: a driver of the host has the GPU between servers
 _HOSTS = 'host'
-#: mode -> what sets it, with the address of the GPU
+#: mode -> command that sets it; {} is the address of the GPU
 _SET_MODE = {
     'ECC': 'nvidia-smi -i {} -e 0 or 1, and a reset',
     'MIG': 'nvidia-smi -i {} -mig 0 or 1, and a reset',
@@ -130,13 +130,13 @@ class GpuDriver(slot.SlotDriver):
     # Between two servers
 
     def unshowable(self, device):
-        """See the base class; of the GPUs of NVIDIA that host.nvidia knows it
-        is read whether they have cleared their memory."""
+        """See the base class; NVIDIA GPUs that host.nvidia knows report whether
+        they have cleared their memory."""
         return '' if _family(device) else UNKNOWN[device.vendor_id]
 
     def reset_methods(self, device, handle, function):
-        """See the base class; a GPU that clears its memory when it boots is
-        reset by its bus, where that is possible and the policy is clear."""
+        """See the base class; under the policy clear, a GPU that clears its
+        memory when it boots is reset by its bus if possible."""
         found = super().reset_methods(device, handle, function)
         if ('bus' in found and _family(device) and handover.policy(
                 device, handle.address) is handover.Policy.CLEAR):
@@ -144,18 +144,18 @@ class GpuDriver(slot.SlotDriver):
         return found
 
     def release(self, device, handle, created_type, use):
-        """See the base class; compares the modes of the GPU with those of the
+        """See the base class; compares the modes of the GPU with those at the
         last hand-over.
 
-        :raises NotCleared: its memory is not clear, or not shown to be where
-            [accel] handover demands that; or a mode is another one.
+        :raises NotCleared: its memory is not clear, or not shown to be clear
+            although [accel] handover demands it; or a mode has changed.
         """
         address = handle.address
         is_hosts = use.memory == _HOSTS or (
             not pci.is_for_vfio(self.kernel, address))
         if is_hosts and self.reset_methods(
                 device, handle, address)[:1] == ('bus',):
-            # a call that was killed has left it bound to vfio-pci
+            # a killed call may have left it bound to vfio-pci
             use.remember(_HOSTS)
         done = super().release(device, handle, created_type, use)
         if is_hosts and pci.is_for_vfio(self.kernel, address):
@@ -180,7 +180,7 @@ class GpuDriver(slot.SlotDriver):
         return done
 
     def reset_function(self, device, function, methods):
-        """See the base class; checks after a reset of the bus that the GPU has
+        """See the base class; after a bus reset, checks that the GPU has
         cleared its memory.
 
         :raises NotCleared: it has not.
@@ -199,7 +199,7 @@ class GpuDriver(slot.SlotDriver):
                 with self._readable(function, by):
                     watched = self.kernel.reset_gpu(
                         function, by, family,
-                        # the error comes before that of the limit
+                        # so that this error comes before that of the limit
                         CONF.accel.device_timeout * 500)
             except OSError as error:
                 if error.errno == errno.EBUSY:
@@ -213,7 +213,7 @@ class GpuDriver(slot.SlotDriver):
 
     @contextlib.contextmanager
     def _readable(self, function, by) -> Iterator[None]:
-        """Have a function bound as a way of reading needs it."""
+        """Bind a function as its registers require, and restore it on exit."""
         was_for_vfio = pci.is_for_vfio(self.kernel, function)
         if by == 'VFIO':
             if not was_for_vfio:
@@ -265,7 +265,7 @@ def _family(device: model.Device) -> str:
 
 
 def not_shown(done: str, why: str, **facts: typing.Any) -> str:
-    """Return done with the reason why it shows nothing of the memory; as it is
-    without one."""
+    """Return done, with the reason why nothing shows that the memory is clear;
+    done itself without a reason."""
     return base.Cleaned(done, memory=handover.NOT_SHOWN, why=why,
                         **facts) if why else done

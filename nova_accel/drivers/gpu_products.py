@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Name GPUs, for traits and pools.
 
-The table only grows: flavors and images ask for the names that it has. Source:
-the PCI ID repository of 2026-08-22, and the list of products of NVIDIA's
-driver where two differ only by their subsystem. ``python -m tests.products
-FILE`` compares the table with a pci.ids file, and shows missing products.
+Names are never removed from the table, because flavors and images request them.
+Sources: the PCI ID repository of 2026-08-22; for products that differ only by
+subsystem, the product list of NVIDIA's driver. ``python -m tests.products
+FILE`` compares the table with a pci.ids file and shows missing products.
 """
 
 #: vendor -> family -> product -> device ids
@@ -75,7 +75,7 @@ PRODUCTS: dict[tuple[str, ...], tuple[str, str]] = {
     for vendor, families in _NAMES.items()
     for family, products in families.items()
     for product, devices in products.items() for device in devices.split()}
-#: (vendor, device, subsystem) -> product, family, if the device has two names
+#: (vendor, device, subsystem) -> product, family, if a device id has two names
 BOARDS: dict[tuple[str, ...], tuple[str, str]] = {
     ('10de', '25b6', '10de:14a9'): ('A16', 'AMPERE'),
     ('10de', '25b6', '10de:157e'): ('A2', 'AMPERE'),
@@ -83,10 +83,10 @@ BOARDS: dict[tuple[str, ...], tuple[str, str]] = {
 
 
 def name(vendor: str, device: str, subsystem: str) -> tuple[str, str | None]:
-    """Return product and family; the device id and None of an unknown one.
+    """Return product and family; device id and None for an unknown product.
 
-    :param vendor: id of four hex digits, as device.
-    :param subsystem: as pci.subsystem().
+    :param vendor: id, four hex digits; device likewise.
+    :param subsystem: as from pci.subsystem().
     """
     for names, key in ((BOARDS, (vendor, device, subsystem)),
                        (PRODUCTS, (vendor, device))):

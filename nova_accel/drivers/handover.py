@@ -18,9 +18,9 @@ OPTION = '[accel] handover'
 class Policy(enum.Enum):
     """The values of [accel] handover."""
 
-    #: nothing
+    #: the device is not cleaned
     NONE = 'none'
-    #: the reset of the function or of the port alone
+    #: only the reset of the function or of the port
     RESET = 'reset'
     #: the reset, and the removal of all state that the driver knows of
     CLEAR = 'clear'
@@ -28,8 +28,8 @@ class Policy(enum.Enum):
     OPERATOR = 'operator'
     #: as CLEAR, with a reset of the bus: see by_bus()
     BUS = 'bus'
-    #: as BUS, and what the device reports of itself has to show that its
-    #: memory is clear: see demands_proof()
+    #: as BUS, and the values that the device reports must show that its memory
+    #: is clear: see demands_proof()
     SHOWN = 'shown'
 
 
@@ -41,14 +41,14 @@ CLEARED, NOT_SHOWN = 'cleared', 'not shown'
 class Policies:
     """The parsed value of [accel] handover."""
 
-    #: by PCI address, name of a driver, and '' for all others
+    #: PCI address, or name of a driver -> policy; '' -> policy of all others
     named: Mapping[str, Policy]
-    #: in their order
+    #: in the order of the option
     by_rule: tuple[tuple[rules.Rule, Policy], ...]
 
     def about(self, device: model.Device, *addresses: str) -> Policy | None:
-        """Return the policies that apply to a device, by address, rule and
-        driver; the first one takes precedence.
+        """Return the policy for a device, if one is named: by address, then by
+        rule, then by driver.
 
         :param addresses: of the handle, if it has one of its own.
         """
@@ -106,8 +106,8 @@ def policy(device: model.Device, *addresses: str) -> Policy:
 
 
 def by_bus(device: model.Device, *addresses: str) -> bool:
-    """Return whether a device is reset by its bus only, because some cards
-    keep state in a reset of the function.
+    """Return whether a device is reset by its bus only, because a function
+    reset would leave state in it.
 
     :param addresses: as for policy().
     :raises ConfigurationError: the option cannot be read.
@@ -116,8 +116,8 @@ def by_bus(device: model.Device, *addresses: str) -> bool:
 
 
 def demands_proof(device: model.Device, *addresses: str) -> bool:
-    """Return whether no server may get a device whose memory was not shown to
-    be clear.
+    """Return whether a device is withheld unless its memory was shown to be
+    clear.
 
     :param addresses: as of policy().
     :raises ConfigurationError: the option cannot be read.

@@ -1,22 +1,22 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """NVMe disks: whole controllers, or their VFs.
 
-A controller that the host itself uses is listed and withheld, and so is one
-with data when it is first seen: later data may be a server's. If disks are
-erased after each server, a disk is read once more before the next server gets
-it. Sources: the PCI code of the NVM Express interface (010802),
-drivers/nvme/host of Linux for what is below a controller in sysfs, the NVM
-Express Base Specification 2.0 for what a server can change of a disk, the PCI
-ID repository for vendors.
+The driver withholds a controller that the host itself uses, and one that
+contains data when it is first seen; data found later may be a server's. If
+disks are erased after each server, a disk is read once more before the next
+server gets it. Sources: the PCI code of the NVM Express interface (010802),
+drivers/nvme/host of Linux for sysfs below a controller, the NVM Express Base
+Specification 2.0 for the parts of a disk that a server can change, the PCI ID
+repository for vendors.
 
-The record of a disk is the serial number, the firmware revision and the
+The *record* of a disk is the serial number, the firmware revision and the
 namespaces that it had when it was first seen. The claim store keeps it with
-the device, and the driver gets it as ``before``. With the policy ``clear`` it
+the device, and the driver gets it as ``before``. Under the policy ``clear`` it
 is never updated, because the driver cannot distinguish changes by the operator
 from changes by the last server. A disk that the nvme driver of the host never
-had has no record, is not offered and is not erased: only that driver shows its
-identity and content. If the operator keeps a disk on vfio-pci, the nvme driver
-gets it for a moment before a server does.
+had has no record and is neither offered nor erased: only that driver shows its
+identity and content. If the operator keeps a disk on vfio-pci, it is bound to
+the nvme driver for a moment before each server.
 """
 
 from collections.abc import Hashable
@@ -45,21 +45,19 @@ LOG = logging.getLogger(__name__)
 
 _NVM_EXPRESS = 0x010802
 _DRIVER = 'nvme'
-#: seconds in which the host's driver must have begun with a disk after it is
-#: bound
+#: seconds until the nvme driver must have started to initialize a bound disk
 _READY_SECONDS = 20
-#: seconds in which a controller that the driver has begun with must be live:
-#: CAP.TO is at most 127.5 s (NVM Express; nvme_wait_ready() in core.c of
-#: Linux)
+#: seconds until a controller that it initializes must be live: CAP.TO is at
+#: most 127.5 s (NVM Express; nvme_wait_ready() in core.c of Linux)
 _LIVE_SECONDS = 130
 #: states of a controller that may become live (nvme_ctrl_state of Linux)
 _STARTING = frozenset(('new', 'connecting', 'resetting'))
-#: seconds in which the host's driver must show the namespaces of a bound disk
+#: seconds until the nvme driver must show the namespaces of a bound disk
 _SETTLE_SECONDS = 0.5
 #: seconds between two reads of the state of a sanitize operation
 _POLL_SECONDS = 1
-#: seconds in which its progress must change. A controller without progress
-#: overwrites 20 TB in them, at 1 GB/s
+#: seconds in which its progress must change: time to overwrite 20 TB at 1 GB/s,
+#: for controllers that do not report progress
 _PROGRESS_SECONDS = 6 * 3600
 #: bytes; capacity that the granularity of namespaces leaves unused
 _ROUNDING = 1 << 30
@@ -71,7 +69,7 @@ _ACCEPT = ('to accept it, set [accel] handover = {}=none for one start of '
            'nova-compute')
 _BIND = (f'bind it to the driver {_DRIVER} until nova-compute has seen it '
          f'there')
-#: other vendors are named by their id
+#: vendor id -> name; for other vendors the id is the name
 _VENDORS = {
     '025e': 'SOLIDIGM', '1179': 'TOSHIBA', '1344': 'MICRON',
     '144d': 'SAMSUNG', '15b7': 'SANDISK', '1987': 'PHISON', '19e5': 'HUAWEI',
@@ -180,12 +178,12 @@ class NvmeDriver(base.PciDriver):
         A missing record begins now; a new device also gets the description of
         its content.
 
-        :param is_new: it was never offered.
+        :param is_new: whether it was never offered.
         """
         address = device.address
         now = self._identity(address)
         if now is None:
-            # the host's driver does not have it
+            # the nvme driver does not have it
             if ((is_new or _SERIAL not in dict(device.record))
                     and not pci.is_open(self.kernel, address)):
                 raise base.Defect(
@@ -286,7 +284,7 @@ class NvmeDriver(base.PciDriver):
                 f'nvme delete-ns')
 
     def _writes(self, address) -> tuple[str, ...]:
-        """Return the number of writes to each disk
+        """Return the number of writes to each disk, to detect changes
         (Documentation/block/stat.rst of Linux)."""
         return tuple(
             self.kernel.read(f'class/block/{name}/stat').split()[4]
@@ -294,7 +292,7 @@ class NvmeDriver(base.PciDriver):
             if re.fullmatch('nvme[0-9]+n[0-9]+', name))
 
     def _check_layout(self, device, before):
-        # the kernel finds them one by one, after the controller is live
+        # the kernel adds them one by one after the controller is live
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             layout = self._layout(device.address)
@@ -310,8 +308,8 @@ class NvmeDriver(base.PciDriver):
     def _identity(self, address):
         """Return (serial number, firmware revision, namespaces).
 
-        None if the host's driver does not have the disk, or has not begun with
-        it.
+        None if the nvme driver does not have the disk, or has not started to
+        initialize it.
         """
         top = self._controller(address)
         if not top or self.kernel.read(f'{top}/state') != 'live':
@@ -321,8 +319,8 @@ class NvmeDriver(base.PciDriver):
                 self._layout(address))
 
     def _controller(self, address) -> str | None:
-        """Return the directory of the controller, None if the host's driver
-        does not have it."""
+        """Return the directory of the controller, None if the nvme driver does
+        not have it."""
         if pci.driver(self.kernel, address) != _DRIVER:
             return None
         names = self.names(pci.path(address, 'nvme'))
@@ -330,13 +328,13 @@ class NvmeDriver(base.PciDriver):
                 else None)
 
     def _is_dead(self, address) -> bool:
-        """Return whether the host's driver has given up the controller, but
-        stays bound to it (nvme_reset_work() of Linux)."""
+        """Return whether the nvme driver has given up the controller while it
+        is still bound (nvme_reset_work() of Linux)."""
         top = self._controller(address)
         return bool(top) and self.kernel.read(f'{top}/state') == 'dead'
 
     def serial(self, address):
-        """Return the serial number that the host's driver shows; see the base
+        """Return the serial number that the nvme driver shows; see the base
         class."""
         found = self._identity(address)
         return found[0] if found else None
@@ -344,7 +342,7 @@ class NvmeDriver(base.PciDriver):
     def _layout(self, address) -> tuple[str, ...]:
         found = []
         for name in usage.disks(self.kernel, address):
-            # not the partitions, nor the paths to a disk that has several
+            # neither partitions nor single paths of a multipath disk
             if re.fullmatch('nvme[0-9]+n[0-9]+', name):
                 top = f'class/block/{name}'
                 size = int(self.kernel.read(
@@ -362,10 +360,10 @@ class NvmeDriver(base.PciDriver):
         return tuple(text for _, text in sorted(found))
 
     def _alone(self, address) -> tuple[str, ...]:
-        """Return the other functions with a controller of its NVM subsystem.
+        """Return other functions with a controller of the same NVM subsystem,
+        except its VFs.
 
-        Its VFs are such controllers, and do not count. The host's driver must
-        have both.
+        The nvme driver must have both.
         """
         own, others = None, {}
         for name in self.names('class/nvme'):
@@ -386,8 +384,8 @@ class NvmeDriver(base.PciDriver):
     # VFs
 
     def _cleanable(self, device, handles, before):
-        """Return the handles of the VFs that can be offered: those that can be
-        cleaned and share no data, and those whose policy needs no cleaning."""
+        """Return the handles of VFs that can be offered: VFs that can be
+        cleaned and share no data, and VFs whose policy requires no cleaning."""
         free = {h.address for h in handles if handover.policy(device, h.address)
                 in (Policy.NONE, Policy.OPERATOR)}
         obstacles: dict = {}
@@ -408,9 +406,9 @@ class NvmeDriver(base.PciDriver):
         return tuple(h for h in handles if h.address in free)
 
     def _vf_obstacles(self, device) -> dict[str, str]:
-        """Return address of a VF -> why a server cannot get it, '' if it can.
+        """Return address of a VF -> reason to withhold it, '' without one.
 
-        :returns: nothing if the operator vouches for all VFs.
+        :returns: {} if the operator has exempted all VFs from cleaning.
         """
         address = device.address
         vfs = pci.virtual_functions(self.kernel, address)
@@ -440,8 +438,8 @@ class NvmeDriver(base.PciDriver):
     # What servers get
 
     def prepare(self, device, handle, created_type, fresh, use):
-        """Refuse a disk other than the recorded one, and a disk with data that
-        is not a server's; see the base class."""
+        """Refuse a disk other than the recorded one, and a disk with foreign
+        data; see the base class."""
         self.check_unused(handle)
         try:
             if handle.address == device.address:
@@ -472,8 +470,8 @@ class NvmeDriver(base.PciDriver):
         if pci.is_open(self.kernel, address):
             if fresh:
                 raise base.Defect('a guest has it: see which one')
-            # data of this server, for example before an unrescue: compared as
-            # it started
+            # the disk has data of this server, for example before an unrescue;
+            # it was checked when the server got it
             return
         with self._bound(address):
             now = self.serial(address)
@@ -485,8 +483,7 @@ class NvmeDriver(base.PciDriver):
                     f'its serial number is {str(now)[:20]!r}, and was '
                     f'{before[:20]!r}: put that disk back, or {_BIND}')
             if fresh and handover.policy(device) is Policy.CLEAR:
-                # the disk was erased after its last server, if any; erasure
-                # may leave noise
+                # an erased disk may contain noise, so only signatures count
                 foreign = self._foreign(address, signed=True)
                 if foreign:
                     raise base.Defect(foreign)
@@ -502,9 +499,8 @@ class NvmeDriver(base.PciDriver):
     def release(self, device, handle, created_type, use):
         """Erase a disk and restore it, or erase the namespaces of a VF.
 
-        Each step can be repeated: a call that ended in the middle, or was
-        killed, leaves a disk that the next call cleans from the start. A
-        running sanitize operation is awaited.
+        Each step can be repeated: after a call that was interrupted, the next
+        one cleans from the start. A running sanitize operation is awaited.
 
         :returns: 'sanitize <method>', 'format', 'reset controller', 'format by
             the PF' or 'reset by the PF'; None if nothing was done.
@@ -600,7 +596,7 @@ class NvmeDriver(base.PciDriver):
         address = device.address
         found = self.kernel.read_nvme(address)
         if not found.serial or _known_serial(device) != found.serial:
-            # a disk that is, or may be, another one is not erased
+            # a disk that may be another one is not erased
             self._refuse(device, found)
         if found.sanitize:
             self._sanitize(address, found.sanitize)
@@ -611,7 +607,7 @@ class NvmeDriver(base.PciDriver):
         if formats or not found.sanitize:
             self.kernel.format_nvme(address, formats)
         self._refuse(device, found)
-        # both were compared with those of the record
+        # both were compared with the record above
         facts = {'serial': 'as before', 'firmware': 'as before'}
         if found.sanitize:
             return base.Cleaned(f'sanitize {found.sanitize}',
@@ -621,10 +617,10 @@ class NvmeDriver(base.PciDriver):
     def _sanitize(self, address, method):
         """Sanitize a disk, and wait for the end.
 
-        A running operation of the same kind was begun here, before a restart
-        of nova-compute. An operation that the server began erases as well, but
-        its overwrite has a pattern that no log page shows. An operation that
-        has ended proves nothing, because the server may have written after it.
+        A running operation of the same kind was started here, before a restart
+        of nova-compute. An operation that the server started erases as well,
+        but the pattern of its overwrite is unknown. An operation that has ended
+        proves nothing, because the server may have written after it.
         """
         status = self.kernel.read_nvme_sanitize(address)
         is_ours = (status.state == 'running' and status.method == method
@@ -660,8 +656,8 @@ class NvmeDriver(base.PciDriver):
 
     def _exit_failure(self, address):
         if self.kernel.read_nvme_sanitize(address).state == 'failed':
-            # refused after an operation that the server began without AUSE:
-            # the next sanitize operation is accepted
+            # refused after an operation that the server started without AUSE:
+            # then the next sanitize operation is accepted
             with contextlib.suppress(OSError):
                 self.kernel.exit_nvme_sanitize_failure(address)
 
@@ -701,7 +697,7 @@ class NvmeDriver(base.PciDriver):
         number = vfs.index(vf) + 1
         self.kernel.check_disks(vf)
         if pci.driver(self.kernel, vf) == _DRIVER:
-            # the host's driver would try to bring it back while it is offline
+            # the nvme driver would try to recover it while it is offline
             self.kernel.rebind(vf, base.VFIO)
         resources = self._resources(pf, number, use)
         if (policy is Policy.CLEAR
@@ -729,8 +725,8 @@ class NvmeDriver(base.PciDriver):
     def _resources(self, pf, number, use):
         """Return the queues and interrupts of the controller of a VF.
 
-        Going offline releases them, so they are remembered first. A call after
-        an interrupted one can restore them.
+        Going offline releases them. Hence they are remembered first, for a call
+        after an interrupted one.
         """
         for found in self.kernel.read_nvme_vfs(pf):
             if found.vf == number and (found.queues or found.interrupts):
@@ -739,8 +735,8 @@ class NvmeDriver(base.PciDriver):
         return tuple(use.memory or (0, 0))
 
     def _await_controller(self, address):
-        """Wait until the host's driver has begun with a disk after it was
-        bound."""
+        """Wait until the nvme driver has started to initialize a disk after it
+        was bound."""
         top = pci.path(address, 'nvme')
         began = time.monotonic()
         while True:
@@ -757,9 +753,9 @@ class NvmeDriver(base.PciDriver):
 
 
 def _vf_obstacle(vf: str, found: nvme_admin.Secondary | None) -> str:
-    """Return why a server cannot get a VF, '' if it can; a clause.
+    """Return why a server cannot get a VF, as a clause, '' if it can.
 
-    :param found: its controller, None if the PF reports none.
+    :param found: the VF's controller, None if the PF reports none.
     """
     if found is None or not found.online:
         return (f'the secondary controller of {vf} is not online: give it '
@@ -780,8 +776,8 @@ def _known_serial(device) -> str:
     """Return the serial number that identifies a disk, '' if it has none.
 
     A disk that a guest had when nova-compute first saw it has no record while
-    a server has a claim on it; the inventory has read its serial number when
-    the guest returned it.
+    a server has a claim on it; the inventory reads its serial number when the
+    guest returns it.
     """
     return dict(device.record).get(_SERIAL) or device.serial
 
@@ -823,7 +819,7 @@ def _has_sizes_of(found, layout) -> bool:
     if found.detached or not found.namespaces:
         return False
     if not layout:
-        # a server cannot change them without Namespace Management
+        # without Namespace Management a server cannot change them
         return not found.has_management or (
             len(found.namespaces) == 1 and found.unallocated < _ROUNDING)
     return [n.blocks * n.block_size for n in found.namespaces] == [

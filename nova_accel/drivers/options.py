@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Check the values of [accel] that have a form of their own."""
+"""Check the values of [accel] that have a syntax of their own."""
 
 from collections.abc import Callable
 
@@ -52,15 +52,15 @@ def malformed() -> list[str]:
         except exception.ConfigurationError as error:
             found.append(str(error))
         except (cfg.Error, ValueError):
-            # of an option that is among them already
+            # another reader has reported the same option
             continue
     return found
 
 
 def check() -> None:
-    """Refuse to start with a malformed value, whatever option has it.
+    """Refuse to start with a malformed value of any option.
 
-    :raises ConfigurationError: names each of them.
+    :raises ConfigurationError: names all of them.
     """
     found = malformed()
     if found:

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Offer any PCI function that the operator names in [accel] pci_devices.
 
-For devices without a driver of their own here: NPUs, Gaudi and other AI cards,
-cryptography. The rule states type, vendor and product. Source of vendors: the
-PCI ID repository.
+For devices without a specific driver in nova_accel: NPUs, Gaudi and other AI
+cards, cryptography. A rule states type, vendor and product. Source of vendors:
+the PCI ID repository.
 """
 
 import collections
@@ -35,7 +35,7 @@ _KEYS = ('vendor', 'product', 'subsystem', 'class', 'address', 'driver',
          'type', 'traits', 'name', 'vfs')
 #: value of the key vfs: all VFs of a function are one accelerator
 _TOGETHER = 'together'
-#: other vendors are named by their id
+#: vendor id -> name; for other vendors the id is the name
 _VENDORS = {
     '1002': 'AMD', '10de': 'NVIDIA', '10ee': 'XILINX', '15b3': 'MELLANOX',
     '177d': 'CAVIUM', '19e5': 'HUAWEI', '1d22': 'BAIDU', '1da3': 'HABANA',
@@ -47,9 +47,9 @@ _VENDORS = {
 
 class PciRuleDriver(slot.SlotDriver):
 
-    #: some have flash that their function can write
+    #: the function of some devices can write their flash
     SERVER_CAN_CHANGE_SERIAL = True
-    #: host drivers that the host uses, and their VFs
+    #: use by the host, and changes of VFs, are visible in attributes only
     POLLED = True
     CONTRACT = base.CONTRACT
     NAME = 'pci'
@@ -66,8 +66,8 @@ class PciRuleDriver(slot.SlotDriver):
         self.make_virtual_functions(address)
 
     def _ineffective(self):
-        """Return a sentence for each rule that matches nothing or an unusable
-        function, and for each function that several rules match."""
+        """Return a sentence for each rule that matches no usable function, and
+        for each function that several rules match."""
         found: dict = collections.defaultdict(list)
         bridges: dict = collections.defaultdict(list)
         several = []
@@ -86,8 +86,8 @@ class PciRuleDriver(slot.SlotDriver):
             if len(matching) > 1 and not _is_bridge(values):
                 several.append(
                     f'{address} is matched by "{matching[0].text}" and by '
-                    f'"{matching[1].text}" of {OPTION}: it is as the first '
-                    f'says.')
+                    f'"{matching[1].text}" of {OPTION}: the first one '
+                    f'applies.')
         for rule in all_rules:
             if bridges[rule.text]:
                 yield (f'{rule} matches the bridge {bridges[rule.text][0]}, '
@@ -132,7 +132,7 @@ class PciRuleDriver(slot.SlotDriver):
         return self.recognize(address, None)
 
     def may_be_mine(self, address):
-        # for most functions of a host, nothing else is read
+        # read the vendor first: it excludes most functions of a host
         vendor = pci.identifier(self.kernel, address, 'vendor')
         if not any(rule.matches({'address': address, 'vendor': vendor})
                    for rule in wanted()):
@@ -210,7 +210,7 @@ class PciRuleDriver(slot.SlotDriver):
             handles=self.unused_handles(device.address, companions))
 
     def _shared_out(self, address) -> str:
-        """Return why a GPU without VFs must not be given as a whole, a clause,
+        """Return why a GPU without VFs must not be allocated whole, a clause,
         or ''."""
         is_gpu = pci.class_code(self.kernel, address) >> 8 in {
             *pci.DISPLAYS, fabric.INSTINCT}
@@ -218,7 +218,8 @@ class PciRuleDriver(slot.SlotDriver):
             is_gpu and not pci.has_vfs(self.kernel, address)) else ''
 
     def _together(self, address) -> model.AttachHandle:
-        """Return the handle of all VFs of a function, as one accelerator."""
+        """Return the handle that has all VFs of a function as one accelerator.
+        """
         vfs = pci.virtual_functions(self.kernel, address)
         if not vfs:
             if address in sriov.wanted():
@@ -238,10 +239,10 @@ class PciRuleDriver(slot.SlotDriver):
     def company(self, address):
         """Return the company of a function; see the base class.
 
-        VFs have none. Nor have PFs with VFs, and functions that the operator
-        does not want to be cleaned.
+        VFs have none. PFs with VFs, and functions whose policy requires no
+        cleaning, have none either.
         """
-        # it may match no rule any more
+        # the function may match no rule any more
         device = self._device(address, self._values(address), {'type': ''})
         if (handover.policy(device) is not handover.Policy.CLEAR
                 or pci.physical_function(self.kernel, address)
@@ -250,8 +251,8 @@ class PciRuleDriver(slot.SlotDriver):
         return super().company(address)
 
     def goes_along(self, address, function):
-        """Return whether a function goes along, unless a rule makes it a
-        device of its own; see the base class."""
+        """Return whether a function goes to the same server, unless a rule
+        makes it a device of its own; see the base class."""
         values = self._values(function)
         if self._may_be_a_guests(function):
             # see recognize()

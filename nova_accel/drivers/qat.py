@@ -24,8 +24,8 @@ from nova_accel import naming
 CONF = conf.CONF
 
 OPTION = '[accel] qat_services'
-#: seconds before a silent card is read again: more than the timer of any card,
-#: during which another reader could make it look dead
+#: seconds until a silent card is read again: longer than the timer of any card.
+#: A read by another process in that time could make the card look dead
 HEARTBEAT_SECONDS = 0.6
 
 
@@ -37,7 +37,7 @@ _NO_VFS = (f'it has no VFs, and is not given to a guest whole: create VFs by '
 class _Product:
     name: str
     family: str
-    #: of the kernel, for the PF
+    #: the PF's driver in the kernel
     driver: str
 
 
@@ -55,8 +55,9 @@ _PRODUCTS = {
     '4946': _Product('420XX', 'GEN4', '420xx'),
     '4948': _Product('6XXX', 'GEN6', '6xxx'),
 }
-#: the Linux release of each driver; other drivers are older than libvirt 8.0,
-#: or are Intel's own. Source: the log of drivers/crypto/intel/qat/Makefile
+#: driver -> Linux release that added it; drivers without an entry are older
+#: than libvirt 8.0, or Intel's own. Source: the log of
+#: drivers/crypto/intel/qat/Makefile
 _SINCE = {'4xxx': '5.11', '420xx': '6.8', '6xxx': '6.16'}
 
 
@@ -64,7 +65,7 @@ def _trait(service: str) -> str:
     return naming.property_trait('QAT', 'SERVICE', service)
 
 
-#: of the services of adf_cfg_services.c
+#: traits of the services of adf_cfg_services.c
 _TRAITS = frozenset(map(_trait, ('sym', 'asym', 'dc', 'dcc', 'decomp')))
 
 
@@ -82,7 +83,7 @@ class QatDriver(base.PciDriver):
     NAME = 'qat'
     POOLED = True
     POLLED = True
-    #: VFIO resets a VF as well, but does not report whether that succeeded
+    #: VFIO resets a VF, too, but does not report whether that succeeded
     RESETS = True
     RESET_IS_ALL = True
 
@@ -117,11 +118,11 @@ class QatDriver(base.PciDriver):
             raise exception.DeviceError(' '.join(failed))
 
     def set_up(self, address):
-        """Set the services, then create the VFs: a card with VFs refuses other
-        services.
+        """Set the services, then create the VFs: a card with VFs refuses a
+        change of services.
 
-        :raises DeviceError: that failed. A card without VFs gets none, and
-            its services can be set later.
+        :raises DeviceError: that failed. If the card has no VFs, none are
+            created, and its services can be set later.
         """
         if not self._is_bound_card(address):
             return
@@ -141,7 +142,7 @@ class QatDriver(base.PciDriver):
             return False
 
     def _set_services(self, address, wanted, named):
-        what = f'{OPTION} wants {wanted} on {address}'
+        what = f'{OPTION} requests {wanted} on {address}'
         try:
             before = self.kernel.read(pci.path(address, 'qat/cfg_services'))
             state = self.kernel.read(pci.path(address, 'qat/state'))
@@ -161,7 +162,7 @@ class QatDriver(base.PciDriver):
         if same and state == 'up':
             return
         if vfs:
-            # going down would remove the VFs, once no guest has one
+            # going down would remove the VFs, also those in use
             raise exception.DeviceError(
                 f'{what}, and it does {before} and has VFs, which may be in '
                 f'use: write 0 to its sriov_numvfs when no server has one, '
@@ -204,9 +205,9 @@ class QatDriver(base.PciDriver):
             return
         total = int(self.kernel.read(pci.path(address, 'sriov_totalvfs')))
         if count != total:
-            # the kernel creates all of them, whatever the number
+            # the kernel creates all VFs, whatever number is written
             raise exception.ConfigurationError(
-                f'{sriov.OPTION} wants {count} VFs of {address}, and a QAT '
+                f'{sriov.OPTION} requests {count} VFs of {address}, and a QAT '
                 f'card has all of its {total} or none: write {total}, and '
                 f'exclude VFs by [accel] exclude_devices.')
         sriov.make(self.kernel, address)
@@ -247,8 +248,8 @@ class QatDriver(base.PciDriver):
         return device
 
     def _with_services(self, device, before):
-        """Return the device with its services; without attributes they are
-        unknown."""
+        """Return the device with traits of its services; without attributes
+        these are unknown."""
         text = self.attribute(device.address, 'qat/cfg_services')
         if text is None:
             return device
@@ -256,7 +257,7 @@ class QatDriver(base.PciDriver):
             raise base.Defect(f'its qat/cfg_services is {text!r}, which are '
                               f'not services: read dmesg')
         traits = {_trait(service) for service in text.split(';')}
-        # including those of services that only a newer kernel has
+        # including traits of services that only a newer kernel knows
         volatile = {*_TRAITS, *traits,
                     *(before.state_traits if before else ())}
         return dataclasses.replace(device, traits=tuple(sorted(traits)),
@@ -269,7 +270,7 @@ class QatDriver(base.PciDriver):
             return (f'it is {state}: write up to its qat/state' if
                     state == 'down' else f'its qat/state is {state!r}, which '
                     f'is neither up nor down: read dmesg')
-        # the kernel sets it to 0 when it restarts the card
+        # the kernel resets the count to 0 when it restarts the card
         fatal = self.attribute(device.address, 'qat_ras/errors_fatal')
         if fatal not in (None, '0'):
             return (f'it had fatal errors (qat_ras/errors_fatal is {fatal}): '
@@ -295,8 +296,8 @@ class QatDriver(base.PciDriver):
         """Return whether the driver of the card reports that the card does not
         respond.
 
-        Only nova-compute reads this, for cards that it found before:
-        nova-accel discover lacks the privileges.
+        Called by nova-compute only, for cards that it found before: nova-accel
+        discover lacks the privileges.
         """
         try:
             if self.kernel.read_qat_heartbeat(address) == 0:
@@ -304,13 +305,13 @@ class QatDriver(base.PciDriver):
             time.sleep(HEARTBEAT_SECONDS)
             return self.kernel.read_qat_heartbeat(address) == -1
         except Exception:
-            # debugfs may be hidden, the privileged process not configured
+            # debugfs is hidden, or the privileged process is not configured
             return False
 
 
 def wanted_services() -> dict[str | None, str]:
-    """Return services by address of the PF; the key None has those for all
-    others.
+    """Return address of the PF -> services; the key None stands for all other
+    PFs.
 
     :raises ConfigurationError: the option cannot be read.
     """

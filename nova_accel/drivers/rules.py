@@ -50,7 +50,7 @@ class Rule:
     def matches_device(self, device: model.Device, address: str = '') -> bool:
         """Return whether the rule, with keys of KEYS, matches a device.
 
-        :param address: of one of its functions, instead of its own.
+        :param address: of one of its functions, instead of the device's.
         """
         return self.matches({
             'address': address or device.address,
@@ -60,9 +60,9 @@ class Rule:
                       left_out: Set[str] = frozenset()) -> str:
         """Return the sentence for a rule that matches no device of a driver.
 
-        :param functions: of the host.
-        :param left_out: addresses of devices that drivers find and other rules
-            leave out.
+        :param functions: PCI functions of the host.
+        :param left_out: addresses of devices that drivers find and that other
+            rules leave out.
         """
         found = [f for f in functions if self.matches(f.values)]
         whole = [f.address for f in found if not f.pf]
@@ -86,11 +86,11 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A PCI function of the host, whether or not a driver has it."""
+    """A PCI function of the host, with or without a nova_accel driver."""
 
-    #: the values that rules compare
+    #: values that rules compare
     values: Mapping[str, str]
-    #: its PF; '' if it is not a VF
+    #: its PF; '' if the function is not a VF
     pf: str
 
     @property
@@ -136,7 +136,7 @@ def parse(option: str, lines: Iterable[str], keys: Iterable[str],
     """Return the rules of an option.
 
     :param option: its name in errors, ``[accel] exclude_devices``.
-    :param keys: that a rule may have.
+    :param keys: permitted keys.
     :raises ConfigurationError: naming option, rule and key.
     """
     return [_rule(option, text, tuple(keys)) for text in lines]
@@ -171,8 +171,8 @@ def _rule(option, text, keys):
 
 
 def _instead_of(word):
-    """Return the remedy for a word without a key: other tools name devices by
-    values alone."""
+    """Return the remedy for a word that is not key=value, such as the bare ids
+    that other tools use."""
     if _IDS.fullmatch(word):
         vendor, product = word.lower().split(':')
         return f'vendor={vendor} product={product}'
@@ -202,8 +202,7 @@ def _value(key, value):
 
 
 def numbers(option: str, items: Iterable[str]) -> dict[str, int]:
-    """Return the numbers of an option by PCI address, ``<PCI
-    address>=<number>``.
+    """Return PCI address -> number, from items ``<PCI address>=<number>``.
 
     :param option: its name in errors.
     :raises ConfigurationError: an item cannot be read.
@@ -227,9 +226,9 @@ def numbers(option: str, items: Iterable[str]) -> dict[str, int]:
 
 
 def traits_of(rule: Rule) -> tuple[str, ...]:
-    """Return the traits of a rule of device_traits.
+    """Return the traits that a rule of device_traits assigns.
 
-    :raises ConfigurationError: it has none, or other than custom traits.
+    :raises ConfigurationError: it has none, or one that is not custom.
     """
     found = tuple(rule.pairs.get('traits', '').split(','))
     for trait in found:
@@ -255,10 +254,10 @@ class DeviceRules:
                 TRAITS, CONF.accel.device_traits, (*KEYS, 'traits'))]
         self._matched = set()
         self._both = set()
-        #: names of drivers with a device that a rule of include_devices names:
-        #: their other devices are left out
+        #: drivers with a device that a rule of include_devices names: their
+        #: other devices are left out
         self._limited: set[str] = set()
-        #: addresses of devices that drivers find and rules leave out
+        #: addresses of devices that drivers find and that rules leave out
         self.left_out: set[str] = set()
 
     def found(self, driver: str, addresses: Iterable[str], kernel) -> None:
@@ -267,7 +266,7 @@ class DeviceRules:
         for address in addresses if self.include else ():
             values = {'address': address}
             if pci.ADDRESS.fullmatch(address):
-                # a device that cannot be read may be the one that a rule names
+                # a device that cannot be read might match a rule
                 with contextlib.suppress(OSError, ValueError):
                     values = _values_at(kernel, address)
             else:
@@ -276,8 +275,8 @@ class DeviceRules:
                 self._limited.add(driver)
 
     def known(self, devices: Iterable[model.Device]) -> None:
-        """Note, as found(), devices of an earlier start, including absent
-        ones: the others stay left out."""
+        """Like found(), for devices of an earlier start, even absent ones: the
+        other devices of their drivers stay left out."""
         self._limited.update(
             device.driver for device in devices
             if any(rule.matches_device(device) for rule in self.include))
@@ -286,8 +285,8 @@ class DeviceRules:
         """Return a device with the operator's traits and without excluded
         handles.
 
-        :returns: None if the device is excluded, or if the operator includes
-            others of its driver only.
+        :returns: None if the device is excluded, or not included while others
+            of its driver are.
         """
         included = self._matching(self.include, device, device.address)
         excluded = self._matching(self._exclude, device, device.address)
@@ -298,7 +297,7 @@ class DeviceRules:
             return None
 
         def left(handles):
-            # a mediated device has no address of its own
+            # the address of a mediated device is a UUID
             return tuple(h for h in handles if not any(
                 self._matching(self._exclude, device, function)
                 for function in {h.address, h.parent or h.address,
@@ -314,10 +313,11 @@ class DeviceRules:
                 for region in device.regions))
 
     def hides_others_of(self, device: model.Device) -> bool:
-        """Return whether other devices are left out because a rule names this
-        device.
+        """Return whether this is a device because of which a rule leaves out
+        the other devices of its driver.
 
-        If it is absent and were forgotten, a restart would offer them.
+        Such a device is remembered while it is absent: otherwise a restart
+        would offer the others.
         """
         return bool(self.left_out) and any(
             rule.matches_device(device) for rule in self.include)
@@ -326,8 +326,8 @@ class DeviceRules:
         return bool(self._matching(self.include, device, device.address))
 
     def excludes(self, address: str) -> bool:
-        """Return whether a rule excludes the address, whatever the device
-        is: it need not even be read."""
+        """Return whether a rule excludes an address, without reading the
+        device."""
         found = [str(rule) for rule in self._exclude
                  if rule.pairs.keys() == {'address'}
                  and rule.matches({'address': address})]
@@ -345,8 +345,8 @@ class DeviceRules:
         """Return a sentence for each rule without effect, or in conflict with
         another.
 
-        :param functions: returns those of the host; called if a rule had no
-            effect.
+        :param functions: returns the PCI functions of the host; called only if
+            a rule had no effect.
         """
         idle = [rule for rule in (*self.include, *self._exclude,
                                   *(rule for rule, _ in self._traits))

@@ -8,7 +8,7 @@ from nova_accel.host import pci
 CONF = conf.CONF
 OPTION = '[accel] device_sets'
 
-#: addresses, sorted
+#: sorted addresses of the devices
 Set = tuple[str, ...]
 
 

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Detect GPUs that another program of the host divides, or is about to.
 
-Such a GPU is not offered as a whole. Sources: the user guide of NVIDIA vGPU for
+Such a GPU is not offered whole. Sources: the user guide of NVIDIA vGPU for
 nvidia_vgpu_vfio, the module of its manager, and sriov-manage, which unbinds a
 GPU from its driver and binds it again; amd/MxGPU-Virtualization for gim;
 Documentation/gpu/xe of Linux for survivability_mode.
@@ -11,7 +11,7 @@ from nova_accel.drivers import sriov
 from nova_accel.host import pci
 
 _NVIDIA, _AMD = '10de', '1002'
-#: the next driver binds to the GPU, or has done so
+#: vendor -> host driver and module of the program that divides GPUs
 _MANAGER = {_NVIDIA: ('nvidia', 'module/nvidia_vgpu_vfio'),
             _AMD: ('gim', 'module/gim')}
 _WAY_OUT = f'bind it to {pci.VFIO} if servers must have it whole'
@@ -51,7 +51,7 @@ def failure(kernel, address: str) -> str:
 
 
 def obstacle(kernel, address: str) -> str:
-    """Return why a GPU must not be given as a whole, as a clause, or ''.
+    """Return why a GPU must not be allocated whole, as a clause, or ''.
 
     :raises OSError: the GPU cannot be read.
     """
@@ -76,11 +76,11 @@ def _has_types(kernel, address) -> bool:
 
 
 def _manager(kernel, address, bound) -> str:
-    """Return the driver by which a manager of the host has a GPU, or will have
-    it after a moment without a driver; '' for others."""
+    """Return the host driver through which a manager divides a GPU, even if the
+    GPU is between two drivers at the moment; '' without such a manager."""
     driver, module = _MANAGER.get(
         pci.identifier(kernel, address, 'vendor'), ('', ''))
     if not driver or bound not in (None, driver) or not kernel.exists(module):
         return ''
-    # others have no VFs, and have types once they are divided
+    # other GPUs have no VFs, or show types when they are divided
     return driver if kernel.exists(pci.path(address, 'sriov_totalvfs')) else ''

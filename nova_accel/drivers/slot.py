@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Handle functions that share a slot with a server's function.
+"""Assign and reset functions in the slot of a device together with it.
 
-They are parts of one card, and data in one of them would reach the next server
-if only the other were reset. Hence they go to the same server and are reset
+They are parts of one card: data in one of them would reach the next server if
+only the other one were reset. Hence they go to the same server and are reset
 together, even those in IOMMU groups of their own. VFIO, too, can reset a slot
 only if it has all of its functions.
 """
@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 #: classes of functions that belong to a card and are useless to the host
 #: without it: sound, USB, and the USB type C controller
 COMPANIONS = frozenset((0x0403, 0x0c03, 0x0c80))
-#: host drivers that do nothing with a function
+#: host drivers that do not use a function
 _IDLE = (None, 'pci-stub')
 
 
@@ -36,7 +36,7 @@ class SlotDriver(base.PciDriver):
     def goes_along(self, address: str, function: str) -> bool:
         """Return whether a function goes to the server of the device.
 
-        :param function: of the same slot, and no VF.
+        :param function: of the same slot, not a VF.
         """
 
     def company(self, address: str) -> tuple[str, ...]:
@@ -49,10 +49,10 @@ class SlotDriver(base.PciDriver):
 
     def checked_company(self, address: str,
                         ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the company of a device, and the part of it that a guest gets
-        because it is in the same IOMMU group.
+        """Return the company of a device, and the part of the company that
+        the guest gets because it is in the same IOMMU group.
 
-        :raises Defect: the host or a guest uses a function of it.
+        :raises Defect: the host or a guest uses a function of the company.
         """
         company = self.company(address)
         for function in company:
@@ -63,7 +63,7 @@ class SlotDriver(base.PciDriver):
         return company, self._companions(address, company)
 
     def way_out(self, address: str) -> str:
-        """Return an alternative for the operator, as the end of a sentence."""
+        """Return the remedy for the operator, as the end of a sentence."""
         return ': end that'
 
     def _companions(self, address, company):
@@ -83,7 +83,7 @@ class SlotDriver(base.PciDriver):
                 and pci.class_code(self.kernel, function) >> 8
                 not in COMPANIONS):
             return f'the driver {bound} of the host has it'
-        # functions of one IOMMU group belong to one guest: this device's
+        # a guest with a function of the same IOMMU group has this device, too
         if (pci.is_open(self.kernel, function) and function
                 not in self._companions(address, [function])):
             return 'a guest has it'
@@ -111,10 +111,10 @@ class SlotDriver(base.PciDriver):
     def prepare(self, device, handle, created_type, fresh, use):
         """Bind the company to VFIO, and activate the partition of a set.
 
-        A starting guest gets all functions of an IOMMU group at once. A
-        running one, for example after a resume, gets them one by one, and the
-        group has to be viable before the first one. Functions in groups of
-        their own stay with VFIO as well.
+        A starting guest gets all functions of an IOMMU group at once. A running
+        one, for example after a resume, gets them one by one, but the group
+        must be viable before the first one. Functions in other groups are bound
+        to VFIO as well.
 
         :raises DeviceUnavailable: the host or another guest uses one of them.
         :raises DeviceError: the kernel refused.

@@ -10,14 +10,14 @@ from nova_accel.host import pci
 
 CONF = conf.CONF
 OPTION = '[accel] virtual_functions'
-#: the reason, as a clause, why a device without its VFs is withheld until
+#: a clause: why a device without its VFs is withheld, until
 #: AcceleratorDriver.set_up() reports the cause
-NONE = (f'{OPTION} wants VFs of it, and it has none: nova-compute creates them '
-        f'when it starts, and later if no server has the device')
+NONE = (f'{OPTION} requests VFs of it, and it has none: nova-compute creates '
+        f'them when it starts, and later if no server has the device')
 
 
 def wanted() -> dict[str, int]:
-    """Return the number of VFs by address of the PF.
+    """Return address of a PF -> requested number of VFs.
 
     :raises ConfigurationError: the option cannot be read.
     """
@@ -25,7 +25,7 @@ def wanted() -> dict[str, int]:
 
 
 def missing(kernel, pf: str) -> int:
-    """Return how many VFs a PF without VFs must get, 0 if none are missing.
+    """Return the number of VFs to create for a PF, 0 if it has them.
 
     :raises ConfigurationError: more are requested than it supports.
     :raises DeviceError: it has another number of VFs, or does not report it.
@@ -38,23 +38,24 @@ def missing(kernel, pf: str) -> int:
         most = int(kernel.read(pci.path(pf, 'sriov_totalvfs')))
     except (OSError, ValueError) as error:
         raise exception.DeviceError(
-            f'{OPTION} wants {count} VFs of {pf}, and it does not say how many '
-            f'it has ({error}): see that its driver supports SR-IOV.') from None
+            f'{OPTION} requests {count} VFs of {pf}, and it does not report '
+            f'how many it has ({error}): see that its driver supports '
+            f'SR-IOV.') from None
     if count > most:
         raise exception.ConfigurationError(
-            f'{OPTION} wants {count} VFs of {pf}, and it can have {most}: '
+            f'{OPTION} requests {count} VFs of {pf}, and it can have {most}: '
             f'correct the number.')
     if there in (0, count):
         return count - there
     raise exception.DeviceError(
-        f'{OPTION} wants {count} VFs of {pf}, and it has {there}, which may '
+        f'{OPTION} requests {count} VFs of {pf}, and it has {there}, which may '
         f'be in use: write 0 to its sriov_numvfs when no server has one, and '
         f'nova-compute creates them.')
 
 
 def make(kernel, pf: str) -> None:
-    """Create the requested VFs of a PF, without binding them to host drivers:
-    data of a server must not reach such a driver before a reset.
+    """Create the requested VFs of a PF without binding them to host drivers,
+    which must not access data of a server before a reset.
 
     :raises AcceleratorError: see missing(), or the kernel refused.
     """
@@ -65,7 +66,7 @@ def make(kernel, pf: str) -> None:
         kernel.set_numvfs(pf, count, probe=False)
     except OSError as error:
         raise exception.DeviceError(
-            f'{OPTION} wants {count} VFs of {pf}, and the kernel refused '
+            f'{OPTION} requests {count} VFs of {pf}, and the kernel refused '
             f'({error.strerror}): {_remedy(kernel, pf, error)}.') from error
 
 

@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Offer clocks that a guest gets as a whole: OCP time cards, and others by
-name.
+"""Offer clocks that a guest gets whole: OCP time cards, and clocks that [accel]
+ptp_devices names.
 
 A time card (driver ptp_ocp) reports its serial number, whether it follows its
-GNSS receiver, and how far it is from its source; for any other PTP hardware
-clock, sysfs shows only its existence. While a guest has the card, none of this
-can be read. A guest can write the card's settings, memory and flash. After the
-guest the card is reset, its serial number and firmware are compared with their
+GNSS receiver, and its offset from the source; for any other PTP hardware clock,
+sysfs shows only its existence. While a guest has the card, none of this can be
+read. A guest can write the card's settings, memory and flash. After the guest
+the card is reset, its serial number and firmware are compared with their
 earlier values, and its settings are restored. Sources:
 Documentation/ABI/testing/sysfs-timecard and sysfs-ptp of Linux,
 drivers/ptp/ptp_ocp.c.
@@ -39,24 +39,24 @@ _PRODUCTS = {
     ('ad5a', '0400'): ('ADVA', 'TIMECARD'),
     ('ad5a', '0410'): ('ADVA', 'TIMECARD_X1'),
 }
-#: class and subclass of a network controller begin so
+#: first byte of the class of network controllers
 _NETWORK = 0x02
-#: nanoseconds -> the word in the trait
+#: offset in nanoseconds -> the word in the trait
 _BANDS = {100: '100NS', 1000: '1US', 10000: '10US'}
 #: the settings that are restored after a server, in this order
 _SETTINGS = ('utc_tai_offset', 'ts_window_adjust', 'irig_b_mode',
              'tod_correction', *(f'freq{n}/seconds' for n in range(1, 5)),
              'sma1', 'sma2', 'sma3', 'sma4', 'clock_source')
-#: of the generators, which are ended after a server: the driver does not know
-#: of a signal that a server has begun (ptp_ocp_signal_enable() in ptp_ocp.c of
-#: Linux). Attribute -> the interrupt of the card that it takes.
+#: signal generators, which are stopped after a server: the driver does not know
+#: that a server has started one (ptp_ocp_signal_enable() in ptp_ocp.c of
+#: Linux). Attribute -> the interrupt of the card that the generator uses
 _GENERATORS = {f'gen{n}/signal': 10 + n for n in range(1, 5)}
-#: of a card whose memory was never written
+#: serial number of a card whose memory was never written
 _NO_SERIAL = '00:00:00:00:00:00'
 _SETTING, _FIRMWARE = 'setting ', 'firmware '
-#: seconds in which the host's driver should show a card after it is bound
+#: seconds until the host's driver should show a card that was bound
 _READY_SECONDS = 20
-#: of ptp_ocp.c; NONE means that there is not a source
+#: names in ptp_ocp.c; NONE, without a source, is left out
 _SOURCES = ('TOD', 'IRIG', 'PPS', 'PTP', 'RTC', 'DCF', 'REGS', 'EXT')
 
 
@@ -74,8 +74,8 @@ _STATES = frozenset((
 class TimecardDriver(base.PciDriver):
     """Driver for time cards.
 
-    A card is read each [accel] discovery_interval, because no directory of
-    sysfs changes when it loses its source: four attributes.
+    Four attributes of each card are read every [accel] discovery_interval,
+    because no directory of sysfs changes when the card loses its source.
     """
 
     CONTRACT = base.CONTRACT
@@ -88,19 +88,18 @@ class TimecardDriver(base.PciDriver):
         """See the base class.
 
         :raises ConfigurationError: [accel] ptp_devices names a network card,
-            or what is not a PCI address.
+            or an entry is not a PCI address.
         """
         for address in named():
             try:
                 network = self._is_network(address)
             except (OSError, ValueError):
-                # absent now; discover() finds it later
+                # absent now; found when it appears
                 continue
             if network:
                 raise exception.ConfigurationError(
-                    f'{OPTION} names {address}, which is a network card, '
-                    f'whose clock is never given away: take it out of the '
-                    f'option.')
+                    f'{OPTION} names {address}, which is a network card, whose '
+                    f'clock servers cannot get: remove it from the option.')
 
     # Discovery
 
@@ -149,7 +148,7 @@ class TimecardDriver(base.PciDriver):
             if not self._children(address, 'ptp'):
                 raise base.Defect(
                     f'it shows no PTP clock (driver {bound or "none"}): bind '
-                    f'it to its driver, or take it out of {OPTION}')
+                    f'it to its driver, or remove it from {OPTION}')
             return device
         cards = self._children(address, 'timecard')
         if bound != KERNEL_DRIVER or len(cards) != 1:
@@ -163,8 +162,8 @@ class TimecardDriver(base.PciDriver):
     def _seen(self, device, card, before):
         serial = self._serial(card)
         traits = {*serial, *self._gnss(card), *self._clock(card)}
-        # the facts of another card in this slot, or of this one under another
-        # kernel
+        # traits of the previous card in this slot, or from another kernel, may
+        # be outdated
         old = {*before.traits, *before.state_traits} if before else set()
         return dataclasses.replace(
             device, traits=tuple(sorted(traits)), state_traits=tuple(sorted(
@@ -188,8 +187,8 @@ class TimecardDriver(base.PciDriver):
         card, = self._children(address, 'timecard')
         top = pci.path(address, 'timecard', card)
         found = {'serial': self._attribute(top, 'serialnum')}
-        # a host without devlink cannot read the firmware; if devlink is lost
-        # during a server's life, the card is not accepted
+        # without devlink the host cannot read the firmware; if devlink becomes
+        # unavailable during a server's life, the card is not accepted
         with contextlib.suppress(OSError):
             for name, version in sorted(
                     self.kernel.read_firmware(address).items()):
@@ -273,7 +272,7 @@ class TimecardDriver(base.PciDriver):
         if done is None or not device.record:
             return done
         address = device.address
-        # the operator may keep the card for guests
+        # whether the operator keeps the card bound for guests
         kept = pci.driver(self.kernel, address) == base.VFIO
         try:
             if kept:
@@ -316,17 +315,17 @@ class TimecardDriver(base.PciDriver):
                 f'accepts it.')
 
     def _restore(self, address, before, now) -> int:
-        """Write settings that have changed, and end signals.
+        """Restore changed settings, and stop signals.
 
-        :returns: how many settings had changed.
+        :returns: number of settings that had changed.
         """
         top = pci.path(address, 'timecard',
                        *self._children(address, 'timecard'))
         others = [(name, before[key]) for name in _SETTINGS
                   if before.get(key := f'{_SETTING}{name}')
                   and now.get(key) != before[key]]
-        # without its interrupt a generator still has its attribute, and a
-        # write makes the kernel follow a null pointer: seen on 6.12
+        # a write to the attribute of a generator without an interrupt makes
+        # the kernel follow a null pointer: seen on 6.12
         interrupts = len(self.names(pci.path(address, 'msi_irqs')))
         for name, value in (*others, *(
                 (name, '0') for name, its in _GENERATORS.items()
@@ -347,8 +346,8 @@ class TimecardDriver(base.PciDriver):
 
 
 def _unseen(device, before):
-    """Return a card that a guest has, or that is reserved for guests, with its
-    known identity and without its settings."""
+    """Return a card that the host cannot read, because a guest has it or it is
+    reserved for guests: with its known identity, without its settings."""
     if before is None:
         return device
     return dataclasses.replace(

@@ -1,12 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Offer vGPUs: mediated devices, NVIDIA's VFIO without them, and VFs of GPUs.
 
-A device is a GPU by its physical function, or a parent of mediated devices
-that is not a PCI device. Sysfs shows which of four shapes it has: mediated
-devices on the function itself; on its VFs, one on each; VFs whose type
-NVIDIA's own attributes set; VFs that are ready as they are. Sources:
-drivers/vfio/mdev and Documentation/driver-api/vfio-mediated-device.rst of
-Linux; NVIDIA's vGPU user guide for current_vgpu_type and sriov-manage.
+A device is a GPU (by its physical function), or a parent of mediated devices
+that is not a PCI device. Sysfs shows which of four forms its vGPUs have:
+mediated devices of the function itself; one mediated device on each VF; VFs
+whose type is set by NVIDIA's own attributes; VFs that are vGPUs without further
+setup. Sources: drivers/vfio/mdev and
+Documentation/driver-api/vfio-mediated-device.rst of Linux; NVIDIA's vGPU user
+guide for current_vgpu_type and sriov-manage.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,23 +34,23 @@ LOG = logging.getLogger(__name__)
 
 OPTION = '[accel] vgpu_types'
 QUOTAS = '[accel] xe_quotas'
-#: where the kernel shows mediated devices, below their parents
+#: directory of sysfs with the parents of mediated devices
 MDEV_BUS = 'class/mdev_bus'
 
 _NVIDIA = '10de'
-#: vendor -> why it is not shown that the memory of a VF is clear. Source:
+#: vendor -> why nothing shows that the memory of a VF is clear. Source:
 #: pf_sanitize_lmem() in xe_gt_sriov_pf_config.c of Linux
 _NOT_SHOWN = {**gpu.UNKNOWN, '8086': (
     'the driver xe clears the memory of a VF after its reset, and nothing of '
     'that can be read')}
-#: parents of other mediated devices (vfio-ccw, vfio-ap) have another value
+#: device_api of vGPUs; other mediated devices (vfio-ccw, vfio-ap) differ
 _DEVICE_API = 'vfio-pci'
-#: more than any parent can have
+#: maximum number of mediated devices of a parent; no parent can have more
 _SLOTS = 256
 _NAMESPACE = uuid.UUID('8f0a2c52-5a3d-5d0e-9d0f-1f2f4a6f2a11')
-#: end of the trait of such a type: slices, GB and series
+#: end of the trait of a type with MIG: slices, GB and series
 _MIG_BACKED = re.compile('_[0-9]_[0-9]+(C|CME|CGFX|Q)$')
-#: of any type: GB and series (NVIDIA's vGPU user guide)
+#: end of the trait of any type: GB and series (NVIDIA's vGPU user guide)
 _GIGABYTES = re.compile('_([1-9][0-9]*)(A|B|C|CME|CGFX|Q)$')
 #: attributes of each VF's quota with xe, below sriov_admin/.bulk_profile, and
 #: the Linux release that added them. Source:
@@ -57,9 +58,9 @@ _GIGABYTES = re.compile('_([1-9][0-9]*)(A|B|C|CME|CGFX|Q)$')
 _SINCE = {'vram_quota': '7.0', 'exec_quantum_ms': '6.19',
           'preempt_timeout_us': '6.19'}
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
-#: errno if no room, or no type, is left for a mediated device
+#: errno if a mediated device finds no room, or no type
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EUSERS, errno.ENOENT, errno.ENODEV))
-#: errno of a removal if another process is removing it
+#: errno of a removal while another process removes the device
 _REMOVED = frozenset((errno.ENOENT, errno.ENODEV, errno.EAGAIN))
 
 
@@ -67,14 +68,14 @@ _REMOVED = frozenset((errno.ENOENT, errno.ENODEV, errno.EAGAIN))
 class VgpuType:
     """A type of vGPUs of a device, as the kernel offers it now."""
 
-    #: 'nvidia-558', even if the kernel has only the number. Another version of
-    #: the host's driver may assign the number to another type
+    #: 'nvidia-558', even if the kernel shows only the number. Another version
+    #: of the host's driver may use the number for another type
     name: str
     #: its vendor's name, 'NVIDIA A40-2Q'
     title: str
-    #: how many can be created now
+    #: number that can be created now
     available: int
-    #: how many the whole GPU can have, None if it does not report that
+    #: number that an empty GPU can have, None if it does not report that
     most: int | None = None
 
     def is_called(self, text: str) -> bool:
@@ -93,16 +94,16 @@ class VgpuType:
 
 @dataclasses.dataclass(frozen=True)
 class _Offer:
-    """The vGPUs of a device, independent of the operator's options."""
+    """The vGPUs of a device, regardless of the operator's options."""
 
     types: Mapping[str, VgpuType]
-    #: handles that can be made into vGPUs -> names of their types
+    #: handles that can become vGPUs -> names of their types
     free: Mapping[model.AttachHandle, frozenset[str]]
     #: existing vGPUs that nova_accel created
     made: tuple[model.AttachHandle, ...] = ()
-    #: whether it reports all that it could create if nothing were in use
+    #: whether the GPU reports all that it could create if it were empty
     complete: bool = True
-    #: names of the types of VFs in use, set by any program
+    #: names of the types of VFs in use, created by any program
     taken: tuple[str, ...] = ()
 
 
@@ -110,9 +111,9 @@ class VgpuDriver(base.PciDriver):
 
     CONTRACT = base.CONTRACT
     NAME = 'vgpu'
-    #: types that can be created, and present types of VFs
+    #: creatable types, and present types of VFs, are in attributes
     POLLED = True
-    #: VFs that are vGPUs as they are; the others get a type
+    #: for VFs that are vGPUs without further setup; others get a type
     RESET_IS_ALL = True
 
     # Configuration
@@ -139,8 +140,8 @@ class VgpuDriver(base.PciDriver):
             sriov.make(self.kernel, address)
         elif count := sriov.missing(self.kernel, address):
             raise exception.DeviceError(
-                f'{sriov.OPTION} wants {count} VFs of {address}, and those of '
-                f'{device.vendor} are not made by nova-compute: have '
+                f'{sriov.OPTION} requests {count} VFs of {address}, and '
+                f'nova-compute does not create those of {device.vendor}: have '
                 f'{elsewhere} before it starts.')
 
     def _share_out(self, address):
@@ -221,9 +222,7 @@ class VgpuDriver(base.PciDriver):
 
     def _virtual_parents(self) -> list[str]:
         """Return parents that are not PCI devices, for example those of the
-        kernel's samples.
-
-        Such a parent is identified by its name.
+        kernel's samples. The key of such a parent is its name.
         """
         return [name for name in self.names(MDEV_BUS)
                 if not pci.ADDRESS.fullmatch(name) and self._has_types(name)]
@@ -242,8 +241,8 @@ class VgpuDriver(base.PciDriver):
             return ''
 
     def may_be_mine(self, address):
-        # only the existence of types matters; examine() asks the card's driver
-        # for them
+        # only check that types exist; reading them calls the card's driver,
+        # which is for examine()
         return self._is_gpu_with_vfs(address) or bool(
             self.names(f'{MDEV_BUS}/{address}/mdev_supported_types'))
 
@@ -290,7 +289,7 @@ class VgpuDriver(base.PciDriver):
             chosen = _whole(chosen, offer, traits, before)
         names = {t.name for t in chosen}
         most = max((t.available for t in chosen), default=0)
-        # handles with the most possible types are left for any request
+        # handles with many possible types are kept for later requests
         free = sorted(
             (h for h, types in offer.free.items() if types & names),
             key=lambda h: -len(offer.free[h] & names))
@@ -300,7 +299,7 @@ class VgpuDriver(base.PciDriver):
             for t in chosen)
         before_types = before.creatable if before else ()
         if not offer.complete:
-            # absent now, because all that it needs is in use
+            # types that are not creatable now, while the GPU is in use
             creatable += tuple(
                 dataclasses.replace(t, available=0, kernel_name=(
                     '' if t.kernel_name in traits else t.kernel_name))
@@ -325,7 +324,7 @@ class VgpuDriver(base.PciDriver):
         return handles
 
     def _offer(self, address) -> _Offer:
-        """Return the vGPUs of a device, independent of the operator's options.
+        """Return the vGPUs of a device, regardless of the operator's options.
 
         :raises Defect: it has VFs that cannot be used.
         """
@@ -356,7 +355,7 @@ class VgpuDriver(base.PciDriver):
             there = self._devices(parent)
             for called in there.values():
                 counts[called] = counts.get(called, 0) + 1
-            # a device that is being removed does not show its type any more
+            # a mediated device that is being removed shows no type
             made += [_handle(address, parent, name)
                      for name in slots if there.get(name)]
             for name in there:
@@ -368,7 +367,7 @@ class VgpuDriver(base.PciDriver):
                     break
                 free[_handle(address, parent, slot)] = frozenset(
                     t.name for t in here if t.available > n)
-        # each VF reports 1 as long as the GPU has room for one more
+        # each VF reports 1 while the GPU has room for one more
         return _Offer(
             {name: t if t.most is None else dataclasses.replace(
                 t, available=max(0, min(
@@ -405,8 +404,8 @@ class VgpuDriver(base.PciDriver):
     def _devices(self, parent) -> dict[str, str | None]:
         """Return UUID -> type of the mediated devices of a parent.
 
-        While a device is being removed that a process keeps open, its
-        directory exists without the link to its type.
+        If a process keeps a device open while it is removed, its directory
+        remains without the link to its type.
         """
         return {name: self._type_of(parent, name)
                 for name in self.kernel.listdir(f'{MDEV_BUS}/{parent}')
@@ -440,8 +439,8 @@ class VgpuDriver(base.PciDriver):
                 problems.append(problem)
                 continue
             titles |= catalog
-            # if not 0, the vGPU is a server's, which the claims show, or
-            # another program's
+            # any other value is a vGPU of a server (see its claim) or of
+            # another program
             if current != '0':
                 taken.append(_vendor_name(current))
             elif catalog:
@@ -475,8 +474,8 @@ class VgpuDriver(base.PciDriver):
             self._make_of_vf(what, device, handle.address, created_type,
                              fresh)
             if fresh:
-                # no other server has the GPU, otherwise the VF would have no
-                # room for that type
+                # no other server has the GPU: otherwise the VF would have no
+                # room for a type that has all of it
                 fabric.deactivate(self.kernel, device, handle.address)
             fabric.activate(self.kernel, device, handle.address)
 
@@ -493,8 +492,8 @@ class VgpuDriver(base.PciDriver):
             device, handle.address).get(current, _vendor_name(current))
 
     def moved(self, handle, before, now):
-        """Return a handle with its new name; the names of mediated devices are
-        those of their parent. See the base class."""
+        """Return a handle with its new name, after its parent was renamed. See
+        the base class."""
         found = super().moved(handle, before, now)
         number = _slots(handle.parent or before).get(handle.address)
         if handle.type is not model.HandleType.MDEV or number is None:
@@ -504,8 +503,8 @@ class VgpuDriver(base.PciDriver):
             if slot == number))
 
     def release(self, device, handle, created_type, use):
-        """Reset a VF that is a vGPU as it is, or remove a created one; see the
-        base class."""
+        """Remove a vGPU that prepare() created; reset a VF that is a vGPU
+        without further setup. See the base class."""
         if created_type is None:
             return (gpu.not_shown(self.reset(device, handle),
                                   _NOT_SHOWN.get(device.vendor_id, ''))
@@ -548,7 +547,7 @@ class VgpuDriver(base.PciDriver):
                 f'{parent} in dmesg.') from error
 
     def _mdev_type(self, device, parent, created_type) -> str:
-        """Return the kernel's present name of a type, '' without one."""
+        """Return the kernel's present name of a type, '' if it has none."""
         return next((
             name for name in self.names(
                 f'{MDEV_BUS}/{parent}/mdev_supported_types')
@@ -599,8 +598,8 @@ class VgpuDriver(base.PciDriver):
             pci.path(vf, 'nvidia/creatable_vgpu_types')))
 
     def _types_of_vf(self, device, vf) -> dict[str, str]:
-        """Return number -> trait of the types of a VF: types that can be
-        created now, and types that the device showed before."""
+        """Return number -> trait of the types of a VF that can be created now,
+        and of those that the device showed before."""
         return {
             **{t.kernel_name.rpartition('-')[2]: t.trait
                for t in device.creatable if t.kernel_name},
@@ -608,11 +607,10 @@ class VgpuDriver(base.PciDriver):
                for name, title in self._creatable(vf).items()}}
 
     def _is_made(self, device, vf, current, created_type) -> bool:
-        """Return whether the type of a VF is the one that a server has.
+        """Return whether a VF has the type of its server.
 
-        A type that was never shown since the vGPUs of the GPU were created
-        counts as the server's: a boot of the host or another driver sets it to
-        0.
+        A type that the device has not shown since its vGPUs were created counts
+        as the server's: a boot of the host, or another driver, sets it to 0.
         """
         if current == '0' or not naming.is_custom(created_type):
             return _vendor_name(current) == created_type
@@ -636,8 +634,8 @@ class VgpuDriver(base.PciDriver):
         return _no_such_type(created_type)
 
     def _clear(self, device, vf, created_type):
-        """Remove the vGPU that prepare() created, and no other: VFs are
-        reused, and another vGPU may have taken this one."""
+        """Remove the vGPU that prepare() created. Another program may have
+        reused the VF since: its vGPU stays."""
         try:
             current = self._current(vf)
             if current == '0':
@@ -681,11 +679,11 @@ def _within_room(offer: _Offer, traits: Mapping[str, str],
     """Return the offer of NVIDIA's VFs limited by the free memory, if the
     names of types contain their size.
 
-    A VF only reports that one more has room (kernel/hypeman pull request 383).
-    The memory of the GPU is the size of the largest type that was ever seen,
-    which occupies the whole GPU.
+    A VF reports only whether one more vGPU has room (kernel/hypeman pull
+    request 383). The size of the GPU's memory is taken from the largest type
+    ever seen, which occupies the whole GPU.
 
-    :param traits: by the name of the type.
+    :param traits: name of a type -> trait.
     """
     if not any(not handle.managed for handle in offer.free):
         return offer
@@ -697,8 +695,7 @@ def _within_room(offer: _Offer, traits: Mapping[str, str],
     taken = [known.get(name, 0) for name in offer.taken]
     left = whole - sum(taken)
     if not all(taken) or left < max(sizes.values(), default=0):
-        # other programs have created unknown types, or the GPU was never seen
-        # empty
+        # the types in use are unknown, or the GPU was never seen empty
         return offer
     return dataclasses.replace(offer, types={
         name: dataclasses.replace(type_, available=min(
@@ -711,7 +708,7 @@ def _whole(types: Iterable[VgpuType], offer: _Offer,
            ) -> list[VgpuType]:
     """Return the types that occupy their whole GPU.
 
-    :param traits: by the name of the type.
+    :param traits: name of a type -> trait.
     """
     if any(handle.managed for handle in (*offer.free, *offer.made)):
         raise base.Defect(
@@ -729,14 +726,14 @@ def _whole(types: Iterable[VgpuType], offer: _Offer,
 
 
 def _gigabytes(trait: str) -> int:
-    """Return the GB of a vGPU of a type, from its trait; 0 if unknown."""
+    """Return the GB of a vGPU, from the trait of its type; 0 if unknown."""
     found = _GIGABYTES.search(trait)
     return int(found[1]) if found else 0
 
 
 def _size(trait: str) -> int:
-    """Return the GB of a type that shares the memory of its GPU; 0 for a type
-    with MIG."""
+    """Return the GB of a time-sliced type, which shares the memory of its GPU;
+    0 for a type with MIG."""
     return 0 if _MIG_BACKED.search(trait) else _gigabytes(trait)
 
 
@@ -753,10 +750,10 @@ def title(kernel, parent: str, name: str) -> str:
 
 
 def _trait(device: model.Device, called: str) -> str:
-    """Return the trait of a type, which is the same on each host and in each
+    """Return the trait of a type, which is the same on every host and in every
     claim.
 
-    :param called: its title.
+    :param called: the vendor's name of the type.
     """
     return naming.vgpu_trait(device.vendor, device.product_id, called)
 
@@ -776,8 +773,8 @@ def _way_on(fresh: bool) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _slots(parent) -> Mapping[str, int]:
-    """Return UUID -> number of the mediated devices that prepare() may have
-    created."""
+    """Return UUID -> number of the mediated devices that prepare() creates for
+    a parent."""
     return {str(uuid.uuid5(_NAMESPACE, f'{parent}/{number}')): number
             for number in range(_SLOTS)}
 

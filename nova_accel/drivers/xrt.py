@@ -1,28 +1,29 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """FPGAs of AMD (Xilinx) under XRT: Alveo and Versal cards.
 
-A card has two PCI functions. The management function, by which it is known,
-can flash and program it and stays on the host, with the driver xclmgmt; the
+A card has two PCI functions. The management function identifies the card: it
+can flash and program it, and stays on the host with the driver xclmgmt. The
 user function goes to guests. There is one region, the user partition.
 
-No attribute reliably reports the loaded function. xclbinuuid is what the driver
-xocl of the user function loaded itself since it was bound; what is programmed
-through the management function does not change it. That one shows no UUID, but
-the IP_LAYOUT of what it programmed, until it is bound again or the card reset.
-Therefore xclbinuuid counts where it exists, and xocl is bound again before it
-would be wrong. Otherwise what is known counts as long as the management
-function shows that something is loaded.
+No attribute reliably reports the loaded function. xclbinuuid shows what the
+driver xocl of the user function has loaded itself since it was bound; it does
+not change if the card is programmed through the management function. The
+management function shows no UUID, only the IP_LAYOUT of the function that it
+programmed, until it is bound again or the card is reset. Therefore xclbinuuid
+applies if it exists, and xocl is bound again before it would be wrong.
+Otherwise the stored function applies while the management function shows that
+a function is loaded.
 
-The two functions talk by a mailbox, by which a guest can have the card changed.
-The driver closes these requests, unless [accel] whole_cards has the card. Two
+A guest can have the card changed through a mailbox between the two functions.
+This driver closes these requests, unless [accel] whole_cards has the card. Two
 stay open, LOAD_XCLBIN and LOAD_SLOT_XCLBIN: since XRT 2.15 a guest has no
 compute unit before it has sent one of them (__icap_peer_xclbin_download() in
-icap.c). With config_xclbin_change at 1, xclmgmt ignores what the guest sends
-but for its UUID, and programs the host's file of that UUID: the driver places
-that of what the card carries (nova_accel.host.firmware). xclmgmt forgets mask
-and attribute when it is bound: each examination compares them. What a guest
-did until then is not known: confine() closes them when it is written down that
-they were open.
+icap.c). With config_xclbin_change at 1, xclmgmt uses only the UUID of the
+guest's data and programs the host's file of that UUID: this driver provides
+only the file of the loaded function (nova_accel.host.firmware). xclmgmt loses
+mask and attribute when it is bound, so each examination compares them. Until
+then a guest may have changed the card: confine() closes the mailbox after the
+store has recorded that it was open.
 
 Source: XRT's kernel drivers (mgmt-core.c, mgmt-utils.c, mgmt-sysfs.c,
 xocl_sysfs.c, icap.c, mailbox.c, mailbox_proto.h), 2.21 of 2026, and its
@@ -48,18 +49,18 @@ from nova_accel import naming
 
 MANAGEMENT_DRIVER = 'xclmgmt'
 USER_DRIVER = 'xocl'
-#: seconds until the two drivers find each other after xocl was bound
+#: seconds until the two drivers are connected after xocl was bound
 READY_SECONDS = 3
-#: attribute of the management function with the refused requests
+#: attribute of the management function: mask of refused requests
 MAILBOX = 'config_mailbox_channel_disable'
-#: makes xclmgmt load the host's file in place of the guest's data
+#: attribute that makes xclmgmt load the host's file, not the guest's data
 FETCH = 'config_xclbin_change'
-#: of which FETCH takes the payload
+#: requests whose data FETCH replaces
 FETCHED_REQUESTS = privileged.FETCHED_REQUESTS
 #: requests by which a guest loads another function or shell: these two,
-#: LOAD_XCLBIN_KADDR, PROGRAM_SHELL, LOAD_XCLBIN_SLOT_KADDR. Those with KADDR
-#: take an address of the host's memory, for xocl on the host: xclmgmt takes
-#: them from a guest as well where xocl had the card before (mgmt-core.c of XRT)
+#: LOAD_XCLBIN_KADDR, PROGRAM_SHELL, LOAD_XCLBIN_SLOT_KADDR. The KADDR requests
+#: contain a memory address of the host, for xocl on the host; xclmgmt accepts
+#: them from a guest if xocl had the card before (mgmt-core.c of XRT)
 LOAD_REQUESTS = FETCHED_REQUESTS | 1 << 7 | 1 << 14 | 1 << 17
 #: and HOT_RESET, RECLOCK, READ_P2P_BAR_ADDR, which writes the configuration
 #: space of the management function
@@ -70,7 +71,7 @@ _NULL = '0' * 32
 #: maximum length of a read of a binary attribute
 _PAGE = 4096
 _ALVEO, _VERSAL = 'ALVEO', 'VERSAL'
-#: sold with AMD's AVED and its driver ami, not with XRT
+#: product for AMD's AVED and its driver ami, not for XRT
 _V80 = 'V80'
 #: (vendor, device) of the management function -> product, family; devices.h
 _PRODUCTS = {
@@ -84,16 +85,16 @@ _PRODUCTS = {
     ('10ee', '5044'): ('VERSAL_5044', _VERSAL),
     ('10ee', '5094'): ('V70', _VERSAL), ('10ee', '50b0'): ('V70', _VERSAL),
     ('10ee', '50b4'): (_V80, _VERSAL),
-    # by their numbers in devices.h, whatever they are sold as
+    # named by their numbers in devices.h, whatever they are sold as
     ('10ee', '513c'): ('U30', _ALVEO),
-    # as its VBNV says: xilinx_vck5000_gen3x16_xdma_base_1
+    # named by its VBNV: xilinx_vck5000_gen3x16_xdma_base_1
     ('10ee', '5048'): ('VCK5000', _VERSAL),
     ('10ee', '5074'): ('X3522PV', _ALVEO),
     ('10ee', '5078'): ('VERSAL_5078', _VERSAL),
     ('10ee', '5700'): ('RAVE_5700', _VERSAL),
     ('10ee', '5710'): ('RAVE_5710', _VERSAL),
     ('10ee', '6098'): ('VCK190', _VERSAL),
-    # with the image that they are sold with
+    # device ids with the factory image
     ('10ee', 'd000'): ('U200', _ALVEO), ('10ee', 'd004'): ('U250', _ALVEO),
     ('10ee', 'd008'): ('U280', _ALVEO), ('10ee', 'd00c'): ('U280', _ALVEO),
     ('10ee', 'd020'): ('U50', _ALVEO), ('10ee', 'd03c'): ('U30', _ALVEO),
@@ -102,7 +103,7 @@ _PRODUCTS = {
 #: the name of a card whose shell cannot be loaded (Xilinx/video-sdk issue 99,
 #: of a U30)
 _RECOVERY = ('10ee', 'abcd')
-#: product -> its name in an earlier release, which stays a trait
+#: product -> its name in an earlier release, kept as a trait
 _FORMERLY = {'VCK5000': 'VERSAL_5048'}
 #: product -> its memory, which no attribute shows; from AMD's data sheets
 _MEMORY = {'U200': (('DDR', 65536),), 'U250': (('DDR', 65536),),
@@ -166,7 +167,7 @@ class XrtDriver(base.PciDriver):
             for name in (MANAGEMENT_DRIVER, USER_DRIVER)))
 
     def state(self, address):
-        """Return a value that changes each time while the mailbox has to be
+        """Return a value that differs at each call while the mailbox must be
         closed; see the base class."""
         found = super().state(address)
         try:
@@ -181,7 +182,7 @@ class XrtDriver(base.PciDriver):
         ids = pci.ids(self.kernel, address)
         product, family = _PRODUCTS.get(ids, (None, None))
         if product is None:
-            # a card newer than the table, or of another brand
+            # a card that is not in the table, or of another brand
             if ids != _RECOVERY and not self.kernel.exists(
                     pci.path(address, 'mgmt_pf')):
                 return None
@@ -252,8 +253,8 @@ class XrtDriver(base.PciDriver):
         """Read the bus and the firewalls; see the base class. The management
         function shows the firewalls while a server has the user function.
 
-        A kernel of the server trips them; programming clears them. Source:
-        firewall.c of XRT's xclmgmt.
+        A compute kernel of the server trips them; programming clears them.
+        Source: firewall.c of XRT's xclmgmt.
         """
         yield from super().health(device)
         for name in self.names(pci.path(device.address)):
@@ -314,7 +315,7 @@ class XrtDriver(base.PciDriver):
                           f'a shell by xbmgmt program --base')
         bound = pci.driver(self.kernel, user)
         if bound != USER_DRIVER:
-            # without its driver only the ids are known
+            # without its driver only the ids can be read
             ids = device.vendor_id, device.product_id
             wanted = (device.vendor_id, _USERS.get(
                 ids, f'{int(device.product_id, 16) + 1:04x}'))
@@ -350,13 +351,13 @@ class XrtDriver(base.PciDriver):
         """Return the interface that an xclbin must be built for, None if
         unknown.
 
-        The shell exports it; the base, whose line precedes it, exports that of
-        the shell.
+        The line of the shell's interface comes after that of the base, which
+        is the one that the shell itself is built for.
         """
         try:
             return self._last_uuid(address, 'interface_uuids')
         except OSError as e:
-            # a shell without UUIDs; otherwise the card is not ready
+            # EINVAL, ENOENT: a shell without UUIDs; else the card is not ready
             if e.errno not in (errno.EINVAL, errno.ENOENT):
                 raise
             return None
@@ -368,11 +369,11 @@ class XrtDriver(base.PciDriver):
     # The mailbox
 
     def _refused(self, address) -> int:
-        """Return the refused requests of the mailbox, a bit for each."""
+        """Return the mask of requests that the mailbox refuses."""
         return self._number(address, MAILBOX) or 0
 
     def _takes(self, address, requests) -> bool:
-        """Return whether the mailbox accepts one of these requests, with its
+        """Return whether the mailbox accepts any of these requests, with its
         data, from a guest."""
         harmless = self._refused(address)
         if self._number(address, FETCH):
@@ -389,14 +390,14 @@ class XrtDriver(base.PciDriver):
             return ''
         requests, opens = CHANGE_REQUESTS, 0
         try:
-            # what releases before FETCH wrote: no guest could use the card
+            # releases before FETCH wrote this mask: no guest could use the card
             if (self._refused(address) == CHANGE_REQUESTS
                     and self._number(address, FETCH) == 0):
                 opens = FETCHED_REQUESTS
             elif not self._takes(address, CHANGE_REQUESTS):
                 return ''
             with contextlib.suppress(FileNotFoundError):
-                # an XRT of before 2020 has no such attribute
+                # XRT before 2020 has no such attribute
                 self.kernel.write_attribute(address, FETCH, '1')
                 requests &= ~FETCHED_REQUESTS
             self.kernel.close_mailbox(address, requests, opens)
@@ -416,7 +417,7 @@ class XrtDriver(base.PciDriver):
 
     def prepare(self, device, handle, created_type, fresh, use):
         """Close the mailbox, because xclmgmt may have been bound since the
-        last look; see the base class. If the server had the card before,
+        last examination; see the base class. If the server had the card before,
         confine() closes it.
         """
         problem = self._close_mailbox(device.address) if fresh else ''
@@ -438,8 +439,8 @@ class XrtDriver(base.PciDriver):
             return None
         if self._is_the_guests(address) or base.is_fixed(address):
             return function
-        # a guest may have loaded a file of another card, and could not load
-        # one that is not offered
+        # a guest may have loaded the file of another card, but only an offered
+        # one
         if (self.kernel.xclbin_layout(address) not in (None, layout)
                 or not self.kernel.offers_xclbin(
                     function, self._file_interface(address) or '')):
@@ -452,10 +453,10 @@ class XrtDriver(base.PciDriver):
         return address in base.whole_cards()
 
     def _file_interface(self, address) -> str | None:
-        """The interface UUID in the names of files that xclmgmt loads.
+        """Return the interface UUID in the names of files that xclmgmt loads.
 
-        It is the shell's first one, in its spelling; the line before it has
-        the base's (interface_uuids_show() in mgmt-sysfs.c,
+        It is the shell's first interface, as the shell spells it; the line
+        before it shows the base's (interface_uuids_show() in mgmt-sysfs.c,
         xclmgmt_get_interface_uuid() in mgmt-utils.c).
         """
         try:
@@ -466,10 +467,10 @@ class XrtDriver(base.PciDriver):
         return lines[min(1, len(lines) - 1)] if lines else None
 
     def _shown(self, user) -> str | None:
-        """Return what xocl has loaded, None without xocl or without a
-        function.
+        """Return the function that xocl has loaded, None without xocl or
+        without a function.
 
-        Each slot has a line, and the first is the FPGA's.
+        Each slot has a line; the first line is the FPGA's.
         """
         try:
             lines = self.kernel.read(pci.path(user, 'xclbinuuid')).split()
@@ -544,15 +545,14 @@ class XrtDriver(base.PciDriver):
             self._load(what, address, bitstream)
             return self._read_back(what, address, user, bitstream)
         except exception.AcceleratorError:
-            # a file that cannot be withdrawn does not matter any more: layouts
-            # differ
+            # an xclbin that cannot be removed is harmless: the layouts differ
             with contextlib.suppress(OSError):
                 self.kernel.withdraw_xclbin(address)
             raise
 
     def _offer(self, what, address, bitstream):
-        """Place the file for the guest before programming: without the file no
-        guest could use the function."""
+        """Place the file for the guest before programming, because no guest
+        can use the function without it."""
         if self._is_the_guests(address):
             return
         try:
@@ -583,7 +583,7 @@ class XrtDriver(base.PciDriver):
                 raise _Defect('xclmgmt cannot reset the region of a Versal: '
                               'upload a clearing image for its type')
             self.kernel.write_attribute(address, 'mgmt_reset', '2')
-            # it does not report its result
+            # the reset does not report its result
             if not pci.answers(self.kernel, address):
                 raise _Defect('it does not answer on the PCI bus')
             self._check_management(address)
@@ -631,8 +631,8 @@ class XrtDriver(base.PciDriver):
                 f'reset if others fail as well.') from e
 
     def _read_back(self, what, address, user, bitstream) -> str:
-        """Return the function that was programmed, unless the drivers show
-        another one."""
+        """Return the programmed function, unless the drivers show another
+        one."""
         try:
             wanted = xclbin.layout(bitstream.path)
             layout, shown = self._layout(address), self._shown(user)

@@ -116,7 +116,7 @@ class CombinationsTest(ContractTestCase):
         if creatable and not prepare:
             error = self.assertRaises(
                 exception.DeviceError, self.boot_and_delete)
-            self.assertIn('makes nothing of', str(error))
+            self.assertIn('creates nothing of', str(error))
         else:
             self.boot_and_delete()
         self.assertEqual([], self.host.holdings.all())

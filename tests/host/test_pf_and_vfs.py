@@ -135,7 +135,7 @@ class DiskTest(TestCase):
             'nova_accel.sim.SimulatedKernel.set_numvfs', self.no_memory))
         self.lose_vfs()
         self.refused()
-        self.assertIn(f'wants 2 VFs of {A}, and the kernel refused (Cannot '
+        self.assertIn(f'requests 2 VFs of {A}, and the kernel refused (Cannot '
                       f'allocate memory)',
                       self.host.inventory.devices[A].reason)
 

@@ -171,7 +171,7 @@ class ComputeTest(CheckTestCase):
             nics=[{'address': nic}])).kernel)
         self.set('accel', enabled_drivers='timecard', ptp_devices=nic,
                  include_devices=None)
-        self.assertIn(('options', 'take it out of the option'), [
+        self.assertIn(('options', 'remove it from the option'), [
             (line['Check'], line['What to do']) for line in self.check(2)])
 
     def test_card_given_whole_and_by_vfs(self):
@@ -648,7 +648,7 @@ class DeviceTest(CheckTestCase):
         self.set('accel', virtual_functions=f'{A}=1')
         self.assertEqual([], self.check(0))
         self.set('accel', virtual_functions=f'{A}=9')
-        self.assertFails(A, 'wants 9 VFs')
+        self.assertFails(A, 'requests 9 VFs')
 
     def test_card_that_a_process_keeps(self):
         """libvirt would wait for it."""

@@ -561,7 +561,7 @@ class Configuration(TestCase):
         self.begin(2, vfs=1)
         error = self.assertRaises(exception.DeviceError,
                                   self.driver.configure)
-        self.assertIn(f'wants 2 VFs of {A}, and it has 1', str(error))
+        self.assertIn(f'requests 2 VFs of {A}, and it has 1', str(error))
         self.assertEqual([[vf(A, 0)], []], self.offered())
 
     def test_more_than_there_can_be(self):

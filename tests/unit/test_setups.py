@@ -151,7 +151,7 @@ CHECKED = {
         'compute driver', 'failure', 'set it to accel.AccelLibvirtDriver'),
     'VFs of a GPU given whole': (
         'accel', {'virtual_functions': f'{GPU}=4'}, GPU, 'failure',
-        'virtual_functions wants 4 VFs', 'supports SR-IOV'),
+        'virtual_functions requests 4 VFs', 'supports SR-IOV'),
 }
 
 #: flavors of which check --service api warns, and that nova-api refuses
