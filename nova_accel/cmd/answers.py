@@ -1,14 +1,14 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Check the form of answers of Placement and Nova that commands read.
+"""Check the form of responses of Placement and Nova that commands read.
 
-A proxy, or another service, can answer 200 with other JSON. Commands handle
-that like a service that does not answer.
+A proxy, or another service, can return 200 with other JSON. Commands treat that
+as if the service did not respond.
 """
 
 from collections.abc import Mapping
 import typing
 
-#: in a form: each key, or each item
+#: in a form: key of every value, or of every item
 EACH = '*'
 _AMOUNTS = {EACH: int}
 _SPECS = {EACH: str}
@@ -19,8 +19,8 @@ _NODE = {'id': str, 'hypervisor_hostname': str, 'state': str, 'status': str,
 _SERVER = {'id': str, 'name': str}
 _ENTRY = {**_SERVER, 'status': str, 'OS-EXT-STS:task_state': (str, type(None)),
           'OS-EXT-SRV-ATTR:hypervisor_hostname': (str, type(None))}
-#: name of a part -> its form: one or several types, [form of each item], or
-#: {key: form}
+#: name of a part of a response -> its form: one or several types, [form of each
+#: item], or {key: form}
 _FORMS: Mapping[str, typing.Any] = {
     'resource_providers': [{
         'uuid': str, 'name': str, 'root_provider_uuid': str,
@@ -47,7 +47,7 @@ _FORMS: Mapping[str, typing.Any] = {
 
 
 def has_form(found: typing.Any, form: typing.Any) -> bool:
-    """Return whether a value of JSON has a form."""
+    """Return whether a JSON value has a form."""
     if isinstance(form, list):
         return isinstance(found, list) and all(
             has_form(one, form[0]) for one in found)
@@ -60,10 +60,10 @@ def has_form(found: typing.Any, form: typing.Any) -> bool:
 
 
 def part(body: typing.Any, name: str, form: str = '') -> typing.Any:
-    """Return a part of an answer.
+    """Return a part of a response.
 
     :param form: name of its form, if it differs from name.
-    :raises ValueError: the answer has another form, or lacks the part.
+    :raises ValueError: the part is missing or has another form.
     """
     if not has_form(body, {name: _FORMS[form or name]}):
         raise ValueError(f'{name!r} is missing or malformed')

@@ -22,8 +22,8 @@ class MakeBitstream(command.Command):
     """Write a bitstream for simulated cards.
 
     The file has the format of the vendor's tools, GBS (Intel) or xclbin (AMD),
-    and a payload that only simulated cards take: a real card refuses it. An
-    existing file is not overwritten. Prints the command that uploads it.
+    and a payload that only simulated cards accept. An existing file is not
+    overwritten. Prints the command that uploads the file to Glance.
     """
 
     def get_parser(self, prog_name):
@@ -33,11 +33,12 @@ class MakeBitstream(command.Command):
             help='file to write; its suffix, .gbs or .xclbin, is the format')
         parser.add_argument(
             '--region-type', metavar='UUID', required=True,
-            help='type of the regions that take it: "interface" of the card '
+            help='type of the regions that accept it: "interface" of the card '
                  'in the description of the simulated host')
         parser.add_argument(
             '--function', metavar='UUID', default=str(uuid.uuid4()),
-            help='function that a region has with it (default: a new one)')
+            help='function that a region has after it is programmed with the '
+                 'file (default: a new one)')
         return parser
 
     def take_action(self, parsed_args):
@@ -76,5 +77,5 @@ def _uuid(option: str, value: str) -> str:
         return str(uuid.UUID(value))
     except ValueError:
         raise exception.BitstreamError(
-            f'{option} has {value!r}, which is not a UUID: write it as '
+            f'{option} has {value!r}, which is not a UUID: write it like '
             f'{uuid.UUID(int=0)}.') from None

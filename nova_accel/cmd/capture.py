@@ -36,8 +36,8 @@ _HEADER = """\
 # Serial numbers, MAC addresses, mount points and names of the host are
 # stand-ins.
 """
-#: reads for each accelerator besides its driver's: answered by the kernel, or
-#: from configuration space
+#: attributes to read for each accelerator besides those that its driver reads:
+#: the kernel has them in memory or in configuration space
 _ALSO = ('vendor', 'device', 'subsystem_vendor', 'subsystem_device', 'class',
          'revision', 'numa_node', 'reset_method', 'sriov_totalvfs',
          'sriov_numvfs', 'sriov_drivers_autoprobe', 'current_link_speed',
@@ -89,9 +89,9 @@ class Capture(command.Command):
                 f'({error.strerror}): give another name.') from error
         if recorded.denied:
             self._warn(
-                f'The file lacks what user {os.geteuid()} may not read: run '
-                f'this as the user of nova-compute, with its nova.conf, or as '
-                f'root, to have all of: {", ".join(sorted(recorded.denied))}.')
+                f'The file lacks what user {os.geteuid()} may not read: '
+                f'{", ".join(sorted(recorded.denied))}. To record it, run this '
+                f'as the user of nova-compute, with its nova.conf, or as root.')
 
     def _warn(self, text):
         self._incomplete = True
@@ -99,11 +99,11 @@ class Capture(command.Command):
 
 
 def record(kernel, names, warn) -> recorder.Recorder:
-    """Let drivers read a host, and return their reads.
+    """Let drivers read a host, and return the recorded reads.
 
     :param kernel: the machine's, or a simulated one.
-    :param names: of the drivers.
-    :param warn: takes a sentence about a driver that failed.
+    :param names: names of the drivers.
+    :param warn: called with a sentence about each driver that failed.
     :raises ConfigurationError: no driver can be loaded.
     """
     recorded = recorder.Recorder(kernel)
@@ -112,7 +112,7 @@ def record(kernel, names, warn) -> recorder.Recorder:
         try:
             loaded.update(drivers.load([name], recorded))
         except Exception as error:
-            # the report may be about the other drivers
+            # the other drivers may be the subject of the report
             warn(f'driver {name}: {error}')
     if not loaded:
         raise exception.ConfigurationError(
@@ -168,8 +168,8 @@ def write(recorded: recorder.Recorder, names, file) -> None:
 
 
 def _of_tree(answer, recorded):
-    """Return an answer without the mounts of devices outside of the capture,
-    and with a stand-in for each mount point."""
+    """Return an answer without the mounts of devices that are not in the
+    capture, and with a stand-in for each mount point."""
     if answer.operation != 'mounted_devices' or not answer.value:
         return answer.value
     disks = recorded.tree.get('class', {}).get('block', {})

@@ -31,10 +31,10 @@ _PROGRAMS = {checks.COMPUTE: configuration.COMPUTE,
 class Check(output.Table):
     """Show what would stop nova_accel from working on this host.
 
-    One line for each check and for each device: what was found and what to
-    do, failures first; a table ends with how many there are. Run it as the
-    user of nova-compute. The exit status is 0 when all is well, 1 with
-    warnings, 2 with failures, 255 when it could not be run.
+    One line for each check and for each device, failures first: the finding and
+    the remedy. A table ends with the number of lines of each result. Run it as
+    the user of nova-compute. The exit status is 0 if all is well, 1 with
+    warnings, 2 with failures, 255 if it could not be run.
     """
 
     COLUMNS = 'Check', 'Result', 'Found', 'What to do'
@@ -47,14 +47,14 @@ class Check(output.Table):
                  'each of them finds it)')
         parser.add_argument(
             '--service', action='append', choices=checks.SERVICES,
-            help='check what concerns this service; may be repeated '
-                 '(default: those for which nova.conf has sections)')
+            help='run the checks for this service; may be repeated '
+                 '(default: services for which nova.conf has sections)')
         return parser
 
     def run(self, parsed_args):
         self._status = 0
-        # warnings are lines of the table, and calls that end late are not
-        # awaited
+        # warnings are lines of the table; the command does not wait for calls
+        # that exceed the time limit
         if not self.app.options.debug:
             logging.disable(logging.CRITICAL)
         try:
@@ -82,7 +82,7 @@ class Check(output.Table):
                  for name, found in lines])
 
     def produce_output(self, parsed_args, column_names, data):
-        """Print the table, and the number of lines with problems; see Table.
+        """Print the table, and the number of lines of each result; see Table.
         """
         status = super().produce_output(parsed_args, column_names, data)
         if parsed_args.formatter == 'table':
@@ -91,7 +91,7 @@ class Check(output.Table):
 
 
 def _summary(counts) -> str:
-    """Return the last line: how many lines of each result there are."""
+    """Return the last line: the number of lines of each result."""
     bad = [f'{counts[result]} {result}{"s" * (counts[result] > 1)}'
            for result in (check_line.FAILURE, check_line.WARNING)
            if counts[result]]
@@ -104,7 +104,7 @@ def _summary(counts) -> str:
 def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
     """Return (check, line) of all checks, each service with the configuration
     that it reads."""
-    # files -> services that read them
+    # configuration files -> services that read them
     groups: dict[tuple[str, ...], list[str]] = {}
     for service in checks.SERVICES:
         configuration.read(parsed_args.config_file, _PROGRAMS[service])
@@ -113,12 +113,12 @@ def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
             groups.setdefault(tuple(conf.files()), []).append(service)
     if not groups:
         raise exception.ConfigurationError(
-            'nova.conf does not say which services this host runs: give '
+            'nova.conf does not show which services this host runs: give '
             '--service.')
     lines: list[tuple[str, check_line.Line]] = []
     for number, services in enumerate(groups.values()):
         if number:
-            # names of files of the services before
+            # discard the credentials of the previous services' files
             check_services.forget_credentials()
         configuration.read(parsed_args.config_file, _PROGRAMS[services[0]])
         lines += checks.lines(checks.Host(services))
@@ -127,7 +127,8 @@ def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
 
 
 def _is_here(service: str) -> bool:
-    """Return whether the configuration has options of a service."""
+    """Return whether the configuration has options that only a service reads.
+    """
     there = conf.sections()
     return bool(_SECTIONS[service] & there.keys()) or (
         service == checks.COMPUTE and (

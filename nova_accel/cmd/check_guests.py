@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Check guests for nova-accel check: they start here, can address their
-devices, and have room for devices that are attached later.
+"""Check for nova-accel check that guests start here, can address their devices,
+and have room for devices that are attached later.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,8 +27,8 @@ OK, WARNING = check_line.OK, check_line.WARNING
 #: directory of each NUMA node, with a directory for each size of huge pages;
 #: source: Documentation/admin-guide/mm/hugetlbpage.rst of Linux
 _NODES = 'devices/system/node'
-#: ports that a guest of Nova needs besides our devices: for a disk, an
-#: interface, and the memory balloon
+#: PCI ports that a guest of Nova needs besides those for accelerators: for a
+#: disk, an interface, and the memory balloon
 _OTHER_PORTS = 3
 #: extra specs that give NUMA nodes to a guest, and ports of their own to its
 #: devices (nova_accel.virt.expanders)
@@ -136,8 +136,8 @@ class Guests:
 
     def __init__(self, host: typing.Any):
         self._host = host
-        #: address of a device -> bytes of the largest memory region of each
-        #: function of each of its handles
+        #: address of a device -> for each of its handles, for each function,
+        #: bytes of the largest memory region
         self._regions: dict[str, list[list[int]]] = {
             address: [[address_space.largest(host.kernel, function)
                        for function in handle.functions]
@@ -179,7 +179,7 @@ class Guests:
         lacks a requested device.
 
         :param specs: extra specs that a server is built with.
-        :param memory: of the guest, bytes.
+        :param memory: memory of the guest in bytes.
         :raises AcceleratorError: the extra specs are malformed.
         """
         wanted = request.parse(specs)
@@ -265,8 +265,8 @@ class Guests:
         return found
 
     def _sizes(self, wanted: request.AcceleratorRequest) -> list[list[int]]:
-        """Return the sizes of the regions of each handle that a group may get
-        here, the largest first."""
+        """Return, for each handle that a group may get here, the sizes of its
+        largest regions; the largest first."""
         return sorted((
             sizes for provider in self._host.providers
             if wanted.resource_class in provider.inventory
@@ -291,7 +291,7 @@ def _page_size(asked: str) -> int | None:
         kib = int(asked) if asked.isdigit() else int(
             strutils.string_to_bytes(asked, return_int=True)) >> 10
     except ValueError:
-        # Nova refuses it
+        # Nova refuses the value
         return None
     return kib if kib << 10 > os.sysconf('SC_PAGE_SIZE') else None
 

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Describe live migration for nova-accel check.
+"""Describe for nova-accel check which devices move in a live migration.
 
-None of the lines is a fault, because flavors determine which guests take their
-devices along.
+No line is a failure, because flavors determine which guests move with their
+devices.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ OK = check_line.OK
 def devices(host) -> Iterator[Line]:
     """Report which devices guests take along, and why not the others."""
     versions: tuple = ()
-    # another check reports that libvirt does not answer
+    # another check reports an unreachable libvirt
     with contextlib.suppress(Exception):
         *_, versions = host.libvirt
     alike: dict[tuple[str, str], list] = {}

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Check devices that share a PCIe switch, for nova-accel check.
 
-ACS of the port at which a request enters the switch decides its way to another
-device: up to the root complex, where the IOMMU checks it, or directly (PCI
-Express Base Specification, Access Control Services).
+ACS of the port at which a request enters the switch decides whether it reaches
+another device directly, or through the root complex, where the IOMMU checks it
+(PCI Express Base Specification, Access Control Services).
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def peers(host) -> Iterator[Line]:
     for address, device in sorted(host.devices.items()):
         for switch in pci.switches(device.bridges):
             below.setdefault(switch, []).append(address)
-    # if switches are below each other with the same devices, only the last one
+    # of nested switches above the same devices, take only the lowest
     for addresses, switch in {tuple(addresses): switch for switch, addresses
                               in below.items()}.items():
         if len(addresses) > 1:

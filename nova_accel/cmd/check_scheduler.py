@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Check [filter_scheduler], for nova-accel check.
 
-An option that is set replaces Nova's default. Hence each remedy is a whole
-line for nova.conf, with the present values of the option.
+A value in nova.conf replaces Nova's default. Hence each remedy is a whole line
+for nova.conf that keeps the present values of the option.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,10 +19,10 @@ WARNING, FAILURE = check_line.WARNING, check_line.FAILURE
 _FILTER = 'nova_accel.scheduler.filters.AcceleratorFilter'
 _NAME = _FILTER.rpartition('.')[2]
 _WEIGHER = 'nova_accel.scheduler.weights.AcceleratorWeigher'
-#: with Nova's own filters and weighers (nova/conf/scheduler.py)
+#: makes Nova's own filters available (nova/conf/scheduler.py)
 _ALL_FILTERS = 'nova.scheduler.filters.all_filters'
 _ALL_WEIGHERS = 'nova.scheduler.weights.all_weighers'
-#: this filter keeps servers from hosts that are down or disabled
+#: the filter that keeps servers from hosts that are down or disabled
 _COMPUTE_FILTER = 'ComputeFilter'
 
 

@@ -32,19 +32,20 @@ Line = check_line.Line
 OK, WARNING = check_line.OK, check_line.WARNING
 FAILURE = check_line.FAILURE
 
-#: number of providers of one class on a host, for servers that want as many:
-#: Placement tries each order of them, for 2 to 14 s with five of eight,
-#: minutes with six of eight (Nova 34, docs/source/operate/placement.rst)
+#: number of providers of one class on a host, and number of them that a server
+#: requests, from which Placement is slow: it tries each order of them, for 2 to
+#: 14 s with five of eight, for minutes with six of eight (Nova 34,
+#: docs/source/operate/placement.rst)
 _MANY_PROVIDERS, _MANY_WANTED = 7, 5
 _PLACEMENT_CONF = '/etc/placement/placement.conf'
-#: version with which a query may forbid traits, and list existing ones
-#: (Placement API)
+#: version that lets a query forbid traits, and list existing ones (Placement
+#: API)
 _MICROVERSION = '1.38'
-#: seconds for each answer of Placement
+#: seconds to wait for each response of Placement
 _TIMEOUT = 30
 #: version with which Nova shows extra specs in its flavors
 _FLAVORS_MICROVERSION = '2.61'
-#: status of an answer to an invalid token
+#: status of a response to an invalid token
 _UNAUTHORIZED = 401
 #: sections whose credentials the checks use
 _CREDENTIALS = ('placement', 'service_user')
@@ -58,7 +59,7 @@ class Refused(Exception):
 
 
 def _placement(path: str, part: str) -> typing.Any:
-    """Return a part of Placement's answer to nova-compute's own credentials.
+    """Return a part of Placement's response to nova-compute's credentials.
     """
     try:
         auth = ks_loading.load_auth_from_conf_options(CONF, 'placement')
@@ -80,9 +81,9 @@ def _placement(path: str, part: str) -> typing.Any:
 
 
 def _unanswered(error, service, section, where) -> Line:
-    """Return why a service did not answer.
+    """Return why a service did not respond.
 
-    :param where: options with the address of the service.
+    :param where: options that contain the address of the service.
     """
     url = glance.unreachable(error)
     if url.startswith('Keystone'):
@@ -97,7 +98,7 @@ def _unanswered(error, service, section, where) -> Line:
                     'correct username and password there')
     if _UNAUTHORIZED in (getattr(error, 'http_status', 0),
                          getattr(error, 'code', 0)):
-        # keystoneauth's and glanceclient's names of the status
+        # names of the status in keystoneauth and glanceclient
         return Line(FAILURE, f'{service} rejects the token of the user of '
                              f'[{section}] ({check_line.short(error)})',
                     f'compare [{section}] auth_url with [keystone_authtoken] '
@@ -188,7 +189,7 @@ def glance_answers(host) -> Iterator[Line]:
     except exception.GlanceUnavailable as error:
         yield Line(FAILURE, *check_line.split(str(error)))
     except Exception as error:
-        # of three libraries without a common base
+        # errors of three libraries without a common base class
         yield _unanswered(error, 'Glance', 'service_user',
                           '[glance] api_servers and region_name')
 
@@ -208,8 +209,8 @@ def database_answers(host) -> Iterator[Line]:
         with sqlalchemy.create_engine(url).connect() as connection:
             connection.execute(sqlalchemy.text('SELECT 1'))
     except Exception as error:
-        # of SQLAlchemy, of the driver of the database, or of its absence; the
-        # URL has a password
+        # an error of SQLAlchemy or of the database's driver, or a missing
+        # driver; the URL contains a password
         why = check_line.short(getattr(error, 'orig', None) or error)
         yield Line(FAILURE, f'the database of [api_database] connection '
                             f'does not answer ({why.replace(url, "")})',
@@ -250,7 +251,7 @@ def profiles_load(host) -> Iterator[Line]:
 
 
 def _dead_ends(found: Iterable[profiles.Profile]) -> Iterator[Line]:
-    """Report profiles that prefer a trait that no provider has, or lead
+    """Report profiles that prefer a trait that no provider has, or send
     servers to regions for which no image exists.
 
     :raises Refused: Placement cannot be queried.
@@ -294,7 +295,7 @@ def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
                 *traits, *wanted.required,
                 *(f'!{trait}' for trait in known & {
                     *wanted.wanted_traits, *wanted.forbidden})}):
-            # no region has the type, or each carries the function already
+            # no region has the type, or all of them carry the function already
             continue
         try:
             glance.find_first(wanted, lambda one: glance.find(
@@ -324,8 +325,8 @@ def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
 
 
 def _types(required, known: set[str]) -> list[tuple[str, set[str]]]:
-    """Return the types of regions to which a request may lead, each with its
-    traits.
+    """Return the types of the regions that may satisfy a request, each with
+    its traits.
 
     :param required: traits of the request.
     :param known: traits that providers have.
@@ -337,8 +338,8 @@ def _types(required, known: set[str]) -> list[tuple[str, set[str]]]:
 
 
 def _leads_to(traits: Iterable[str]) -> bool:
-    """Return whether a provider has these traits, and none of those with a
-    leading "!"."""
+    """Return whether a provider has these traits, and lacks those that begin
+    with "!"."""
     query = ','.join(sorted(traits, key=lambda t: (t.startswith('!'), t)))
     return bool(_placement('/resource_providers?' + parse.urlencode(
         {'required': query}), 'resource_providers'))
@@ -346,16 +347,17 @@ def _leads_to(traits: Iterable[str]) -> bool:
 
 def _as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
                         ) -> Iterator[Line]:
-    """Yield these lines, and report the omitted part if a service does not
-    answer.
+    """Yield these lines; if a service does not respond, report the part that
+    was not checked.
 
-    :param what: the lines are about.
-    :param unasked: the part that is omitted without credentials.
+    :param what: subject of the lines.
+    :param unasked: sentence about the part that is omitted without
+        credentials.
     """
     try:
         yield from lines
     except Refused:
-        # the line on Placement has the reason
+        # the line on Placement shows the reason
         yield Line(WARNING, f'{what} was not checked, as Placement does not '
                             f'answer', 'see the line on Placement')
     except exception.NoCredentials:
@@ -421,7 +423,7 @@ def clearing_images(host) -> Iterator[Line]:
 
 
 def _clearing_images():
-    # traits_of_flavors() reports that flavors cannot be read
+    # traits_of_flavors() reports if flavors cannot be read
     asked, _ = _asked()
     users = {name: wanted for name, requests in asked.items()
              if (wanted := [one for one in requests
@@ -450,10 +452,10 @@ def _asked() -> tuple[dict[str, list[request.AcceleratorRequest]], bool]:
             asked[name] = request.parse(
                 profiles.expand(extra, found.__getitem__))
         except KeyError:
-            # an option of nova-api, on another host
+            # the profile may be on another host, with nova-api
             is_all = False
         except exception.AcceleratorError:
-            # no server starts with such a flavor
+            # no server can be built with the flavor
             continue
     return asked, is_all
 
@@ -509,7 +511,7 @@ def _flavors() -> Iterator[dict]:
 def _not_cleared(users) -> Iterator[Line]:
     known = set(_placement('/traits?associated=true', 'traits'))
     client = glance.service_client()
-    #: type of regions -> why no image clears them, '' if one does
+    #: type of regions -> why no image clears them, '' if an image does
     why: dict[str, str] = {}
     concerned: dict[str, list[str]] = {}
     for name, wanted in users.items():
@@ -550,9 +552,9 @@ def _why_not_cleared(client, region_type: str) -> str:
 
 
 def forget_credentials() -> None:
-    """Make CONF no longer require the options of credentials.
+    """Make the options of credentials in CONF optional again.
 
-    keystoneauth registers some options of a section's plugin as required;
+    keystoneauth registers some options of a section's plugin as required, and
     another service may not need them.
     """
     types = {section: CONF[section].auth_type for section in _CREDENTIALS}

@@ -55,25 +55,25 @@ OK, WARNING = check_line.OK, check_line.WARNING
 FAILURE = check_line.FAILURE
 
 SERVICES = COMPUTE, SCHEDULER, API = 'compute', 'scheduler', 'api'
-#: seconds that one check may take. Drivers read the devices for [accel]
+#: seconds that one check may take. Devices are read within [accel]
 #: discovery_timeout, as in nova-compute
 _SECONDS = 60
 
 _DRIVER = 'accel.AccelLibvirtDriver'
 
-#: the oldest supported libvirt; and Nova's
-#: MIN_VFIO_PCI_VARIANT_LIBVIRT_VERSION and ..._QEMU_VERSION, with which a
-#: function may stay bound to a vendor's VFIO driver
+#: minimum versions: of libvirt for nova_accel; of libvirt and QEMU for Nova to
+#: leave a function bound to a vendor's VFIO driver
+#: (MIN_VFIO_PCI_VARIANT_LIBVIRT_VERSION and ..._QEMU_VERSION)
 _LIBVIRT, _LIBVIRT_VENDOR, _QEMU_VENDOR = (8, 0, 0), (10, 0, 0), (8, 2, 2)
 #: Nova's MIN_LIBVIRT_MAXPHYSADDR
 _LIBVIRT_BITS = (8, 7, 0)
 
-#: MiB; a smaller cache cannot hold a bitstream
+#: minimum free MiB of the cache: less cannot hold a bitstream
 _LEAST_FREE = 16
 
 
 class Host:
-    """The input of the checks, with the configuration already read."""
+    """The host as the checks read it, with its configuration loaded."""
 
     def __init__(self, services: Iterable[str]):
         self.services = frozenset(services)
@@ -89,9 +89,9 @@ class Host:
         self.offered = offers.Offers({})
         #: why no device could be read
         self.problem = ''
-        #: failed queries, see Inventory.failures()
+        #: failures of drivers, see Inventory.failures()
         self.failures: dict[str, str] = {}
-        #: errors with which nova-compute would not start, and options without
+        #: errors that keep nova-compute from starting, and options without
         #: effect
         self.refused: list[str] = []
         self.without_effect: list[str] = []
@@ -101,8 +101,8 @@ class Host:
             self._look()
 
     def _look(self):
-        # sudo -n asks for no password, as in nova-compute; otherwise this is
-        # the command of nova.utils.get_root_helper()
+        # sudo -n never asks for a password, as in nova-compute; the other
+        # command is that of nova.utils.get_root_helper()
         helper = 'sudo -n' if CONF.workarounds.disable_rootwrap else (
             f'sudo -n nova-rootwrap {CONF.rootwrap_config}')
         priv_context.init(root_helper=shlex.split(helper))
@@ -125,8 +125,8 @@ class Host:
                 CONF.host, shown.ANY_ROOT).values())
             self.unreported = found.shown.unreported(CONF.host)
             self.offered = found.offers.now()
-            # otherwise the readers of malformed options would report them
-            # again
+            # with malformed options, their readers would report them a second
+            # time
             if not options.malformed():
                 self._judge(found)
                 self._read_conflicts()
@@ -150,27 +150,27 @@ class Host:
         :raises Exception: libvirt does not answer.
         """
         libvirt = importlib.import_module('libvirt')
-        # otherwise libvirt prints its errors
+        # libvirt would print errors by default
         getattr(libvirt, 'registerErrorHandler', lambda *a: None)(
             lambda *a: None, None)
-        # as Nova does: a connection that can write, without questions
+        # like Nova, a read-write connection, without prompts
         connection = libvirt.openAuth(
             _uri(), [[], lambda *arguments: 0, None], 0)
         return libvirt, connection, (_version(connection.getLibVersion()),
                                      _version(connection.getVersion()))
 
     def _memory(self):
-        """Return a store with the claims of guests only."""
+        """Return a store in memory with the claims of running guests only."""
         memory = claim_store.ClaimStore(claim_store.MEMORY)
-        # another check reports a store that cannot be read
+        # another check reports an unreadable store
         with contextlib.suppress(exception.AcceleratorsUnavailable):
             memory.set_devices(store.given_whole(
                 claim_store.copy_of(store.path()), self.kernel))
         return memory
 
     def _judge(self, found):
-        """Derive the results of a start of nova-compute, without changing the
-        host."""
+        """Determine how nova-compute would start with these devices, without
+        changing the host."""
         for driver in self.drivers.values():
             try:
                 driver.check_options()
@@ -192,8 +192,8 @@ class Host:
         try:
             self._conflicts = conflicts.of_options(self.kernel)
         except Exception as error:
-            # an error of Nova, with which its own nova-compute would not start
-            # either
+            # an error of Nova: nova-compute would not start with Nova's own
+            # driver either
             self.refused.append(
                 f'Nova cannot read what it has of PCI devices and vGPUs '
                 f'({conf.why_invalid(error)}): correct [pci] device_spec or '
@@ -264,12 +264,12 @@ def _drivers(host) -> Iterator[Line]:
         try:
             yield from map(_of_driver, driver.check())
         except Exception as error:
-            # a failed check must not hide the others
+            # an exception in one check must not hide the others
             yield Line(FAILURE, f'the driver {name} cannot be checked: '
                                 f'{_named(error)}', 'correct the driver')
         failure = host.failures.get(f'driver {name}')
         if failure:
-            # an error of nova_accel contains the remedy
+            # errors of nova_accel end in the remedy
             what, remedy = (split(failure) if failure.endswith('.')
                             else (failure, ''))
             yield Line(FAILURE, f'the driver {name} failed: {what}',
@@ -298,7 +298,7 @@ def _vfio(host) -> Iterator[Line]:
     if any(host.kernel.exists(path) for path in (
             'bus/pci/drivers/vfio-pci', 'module/vfio_pci')):
         return
-    # libvirt loads the module when a guest needs it
+    # libvirt loads the module on demand
     directory = f'/lib/modules/{os.uname().release}'
     for name in ('modules.dep', 'modules.builtin'):
         try:
@@ -328,7 +328,7 @@ def _privileges(host) -> Iterator[Line]:
         try:
             user, effective = call()
         except Exception as error:
-            # any error of oslo.privsep, or of a missing helper
+            # any error of oslo.privsep, or a missing helper
             why = getattr(error, 'strerror', '') or error
             yield Line(FAILURE, check_line.short(why), remedy)
             continue
@@ -430,7 +430,7 @@ def _has_uefi(connection, libvirt) -> bool:
         found = ElementTree.fromstring(connection.getDomainCapabilities(
             None, os.uname().machine, 'q35', CONF.libvirt.virt_type, 0))
     except (libvirt.libvirtError, ElementTree.ParseError):
-        # libvirt does not report them
+        # this libvirt does not report firmware
         return True
     return any(value.text == 'efi' for value in found.findall(
         "os/enum[@name='firmware']/value"))
@@ -447,7 +447,7 @@ def _dotted(version):
 
 
 def _cache(host) -> Iterator[Line]:
-    """Return the directory into which nova-compute downloads bitstreams."""
+    """Check the directory into which nova-compute downloads bitstreams."""
     if not check_services.programs(host.drivers.values()):
         return
     path = CONF.accel.bitstream_cache
@@ -487,7 +487,7 @@ def _device(host, device) -> Iterator[Line]:
         for hold in (*host.offered.withheld_by(part), *(
             hold for offer in host.offered.of(part)
             for hold in offer.all_holds if hold.kind.withholds)))
-    # those of regions without a handle
+    # reasons of regions without a handle
     bad |= dict.fromkeys(
         region.reason for region in device.regions if region.reason)
     for reason in bad:
@@ -535,7 +535,7 @@ def _kept(host, device) -> Iterator[Line]:
             function for handle in device.all_handles for function
             in processes.of_host(host.kernel, device, handle)})))
     except OSError:
-        # the line on privileges reports it
+        # the line on privileges reports the error
         return
     if kept:
         yield Line(FAILURE, f'{kept}, and no server gets it meanwhile',
@@ -590,7 +590,7 @@ _CHECKS = (
     ('traits of flavors', {API}, check_services.traits_of_flavors),
     ('clearing images', {API}, check_services.clearing_images),
 )
-#: the same for each device; one line if all devices are healthy
+#: checks of each device, which share one line if all devices are healthy
 _DEVICE_CHECKS = (_device, _conflict, _kept, _answers,
                   check_guests.large_regions)
 #: checks that need the kernel, which could not be opened
@@ -600,8 +600,8 @@ _NEED_KERNEL = (_iommu, _vfio, check_peers.peers)
 def lines(host: Host) -> Iterator[tuple[str, Line]]:
     """Yield (check, line) for all checks, in order.
 
-    Each check has a worker and a time limit of its own; so has each device,
-    whose name in the table is its address.
+    Each check and each device has a thread and a time limit of its own. The
+    name of a device in the table is its address.
     """
     batch = cards.Cards().batch(_SECONDS)
     order = []
@@ -627,7 +627,7 @@ def lines(host: Host) -> Iterator[tuple[str, Line]]:
                 remedy = ('run it again when this host has less to do; else '
                           'see what does not answer')
             found[call.about] = [Line(FAILURE, what, remedy)]
-    # other checks also find the problem of a malformed value
+    # a malformed value is reported once, although several checks meet it
     said = [*conf.unreadable().values(), *(
         line.found for line in found.get('options', ())
         if line.result == FAILURE)]
@@ -638,8 +638,8 @@ def lines(host: Host) -> Iterator[tuple[str, Line]]:
 
 
 def _once(lines, said, name) -> list[Line]:
-    """Yield the lines of a check that the line on options does not contain
-    already."""
+    """Return the lines of a check without those that the line on options
+    contains already."""
     return lines if name == 'options' else [
         line for line in lines
         if not any(sentence in line.found for sentence in said)]
@@ -653,7 +653,7 @@ def _done(functions, *args) -> list[Line]:
         except exception.DeviceTimeout:
             raise
         except Exception as error:
-            # a failed check must not hide the others
+            # an exception in one check must not hide the others
             lines.append(_failed(error))
     if any(line.result == FAILURE for line in lines):
         return [line for line in lines if line.result != OK]

@@ -20,10 +20,10 @@ class Claims(output.Lister):
 
     There is a row for each claim, including handles that wait for the operator,
     for each free region that nova_accel programmed, and for each device that is
-    disabled or defective. Since is the time (UTC) at which a
-    server got the device, or the handle began to wait, or it was disabled.
-    Error has the error of a claim, and why nova-compute withholds the handle.
-    Reads the claim store of nova-compute and changes nothing.
+    disabled or defective. Since is the time (UTC) when the server got the
+    device, the handle began to wait, or the device was disabled. Error has the
+    error of a claim, or why nova-compute withholds the handle. Reads the claim
+    store of nova-compute and changes nothing.
     """
 
     COLUMNS = ('Device', 'Region', 'Handle', 'Server', 'Group', 'State',
@@ -42,7 +42,7 @@ class Claims(output.Lister):
                             type=pci.from_lspci,
                             help='only this device, or this handle')
         parser.add_argument('--server', metavar='UUID', type=store.server,
-                            help='only what this server holds')
+                            help='only the devices of this server')
         return parser
 
     def table(self, parsed_args):
@@ -77,7 +77,7 @@ class Claims(output.Lister):
                  row.at or row.since, '', '', '',
                  row.reason or 'no reason given')
                 for row in (*known.disabled(), *known.planned())
-                # the present address, or the last one if the device is absent
+                # the present address, or the last one of an absent device
                 for address in identity.disabled(
                     devices, [row], gone) or [
                     row.device_address]
@@ -91,8 +91,8 @@ class Claims(output.Lister):
 
 
 def _why(claim, withheld):
-    """Return why no other server gets the handle of a claim, or why its server
-    may not start; includes the last report of nova-compute."""
+    """Return why the handle of a claim is withheld from other servers, or why
+    its server may not start; from nova-compute's last report, too."""
     return holds.reasons((
         *offers.of_claims({}, [claim]),
         *(hold for hold in withheld
@@ -104,8 +104,8 @@ def _region(index):
 
 
 def _state(claim):
-    """Return the state as in the store, or 'old' for devices from before a
-    resize."""
+    """Return the state in the store, or 'old' for devices that a resize
+    replaced."""
     state = claim.state.value
     return state if claim.role is model.Role.CURRENT else f'{state}, old'
 

@@ -1,10 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Placement, Nova and Glance, with the operator's own credentials.
 
-They are read as by the command openstack: --os-* of the command, OS_* in the
-environment, or an entry of clouds.yaml (openstacksdk reads all). A command
-that runs as a subcommand of openstack, see openstack.py, uses the session of
-openstack.
+openstacksdk reads them like the command openstack: --os-* of the command, OS_*
+in the environment, or an entry of clouds.yaml. If a command runs as a
+subcommand of openstack (see openstack.py), it uses the session of openstack.
 """
 
 import argparse
@@ -28,30 +27,30 @@ from nova_accel import exception
 from nova_accel.planning import reasons
 from nova_accel import text
 
-#: seconds for each answer
+#: seconds to wait for each response
 _TIMEOUT = 60
-#: simultaneous requests to Placement
+#: maximum number of simultaneous requests to Placement
 _AT_ONCE = 8
-#: the parts of a provider that Placement can be asked for
+#: the parts of a provider that can be read from Placement
 PARTS = ('inventories', 'traits', 'allocations')
 #: service type -> its name in errors, the version of its API if the catalog
-#: omits it, default microversion: consumer_type (Placement), extra specs in
-#: flavors (Nova)
+#: omits it, and a microversion: for consumer_type (Placement), for extra specs
+#: in flavors (Nova)
 _SERVICES = {
     'placement': ('Placement', None, '1.38'),
     'compute': ('Nova', None, '2.61'),
     'image': ('Glance', '2', None),
     'identity': ('Keystone', None, None),
 }
-#: errors of reading a body that another server sent, such as a proxy: no JSON,
-#: or other content
+#: errors of reading a body that is not JSON or has another form, for example
+#: because a proxy sent it
 NOT_AN_ANSWER = (ValueError, LookupError, TypeError, AttributeError)
 #: beginning of each refusal of Placement (HTTPBadRequest of WebOb)
 _MALFORMED = ('The server could not comply with the request since it is either '
               'malformed or otherwise incorrect.')
 
 
-#: arguments of the command openstack of the same names -> help
+#: arguments of the command openstack -> help
 _ARGUMENTS = {
     'auth-type': 'kind of the credentials',
     'auth-url': 'URL of Keystone',
@@ -69,7 +68,7 @@ _ARGUMENTS = {
 
 
 class Asks:
-    """A command of nova-accel, or of openstack, that queries the cloud."""
+    """A command that queries the cloud, under nova-accel or openstack."""
 
     app: typing.Any
 
@@ -93,7 +92,7 @@ class Asks:
             group.add_argument(f'--os-{name}', metavar='VALUE', help=text_)
 
     def cloud(self, parsed_args: argparse.Namespace) -> 'Cloud':
-        """Return the cloud that the arguments of a command mean.
+        """Return the cloud that the arguments of a command select.
 
         :raises ConfigurationError: the credentials are missing or unusable.
         """
@@ -108,8 +107,8 @@ class Asks:
 class Cloud:
     """A cloud as its operator sees it.
 
-    :param name: entry of clouds.yaml; None takes the environment.
-    :param config: of openstacksdk, in place of name.
+    :param name: entry of clouds.yaml; None: use the environment.
+    :param config: openstacksdk's configuration, in place of name.
     :param arguments: --os-* of a command, by their names in Python.
     :raises ConfigurationError: the credentials are missing or unusable.
     """
@@ -122,7 +121,8 @@ class Cloud:
 
     @staticmethod
     def _configured(name, arguments):
-        # loading it takes longer than everything else: not for --help
+        # imported late: it takes longer than everything else, and --help does
+        # not need it
         from openstack import config
         from openstack import exceptions as sdk
         try:
@@ -149,9 +149,9 @@ class Cloud:
         """Return the body of a successful GET.
 
         :param service: 'placement' or 'compute'.
-        :param missing: returned for 404, if given.
-        :param what: the requested thing in errors, in place of the path.
-        :param key: of the only part of the body to return.
+        :param missing: value to return for 404; by default an error is raised.
+        :param what: noun for the errors, in place of the path.
+        :param key: the part of the body to return, by default all of it.
         :raises: as asking().
         """
         with asking(service, what or path):
@@ -200,8 +200,8 @@ class Cloud:
 
     def trees(self, names: Iterable[str] = (), nested: bool = False,
               ) -> list[list[reasons.Provider]]:
-        """Return the resource providers of compute nodes, as Placement lists
-        them; read() returns their contents.
+        """Return the resource providers of compute nodes as Placement lists
+        them; read() adds their contents.
 
         One request, or two for each name.
 
@@ -240,12 +240,12 @@ class Cloud:
 
     def read(self, providers: Iterable[reasons.Provider],
              parts: Iterable[str] = PARTS) -> list[reasons.Provider]:
-        """Return providers with their contents; a provider that is removed
-        meanwhile is empty.
+        """Return providers with their contents. A provider that is deleted
+        during the call gets no contents.
 
         Sends a request for each part of each provider, several at a time.
-        Skips allocations of a provider without an inventory, which can have
-        none.
+        Providers without an inventory have no allocations, so those are not
+        requested.
 
         :param parts: of PARTS.
         :raises: as asking().
@@ -270,7 +270,7 @@ class Cloud:
                 consumer: given['resources'] for consumer, given
                 in found.get('allocations', {}).items()})
 
-    # What a request is made of
+    # Flavors and images
 
     def flavor(self, name_or_id: str) -> dict:
         """Return a flavor, with its extra specs.
@@ -333,7 +333,7 @@ class Cloud:
     def image(self, name_or_id: str) -> dict:
         """Return Glance's entry of an image, with its properties.
 
-        :raises NotThere: none has that name, or several have.
+        :raises NotThere: no image, or more than one, has that name.
         :raises GlanceUnavailable: Glance did not answer.
         """
         found = glance.by_name_or_id(self.images(), name_or_id)
@@ -411,13 +411,13 @@ def _quoted(value: str) -> str:
 
 @contextlib.contextmanager
 def asking(service: str, what: str) -> Iterator[None]:
-    """Turn an error of a request, or of its body, into one sentence.
+    """Raise an error of a request, or of its body, as one sentence.
 
     :param service: type of the service.
     :param what: the requested thing, as a noun.
     :raises ConfigurationError: the credentials are refused, or no endpoint is
         known.
-    :raises InvalidRequest: the service understood the request, and refuses it.
+    :raises InvalidRequest: the service understood the request and refused it.
     :raises ServiceUnavailable: any other error.
     """
     asked = f'{_SERVICES[service][0]} was asked for {what}, and'
@@ -448,7 +448,7 @@ def asking(service: str, what: str) -> Iterator[None]:
                 f'clouds.yaml, or see that Keystone runs.') from error
         why = f'{where} cannot be reached' if where else _reason(error)
         raise exception.ServiceUnavailable(
-            f'{asked} no answer came ({why}): see the log of '
+            f'{asked} no response came ({why}): see the log of '
             f'the service and the network between.') from error
 
 

@@ -19,7 +19,7 @@ COMPUTE, SCHEDULER, API = 'nova-compute', 'nova-scheduler', 'nova-api'
 class Reader(output.NoEpilog, command.Command):
     """A command with --config-file.
 
-    Its exit status is 1 if it could not use a part of its input.
+    The exit status is 1 if it could not use a part of its input.
     """
 
     #: service whose configuration it reads
@@ -46,9 +46,10 @@ def add_argument(parser, service: str = COMPUTE) -> None:
 def read(files: Iterable[str] | None, service: str = COMPUTE) -> None:
     """Read the configuration as a service does.
 
-    :param files: in place of the service's own: nova.conf, and files with the
-        name of the service, such as nova-compute.conf.
-    :raises ConfigurationError: it cannot be read.
+    :param files: files to read in place of the service's own, which are
+        nova.conf and files with the name of the service, such as
+        nova-compute.conf.
+    :raises ConfigurationError: the configuration cannot be read.
     """
     conf.register_novas()
     arguments = [argument for file in files or ()
@@ -69,14 +70,14 @@ def add_driver_argument(parser) -> None:
     """Give a command the argument --driver."""
     parser.add_argument(
         '--driver', action='append', metavar='NAME', dest='drivers',
-        help='look with this driver, in place of [accel] enabled_drivers; '
-             'may be repeated')
+        help='use this driver, in place of [accel] enabled_drivers; may be '
+             'repeated')
 
 
 def drivers(parsed_args) -> list[str]:
     """Return the names of the drivers to use.
 
-    :raises ConfigurationError: none is named.
+    :raises ConfigurationError: no driver is named.
     """
     names = parsed_args.drivers or CONF.accel.enabled_drivers
     if not names:

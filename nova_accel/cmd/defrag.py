@@ -14,9 +14,9 @@ from nova_accel import exception
 from nova_accel.planning import capacity
 from nova_accel.planning import defrag
 
-#: seconds between two requests for a server, and maximum for a migration
+#: seconds between two requests about a server, and maximum for a migration
 _PAUSE, _LONGEST = 2, 3600
-#: statuses in which a server can be migrated cold, and which it has again
+#: statuses in which Nova migrates a server cold, and which the server has again
 #: afterwards
 _STEADY = 'ACTIVE', 'SHUTOFF'
 _PLANNED, _DONE = 'planned', 'done'
@@ -33,7 +33,7 @@ class Defrag(clouds.Asks, output.Table):
     in fits; if Nova refuses a host for a server, the migration fails. Uses the
     credentials of the openstack command.
 
-    The exit status is 0 if there is room or room can be made, and 1 if not, or
+    The exit status is 0 if there is room or it can be made, and 1 otherwise or
     if a migration failed.
     """
 
@@ -45,7 +45,7 @@ class Defrag(clouds.Asks, output.Table):
         self.add_cloud_arguments(parser)
         parser.add_argument(
             '--for', metavar='FLAVOR', required=True, dest='flavor',
-            help='name or id of the flavor that room is made for')
+            help='name or id of the flavor to make room for')
         parser.add_argument(
             '-n', '--number', metavar='N', type=int, default=1,
             help='servers of it that must fit (default: 1)')
@@ -130,7 +130,8 @@ class Defrag(clouds.Asks, output.Table):
 
 
 def _check(now, wanted, plan, step):
-    """Check that the rest of a plan can be carried out, and makes the room."""
+    """Check that the rest of a plan is still possible, and makes the room.
+    """
     try:
         then = defrag.after(plan.moves[step:], now.hosts, now.servers, wanted)
     except defrag.Changed as error:
@@ -167,7 +168,7 @@ class State:
                 try:
                     wanted = self._asked(server['flavor'], given)
                 except exception.InvalidRequest:
-                    # a flavor from before nova_accel checked flavors
+                    # nova-api did not check this flavor when it was created
                     continue
                 self.names[server['id']] = output.clean(server['name'])
                 yield defrag.Server(server['id'], wanted, given)
@@ -219,8 +220,8 @@ def _act(cloud, server, what, body):
 
 
 def _await(cloud, server, what, statuses):
-    """Return the entry of a server without a task, in one of these statuses if
-    it gets there in time."""
+    """Wait until a server has no task and one of these statuses; return its
+    entry."""
     end = time.monotonic() + _LONGEST
     while time.monotonic() < end:
         found = cloud.get('compute', f'/servers/{server}', key='server')

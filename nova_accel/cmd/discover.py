@@ -29,7 +29,7 @@ from nova_accel.store import claim_store
 CONF = conf.CONF
 
 _OK = 'ok'
-#: kinds of holds that a command cannot find: nova-compute lists them
+#: kinds of holds that only nova-compute can detect
 _NOT_SEEN = frozenset((
     holds.Kind.RECOVERING, holds.Kind.CONFLICT, holds.Kind.IN_GUEST,
     holds.Kind.IN_USE, holds.Kind.UNHEALTHY, holds.Kind.MISPLACED,
@@ -77,7 +77,7 @@ class Discover(output.Lister):
         return 1 if self._failed else status
 
     def table(self, parsed_args):
-        # --driver reads the configuration, and so comes before the overrides
+        # first: --driver reads the configuration, which is overridden below
         known = self._known(parsed_args)
         kernel = _configure(parsed_args)
         self._is_offer = not CONF.accel.enabled_drivers
@@ -103,7 +103,7 @@ class Discover(output.Lister):
         rows: list[tuple] = []
         gone = self._gone(known)
         for address in sorted({*gone, *self._devices}):
-            # None: the servers that have it are unknown
+            # None: no store shows which servers have it
             mine = held[address] if known else None
             if address in self._devices:
                 rows += self._rows_of(self._devices[address], mine)
@@ -135,8 +135,8 @@ class Discover(output.Lister):
                 if self._loaded[device.driver].NEEDS_RULE}), ''))
 
     def _known(self, parsed_args):
-        """Return a copy of the claim store; None if it cannot be read, or is
-        of another host than the one that is read."""
+        """Return a copy of the claim store; None if it cannot be read or
+        belongs to another host."""
         if parsed_args.simulated_host and not parsed_args.store:
             return None
         try:
@@ -144,7 +144,7 @@ class Discover(output.Lister):
         except exception.AcceleratorsUnavailable as error:
             if (isinstance(error, exception.NoClaimStore)
                     and not parsed_args.store):
-                # before the first start of nova-compute
+                # nova-compute has not started yet
                 return None
             self.app.stderr.write(
                 f'WARNING: which servers hold devices is not known. {error}\n')
@@ -211,8 +211,8 @@ class Discover(output.Lister):
                     for hold in self._why(part))]
 
     def _offers(self, found, known):
-        """Return which handles servers can get, according to the store and
-        nova-compute's last report."""
+        """Return the offers of handles, according to the store and the last
+        report of nova-compute."""
         claims = known.all_claims() if known else ()
         listed = listing.read(known) if known else []
         facts = (*found.table.all_holds(),
@@ -228,8 +228,8 @@ class Discover(output.Lister):
             hold.key, '')) for hold in self._offered.why(part)]
 
     def _with_why(self, hold):
-        """Return a hold with the stored reason of a disabled device, which
-        owners of servers must not read."""
+        """Return a hold; that of a disabled device with the stored reason,
+        which owners of servers must not read."""
         why = self._reasons.get((hold.device, hold.kind))
         return dataclasses.replace(
             hold, reason=f'{hold.reason} ({why})') if why else hold
@@ -237,8 +237,8 @@ class Discover(output.Lister):
     def _use(self, part, held):
         """Return (total, used, held by).
 
-        A driver reports only the vGPUs that could be created now; those of
-        servers are added.
+        A driver reports only the vGPUs that could be created now; this adds
+        the vGPUs of servers.
         """
         if held is None:
             return len(part.handles), '?' if self.for_people else '', ''
@@ -250,7 +250,7 @@ class Discover(output.Lister):
         providers = collections.defaultdict(list)
         for provider in found.shown.providers_of(
                 CONF.host, shown.ANY_ROOT).values():
-            # a pool is listed at its first device
+            # a pool is listed once, at its first device
             for address in provider.addresses:
                 providers[address].append(provider)
         rows = []
@@ -297,9 +297,9 @@ class Discover(output.Lister):
     def _discover(self, known, kernel):
         """Read the host, and return the devices and their failures.
 
-        :param known: the claim store, which has the programmed content; None
-            if it cannot be used.
-        :param kernel: of the host that is read.
+        :param known: the claim store, for the content of regions; None if it
+            cannot be used.
+        :param kernel: kernel of the host.
         """
         loaded, failed = {}, {}
         for name in CONF.accel.enabled_drivers:
@@ -311,8 +311,8 @@ class Discover(output.Lister):
                     traceback.print_exception(e, file=self.app.stderr)
                 failed[f'driver {name}'] = str(e) or repr(e)
         self._loaded = loaded
-        # without claims, and with devices that it can read: every card is new
-        # to a driver, which needs no privileges for it
+        # an empty store: every card is new to a driver, which then needs no
+        # privileges to read it
         memory = claim_store.ClaimStore(claim_store.MEMORY)
         if known:
             memory.set_devices(store.given_whole(known, kernel))
@@ -322,7 +322,7 @@ class Discover(output.Lister):
         with contextlib.nullcontext() if self.app.options.debug else _quiet(
                 inventory.__name__):
             found.scanner.scan()
-            # afterwards, because before the scan no card is at the address
+            # after the scan, because it adds the cards to the store
             there = {(address, region.index) for address, device
                      in found.devices.items() for region in device.regions}
             for (address, index), content in (
@@ -341,7 +341,7 @@ class Discover(output.Lister):
 def _disable(memory, known):
     """Copy the disabled devices of a store into another one.
 
-    By their addresses, because serial numbers are not read here.
+    They are matched by address, because serial numbers are not read here.
 
     :returns: address and kind of the hold -> reason.
     """

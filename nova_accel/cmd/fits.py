@@ -27,10 +27,10 @@ class Host:
     """A compute node that has accelerators."""
 
     name: str
-    #: name in Nova's entry; '' without one
+    #: name in Nova's entry; '' if it has no entry
     service: str
     known: capacity.Host
-    #: why no server is built there; '' without a known reason
+    #: why no server can be built there; '' if no reason is known
     wrong: str
 
 
@@ -59,13 +59,13 @@ def hosts(cloud: clouds.Cloud, names: Iterable[str] = (),
 
 
 def wanted(question: why.Question) -> capacity.Wanted:
-    """Return the demands of a server on a host."""
+    """Return what a server requests from one host."""
     return capacity.Wanted(question.groups, question.server.wanted,
                            question.policy, question.server.affinity)
 
 
 class OfFlavors(clouds.Asks, output.Lister):
-    """A command about flavors, as questions() takes them."""
+    """A command about the flavors that questions() returns."""
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -104,17 +104,17 @@ class Fits(OfFlavors):
                  'of [accel] near, with a line for each domain')
         parser.add_argument(
             '--public', metavar='FILE',
-            help='replace this file, for tenants: whether none, few or many '
-                 'servers of each public flavor fit, as JSON, without a name '
-                 'of a host, a project or a server')
+            help='replace this file for tenants: whether none, few or many '
+                 'servers of each public flavor fit, as JSON, without names '
+                 'of hosts, projects or servers')
         parser.add_argument(
             '--property', action='store_true',
-            help='with --public: also write that into the property '
+            help='with --public: also write the same into the property '
                  f'{request.AVAILABLE_KEY} of each of these flavors, if it '
                  'has changed')
         parser.add_argument(
             '--few', metavar='NUMBER', type=int, default=5,
-            help='how many servers are few at most (default: 5)')
+            help='maximum number of servers that counts as few (default: 5)')
         parser.add_argument(
             '--numbers', action='store_true',
             help='with --public: the number in place of none, few or many')
@@ -127,8 +127,8 @@ class Fits(OfFlavors):
             return self.COLUMNS, ()
         if parsed_args.property:
             raise exception.InvalidRequest(
-                '--property writes what --public FILE writes, and that is not '
-                'given: name a file.')
+                '--property needs --public FILE, which is not given: name a '
+                'file.')
         self.nothing = 'No flavor asks for accelerators.'
         return self.COLUMNS, rows(
             self.cloud(parsed_args), parsed_args.flavors, parsed_args.host,
@@ -150,7 +150,7 @@ class Fits(OfFlavors):
                 indent=1) + '\n', 0o644)
         except OSError as error:
             raise exception.ConfigurationError(
-                f'What fits cannot be written to {parsed_args.public}: '
+                f'The numbers cannot be written to {parsed_args.public}: '
                 f'{error.strerror}: name another file.')
         changed = parsed_args.property and sum(
             cloud.set_flavor(flavor, {request.AVAILABLE_KEY: said})
@@ -177,13 +177,13 @@ def public(cloud: clouds.Cloud, flavors: Iterable[str] = (),
 def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
          names: Iterable[str] = (), by_host: bool = False,
          level: str | None = None) -> list[tuple[str, str, int, str]]:
-    """Return flavor, host or ALL, how many servers fit, and what limits them.
+    """Return flavor, host or ALL, number of servers that fit, and the limit.
 
     :param flavors: names or ids; empty for all that request accelerators.
     :param names: of compute nodes; empty for all.
-    :param by_host: whether there is a row for each host, too.
-    :param level: of which there is a row for each domain; ALL then has the
-        most that fit into one.
+    :param by_host: whether to add a row for each host.
+    :param level: adds a row for each domain of this level; the row ALL then
+        has the most that fit into one domain.
     :raises AcceleratorError: as hosts(); no host has a domain of the level.
     """
     asked = questions(cloud, flavors)

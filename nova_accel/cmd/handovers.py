@@ -31,7 +31,7 @@ def parsed(row: Mapping[str, str | None], fields: Iterable[str],
            ) -> values.Handover:
     """Return a hand-over from a row of nova-accel handovers -f json.
 
-    :param fields: to read, of values.Handover.
+    :param fields: fields of values.Handover to read.
     :raises TypeError: a value is not a text.
     :raises KeyError: the row lacks a field.
     """
@@ -49,9 +49,9 @@ class Handovers(output.Lister):
     """Show the journal of hand-overs of this host, the newest last.
 
     One row for each release of a device: how it was cleaned for the next
-    server, and the result. Those of the last 90 days are kept, and of each
-    device the newest 1000. -f json exports them for nova-accel history and
-    nova-accel verify. Reads the claim store of nova-compute and changes
+    server, and the result. The journal keeps 90 days, and at most the newest
+    1000 hand-overs of each device. -f json exports them for nova-accel history
+    and nova-accel verify. Reads the claim store of nova-compute and changes
     nothing.
     """
 
@@ -69,7 +69,7 @@ class Handovers(output.Lister):
         store.add_arguments(parser)
         parser.add_argument(
             '--key', action='store_true',
-            help='only print the public key that signs the hand-overs of this '
+            help='print only the public key that signs the hand-overs of this '
                  'host, for nova-accel verify')
         parser.add_argument(
             '--device', metavar='ADDRESS', type=pci.from_lspci,

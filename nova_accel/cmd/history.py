@@ -19,12 +19,12 @@ from nova_accel.store import values
 from nova_accel import text
 
 CONF = conf.CONF
-#: of a hand-over, as nova-accel handovers -f json writes it
+#: fields of a hand-over that are read from nova-accel handovers -f json
 _READ = ('time', 'device', 'serial', 'handle', 'server', 'result', 'since')
 
 
 class History(output.Lister):
-    """Show who had a device, or what a server had, the newest last.
+    """Show which servers had a device, or which devices a server had.
 
     One row for each time that a server had a device, from the journal of
     hand-overs, and from the claims for the servers that have it now. From is
@@ -49,17 +49,16 @@ class History(output.Lister):
         store.add_arguments(parser)
         parser.add_argument(
             'name', metavar='DEVICE|SERVER', type=pci.from_lspci,
-            help='address or serial number of a device, or address of what a '
-                 'server gets of it; or uuid of a server')
+            help='address or serial number of a device, address of a handle, '
+                 'or UUID of a server')
         parser.add_argument(
             '--at', metavar='TIME', type=handovers.time,
-            help='only who had it at this time, UTC, for example '
-                 '2026-11-22T02:17')
+            help='only uses at this time, UTC, for example 2026-11-22T02:17')
         parser.add_argument(
             '--journal', metavar='FILE', action='append', default=[],
-            help='a file that nova-accel handovers -f json wrote on another '
-                 'host, as HOST.json, in place of the claim store of this '
-                 'one; may be given many times')
+            help='a file from nova-accel handovers -f json on another host, '
+                 'named HOST.json, in place of the claim store of this host; '
+                 'may be given many times')
         return parser
 
     def table(self, parsed_args):

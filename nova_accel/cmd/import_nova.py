@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel import nova: Nova's own PCI devices and vGPUs into [accel].
+"""nova-accel import nova: translate Nova's PCI devices and vGPUs to [accel].
 
-Nova's code reads Nova's options and matches devices: nova.conf,
-nova.pci.devspec and nova.pci.request. Drivers of nova_accel identify these
-devices, also with the new options.
+Nova's own code (nova.conf, nova.pci.devspec and nova.pci.request) reads Nova's
+options and matches devices. Drivers of nova_accel read these devices, with the
+present options and with the new ones.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ from nova_accel.store import claim_store
 
 CONF = conf.CONF
 
-#: the names under which oslo.config accepts these options of Nova
+#: names of these options of Nova that oslo.config accepts
 _DEVICE_SPEC = {('pci', 'device_spec'), ('pci', 'passthrough_whitelist'),
                 ('DEFAULT', 'pci_passthrough_whitelist')}
 _ALIAS = {('pci', 'alias'), ('DEFAULT', 'pci_alias')}
@@ -48,25 +48,25 @@ _MDEV_TYPES = {('devices', 'enabled_mdev_types'),
 #: PCI base class -> type of a device that only the driver pci finds
 _TYPES = {0x01: 'STORAGE', 0x02: 'NIC', 0x03: 'GPU', 0x04: 'MULTIMEDIA',
           0x10: 'CRYPTO', 0x12: 'AI'}
-#: options with several values in one line
+#: options that take several values in one line
 _LISTS = ('enabled_drivers', 'vgpu_types', 'handover')
 _OPTIONS = (*_LISTS, 'include_devices', 'exclude_devices', 'pci_devices')
 
-#: stands for live_migratable
-_LIVE = ('nova_accel finds out itself which devices can, and flavors say '
+#: the replacement of live_migratable
+_LIVE = ('nova_accel detects which devices can migrate, and flavors set '
          'accel:live_migration=transparent')
 
 
 class ImportNova(cloud.Asks, configuration.Reader):
     """Translate Nova's PCI devices and vGPUs of this host into [accel].
 
-    Reads [pci] device_spec and alias, and [devices] enabled_mdev_types with
-    their sections [mdev_TYPE] and the devices of this host, and prints the new
-    nova.conf and device profiles as a unified diff, and the new extra specs of
-    flavors. It writes nothing. Options that cannot be translated are named on
-    stderr and stay unchanged, and the exit status is 1. With --flavors it
-    reads the flavors of the cloud with your credentials, and prints the new
-    extra specs of each that requests these devices.
+    Reads [pci] device_spec and alias, [devices] enabled_mdev_types with its
+    sections [mdev_TYPE], and the devices of this host. Prints the new nova.conf
+    and device profiles as a unified diff, and the new extra specs of flavors,
+    and writes nothing. Options that cannot be translated stay unchanged; stderr
+    names them, and the exit status is 1. With --flavors it reads the flavors of
+    the cloud with your credentials, and prints the new extra specs of each
+    flavor that requests these devices.
     """
 
     def get_parser(self, prog_name):
@@ -110,7 +110,7 @@ class Translation:
 
     def __init__(self, kernel):
         self.files = [ini.File(path) for path in conf.files()]
-        #: profiles of devices, with the keys of a file
+        #: device profiles, with the keys of a profile file
         self.profiles: list[dict] = []
         #: notes for the operator
         self.notes: list[str] = []
@@ -121,15 +121,15 @@ class Translation:
         #: options of [accel] -> added values
         self._new: dict[str, list[str]] = {
             name: [] for name in _OPTIONS}
-        #: rules that choose the devices
+        #: rules of include_devices that select the devices
         self._rules: list[str] = []
-        #: addresses of the devices that nova_accel takes over
+        #: addresses of devices that nova_accel takes over
         self._cards: set[str] = set()
-        #: addresses of VFs among the devices that Nova gives
+        #: addresses of the VFs that Nova gives to servers
         self._vfs: set[str] = set()
         #: files from which an option is removed
         self._changed: list[ini.File] = []
-        #: replacements for requests of flavors to Nova
+        #: replacements for the requests of flavors
         self.replacements: list[nova_flavors.Replacement] = []
         try:
             self._translate()
@@ -179,7 +179,7 @@ class Translation:
                     pci.physical_function(self._kernel, address),
                     pci.can_have_vfs(self._kernel, address))
             except (OSError, ValueError):
-                # the device has just disappeared
+                # the device disappeared meanwhile
                 continue
 
     def _scan(self, **options,
@@ -197,7 +197,7 @@ class Translation:
                 drivers.load(CONF.accel.enabled_drivers, self._kernel),
                 claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
             found.scanner.scan()
-            # the drivers read the options
+            # inside the block, because the drivers read the options
             offered = found.offers.now()
         finally:
             for name in options:
@@ -249,7 +249,7 @@ class Translation:
                 f'not a mapping: correct it.')
         text = json.dumps(words)
         if 'devname' in words:
-            # of an interface of this machine, simulated or not
+            # without it, devspec would read the interfaces of this machine
             return nova_pci.Spec(text, words)
         spec = devspec.PciDeviceSpec(dict(words))
         return nova_pci.Spec(text, spec.tags, spec, [
@@ -294,7 +294,7 @@ class Translation:
         return self._seen[card].driver if card in self._seen else 'pci'
 
     def _obstacle(self, spec, card) -> str:
-        """Return why nova_accel cannot offer a card as Nova does, as a clause.
+        """Return why nova_accel cannot offer a card like Nova, as a clause.
         """
         device = self._seen.get(card)
         if card in self._failed:
@@ -320,7 +320,7 @@ class Translation:
             type_ = _TYPES.get(self._functions[min(cards)].kind, 'PCI')
             traits = sorted(t for t in nova_pci.traits(spec.tags.get('traits'))
                             if naming.is_custom(t))
-            # existing rules come first, and the first match applies
+            # rules that exist come first, and the first match applies
             self._add('pci_devices', *(
                 f'{text} type={type_}' + (
                     f' traits={",".join(traits)}' if traits else '')
@@ -329,7 +329,7 @@ class Translation:
     def _rules_for(self, text: str | None, cards: set[str]) -> list[str]:
         """Return rules that match exactly these cards of the host.
 
-        :param text: a rule that may be too wide or too narrow.
+        :param text: a rule that may match more or fewer cards.
         """
         if text is not None:
             rule, = rules.parse('a rule', [text], rules.KEYS)
@@ -351,7 +351,8 @@ class Translation:
         self._new[option] += [v for v in values if v not in there]
 
     def _leave_vfs(self):
-        """Exclude the VFs of these cards that Nova does not give."""
+        """Exclude the VFs of these cards that Nova does not give to servers.
+        """
         for card in sorted({self._functions[vf].card for vf in self._vfs}):
             self._add('exclude_devices', *(
                 f'address={vf}' for vf
@@ -359,7 +360,7 @@ class Translation:
                 if vf not in self._vfs))
 
     def _tags(self, spec, of, by_driver):
-        """Carry over the tags of a specification about its devices."""
+        """Apply the tags of a specification to its devices."""
         cards = sorted(set().union(*by_driver.values()))
         if strutils.bool_from_string(spec.tags.get('one_time_use')):
             self._add('handover', *(f'{card}=operator' for card in cards))
@@ -465,9 +466,9 @@ class Translation:
         """Add rules of include_devices, if they are needed.
 
         Without rules, the drivers gpu and nvme offer nothing, and others all
-        devices that they find. If a rule names a device of a driver, the
-        driver offers only named devices: its present devices need a rule as
-        well.
+        devices that they find. As soon as a rule names a device of a driver,
+        the driver offers only named devices: so the present ones need rules,
+        too.
         """
         enabled = CONF.accel.enabled_drivers
         loaded = drivers.load({self._driver_of(card) for card in self._cards},
@@ -539,7 +540,7 @@ class Translation:
             return
         # importing it loads Nova, which takes seconds
         from nova.pci import request
-        # Nova 31.0 has it as a private name, but 31.3 does not
+        # a private name in Nova 31.0, a public one in 31.3
         read = getattr(request, 'get_alias_from_config', None) or getattr(
             request, '_get_alias_from_config')
         try:
@@ -564,7 +565,7 @@ class Translation:
     def _alias(self, name, policy, wanted, specs) -> bool:
         """Create a profile from an alias.
 
-        :returns: whether Nova has no device left for the alias on this host.
+        :returns: whether the alias matches no device of Nova on this host now.
         """
         moved: set[str] = set()
         left: set[str] = set()
@@ -613,8 +614,8 @@ class Translation:
 
     def _specified(self, specs) -> Iterator[tuple[
             nova_pci.Spec, nova_pci.Function]]:
-        """Pair each function with its specification: the first that matches,
-        as in Nova."""
+        """Pair each function with its specification, in Nova the first that
+        matches."""
         for function in self._functions.values():
             for spec in specs:
                 if function in spec.functions:

@@ -30,7 +30,7 @@ _NAME = re.compile('[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 class ImportProfiles(configuration.Reader):
     """Translate Cyborg's device profiles into files of [accel] device_profiles.
 
-    Reads the answer of Cyborg's API (GET /v2/device_profiles), as JSON or
+    Reads the response of Cyborg's API (GET /v2/device_profiles), as JSON or
     YAML, and prints the changes as a unified diff. Writes only with --write.
     Profiles that cannot be translated are named on stderr, and the exit status
     is 1.
@@ -41,7 +41,7 @@ class ImportProfiles(configuration.Reader):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument('file', metavar='FILE',
-                            help='file with the answer, - for standard input')
+                            help='file with the response, - for standard input')
         parser.add_argument('--write', action='store_true',
                             help='write the files of the diff')
         return parser
@@ -90,7 +90,7 @@ def diff(path: str, text: str) -> Iterator[str]:
 def translate(profile) -> tuple[str, str]:
     """Return the name of a profile and the text of its file.
 
-    :param profile: a profile of Cyborg's answer.
+    :param profile: a profile of Cyborg's response.
     :raises InvalidProfile: the profile cannot be translated.
     """
     name = profile.get('name') if isinstance(profile, dict) else None
@@ -123,7 +123,7 @@ def text_of(made: Mapping[str, typing.Any]) -> str:
         path = os.path.join(directory, f'{name}.yaml')
         with open(path, 'w', encoding='utf-8') as file:
             file.write(text)
-        # as nova-api would read it
+        # use the reader of nova-api
         for error in profiles.load(path).bad.values():
             raise exception.InvalidProfile(
                 f'The profile {name!r} is not carried over: '
@@ -169,7 +169,7 @@ def _text_of(path):
 
 
 def _write(path, text):
-    """Write a file in one step, because nova-api must never read a part of it.
+    """Replace a file atomically, because nova-api must never read a part of it.
     """
     try:
         files.replace(path, text)

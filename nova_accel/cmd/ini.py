@@ -17,7 +17,7 @@ class Entry(typing.NamedTuple):
     section: str
     key: str
     value: str
-    #: first line, and the line after its last one, from 0
+    #: numbers of its first line, and of the line after its last one, from 0
     begin: int
     end: int
 
@@ -43,16 +43,16 @@ class File(iniparser.BaseParser):
                 f'readable.') from error
         if self._before and not self._before[-1].endswith('\n'):
             self._before[-1] += '\n'
-        #: replacements of lines
+        #: number of a line -> the lines that replace it
         self._after = [[line] for line in self._before]
-        #: lines to insert after a line, even if that is replaced
+        #: number of a line -> the lines to insert after it
         self._behind: list[list[str]] = [[] for _ in self._before]
         self._more: list[str] = []
 
-    # oslo.config calls these
+    # called by oslo.config
 
     def new_section(self, section):
-        """Begin a section, see iniparser.BaseParser."""
+        """Record the beginning of a section, see iniparser.BaseParser."""
         self._section = section if section == 'DEFAULT' else section.lower()
         self._last[self._section] = self.lineno - 1
         self._headers.setdefault(self._section, []).append(self.lineno - 1)
@@ -62,7 +62,7 @@ class File(iniparser.BaseParser):
         return super()._split_key_value(line)
 
     def assignment(self, key, value):
-        """Note an option, see iniparser.BaseParser."""
+        """Record an option, see iniparser.BaseParser."""
         end = self._begin + len(value)
         self.entries.append(Entry(self._section, key, '\n'.join(value),
                                   self._begin, end))

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import sys
 
-#: the imports of main() in nova/cmd/compute.py until it loads the driver: its
-#: first import decides about threads, os-vif loads its plug-ins
+#: the imports of main() in nova/cmd/compute.py until it loads the driver: the
+#: first one chooses between threads and eventlet, os-vif loads its plug-ins
 #: (nova_accel.virt.door), and nova.virt.driver.load_compute_driver() imports
 #: the driver
 _PROGRAM = """
@@ -22,16 +22,16 @@ importutils.import_class('nova.virt.' + sys.argv[1])
 
 
 def nova_compute() -> str:
-    """Return the path of nova-compute: the one beside this command, otherwise
-    the first one in PATH; '' without one."""
+    """Return the path of nova-compute: beside this command, otherwise the
+    first one in PATH; '' without one."""
     beside = os.path.join(os.path.dirname(sys.executable), 'nova-compute')
     return (beside if os.path.exists(beside)
             else shutil.which('nova-compute') or '')
 
 
 def python_of(program: str) -> str:
-    """Return the path of the Python that runs a program of pip or of a
-    distribution; this process's if the program names none."""
+    """Return the path of the Python that runs an installed program; that of
+    this process if the program names none."""
     try:
         with open(program, encoding='utf-8') as file:
             first = file.readline(1024)
@@ -54,7 +54,7 @@ def failure(driver: str, seconds: float) -> tuple[str, str] | None:
     python = python_of(program)
     name = program or f'nova-compute of {python}'
     try:
-        # of the working directory nothing is imported
+        # the child must not import modules of the working directory
         done = subprocess.run(
             [python, '-W', 'ignore', '-c', _PROGRAM, driver], cwd='/',
             stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -70,7 +70,7 @@ def failure(driver: str, seconds: float) -> tuple[str, str] | None:
     why = (done.stderr.strip().splitlines() or [f'status {done.returncode}'])
     kind, _, text = why[-1].partition(': ')
     if kind == 'ImportError' and text.startswith('nova_accel '):
-        # a sentence of nova_accel.versions
+        # the driver exits with a sentence of nova_accel.versions
         found, _, remedy = text.rstrip('.').rpartition(': ')
         return found, remedy
     return (f'{name} cannot import the driver ({why[-1][:160]})',

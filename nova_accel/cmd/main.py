@@ -12,16 +12,15 @@ from cliff import app
 from cliff import commandmanager
 from cliff import help as cliff_help
 
-#: matches the docstring of a class in the source of its module, up to the end
-#: of the first line
+#: finds the first line of a class's docstring in the source of its module
 _DOCSTRING = r'^class {}\b[^"]*"""(.+?)\.?(?:"""|$)'
 
 
 class Commands(commandmanager.CommandManager):
     """The commands, each imported when it is needed.
 
-    cliff's own manager (4.17) imports the modules of all commands. Each
-    would take as long to start as all together.
+    cliff's own manager (4.17) imports the modules of all commands: each command
+    would take as long to start as all of them together.
     """
 
     def load_commands(self, namespace):
@@ -31,9 +30,9 @@ class Commands(commandmanager.CommandManager):
 
 
 def _description(entry_point) -> str:
-    """Return the first line of a docstring, without importing its module if
-    its source exists."""
-    # cliff before 4.17 has no such errors
+    """Return the first line of a command's docstring; without importing its
+    module, if that has a source file."""
+    # cliff before 4.17 passes other objects
     module, _, name = getattr(entry_point, 'value', '').partition(':')
     spec = importlib.util.find_spec(module) if module else None
     if spec is not None and spec.has_location and spec.origin is not None:
@@ -46,7 +45,7 @@ def _description(entry_point) -> str:
 
 
 class _Sentences(logging.LoggerAdapter):
-    """Reports an option with a malformed value as nova-compute does.
+    """Logs an option with a malformed value as a sentence, like nova-compute.
 
     oslo.config reads a value when it is used, and its error shows internal
     objects.
@@ -54,7 +53,7 @@ class _Sentences(logging.LoggerAdapter):
 
     def process(self, msg, kwargs):
         if isinstance(msg, Exception):
-            # commands that end before they read options do not import it
+            # imported late: some commands end before they read options
             from nova_accel import conf
             if isinstance(msg, conf.cfg.Error):
                 msg = ' '.join(conf.malformed()) or msg
@@ -74,7 +73,8 @@ class NovaAccel(app.App):
             deferred_help=True)
 
     def print_help_if_requested(self):
-        """Print what cliff (4.17) prints, which imports all commands."""
+        """Print the help without importing all commands, as cliff (4.17) does.
+        """
         if not self.options.deferred_help:
             return
         self.parser.print_help(self.stdout)
@@ -87,25 +87,24 @@ class NovaAccel(app.App):
     def configure_logging(self):
         super().configure_logging()
         if self.options.verbose_level <= self.DEFAULT_VERBOSE_LEVEL:
-            # suppresses the messages about its start, five lines before each
-            # answer; the name is that of
-            # oslo_log.log.getLogger('oslo_privsep')
+            # suppresses five lines about its start before each response; the
+            # name is that of oslo_log.log.getLogger('oslo_privsep')
             logging.getLogger('oslo.privsep').setLevel(logging.WARNING)
-            # suppresses a second message that Keystone does not answer
+            # Keystone's failure is reported once, by the command
             logging.getLogger('keystoneauth').setLevel(logging.ERROR)
 
 
 def _do_without_eventlet():
-    """Keep oslo.privsep from importing eventlet where it is installed.
+    """Prevent oslo.privsep from importing an installed eventlet.
 
-    Importing eventlet takes half a second, and writes a warning of nine lines
-    before all output. Commands have no green threads.
+    The import takes half a second, and writes a warning of nine lines before
+    all output. Commands have no green threads.
     """
     if _privsep_needs_eventlet():
         warnings.filterwarnings('ignore', r'\s*Eventlet is deprecated')
     else:
-        # makes the import raise ImportError (Python's reference, 5.3.1), which
-        # oslo.privsep expects
+        # None makes the import raise ImportError (Python's reference, 5.3.1),
+        # which oslo.privsep handles
         sys.modules.setdefault('eventlet', None)  # type: ignore
 
 

@@ -13,7 +13,7 @@ from nova_accel.cmd import store
 from nova_accel.health import signals
 from nova_accel.inventory import identity
 
-#: seconds of a drill, by default and at most
+#: seconds that a drill lasts: default and maximum
 _STAY, _LONGEST_STAY = 120, 3600
 
 
@@ -35,8 +35,8 @@ class _OfDevice(command.Command):
         orders.add_arguments(parser)
         parser.add_argument(
             'device', metavar='DEVICE',
-            help='address, serial number, or the name of its resource '
-                 'provider; for one region of an FPGA the name of that')
+            help='address, serial number, or name of its resource provider; '
+                 'for one region of an FPGA, the name of its provider')
         return parser
 
     def _order(self, parsed_args, *words):
@@ -79,8 +79,8 @@ class Program(_OfDevice):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             'wanted', metavar='FUNCTION-OR-IMAGE',
-            help='id of the image, or id or name of the function that is in '
-                 'it (accel:function_id, accel:function_name)')
+            help='id of the image, or id or name of the function in it '
+                 '(accel:function_id, accel:function_name)')
         return parser
 
     def take_action(self, parsed_args):
@@ -103,9 +103,9 @@ class Drill(_OfDevice):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--stay', metavar='SECONDS', type=_seconds, default=_STAY,
-            help=f'how long the finding stays, up to an hour (default: '
-                 f'{_STAY}): as long as Prometheus needs to read it, and an '
-                 f'alert to reach you')
+            help=f'how long the finding lasts, up to an hour (default: '
+                 f'{_STAY}): until Prometheus has read it, and an alert has '
+                 f'reached you')
         return parser
 
     def take_action(self, parsed_args):

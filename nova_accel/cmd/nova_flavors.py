@@ -23,11 +23,11 @@ _RESOURCE = re.compile('resources([A-Za-z0-9_-]{0,64}):(.+)')
 class Replacement:
     """A profile that replaces a device of Nova's."""
 
-    #: name of the alias, None if it is a resource class
+    #: name of the alias that it replaces, None if it replaces a resource class
     alias: str | None
-    #: of the vGPUs
+    #: resource class of vGPUs that it replaces
     resource_class: str | None
-    #: of one group, with the keys of a file
+    #: profile of one group, with the keys of a profile file
     profile: Mapping[str, typing.Any]
 
     @property
@@ -55,7 +55,7 @@ def lines(flavors: Iterable[dict], found: Iterable[Replacement],
     request no device of Nova's.
 
     :param flavors: as Nova's API lists them, with extra specs.
-    :param found: for the devices of this host.
+    :param found: replacements for the devices of this host.
     """
     found = list(found)
     for flavor in sorted(flavors, key=lambda f: f['name']):
@@ -68,15 +68,15 @@ def lines(flavors: Iterable[dict], found: Iterable[Replacement],
 
 
 class _Wanted:
-    """The requests of a flavor to Nova."""
+    """The requests of a flavor for Nova's devices."""
 
     def __init__(self, specs, found):
         self._specs = specs
         #: extra specs that are replaced
         self.old: list[str] = []
-        #: sentences about requests that are not replaced
+        #: sentences about extra specs that stay
         self.left: list[str] = []
-        #: of an alias that is replaced in part
+        #: aliases that stay, from an extra spec of which others are replaced
         self._stays: list[str] = []
         #: (replacement, suffix of the group or '' for any, amount)
         self._groups: list[tuple[Replacement, str, int]] = []
@@ -129,7 +129,7 @@ class _Wanted:
                 f'trait set".')
 
     def new(self) -> list[str]:
-        """Return the extra specs that replace them."""
+        """Return the extra specs that replace the old ones."""
         stays = [f'{ALIAS}={",".join(self._stays)}'] if self._stays else []
         if (len(self._groups) == 1 and not stays
                 and 'accel:device_profile' not in self._specs):

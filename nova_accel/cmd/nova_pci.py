@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Match functions of a host with Nova's PCI options.
 
-Nova's own code is used if it can be called without a running Nova. Source of
-the rest: nova.pci.devspec, nova.pci.request, nova.pci.stats and
+Nova's own code is used if it works without a running Nova. Source of the rest:
+nova.pci.devspec, nova.pci.request, nova.pci.stats and
 nova.compute.pci_placement_translator of Nova 31 to 34.
 """
 
@@ -30,7 +30,7 @@ class Function:
     kind: int
     #: address of its physical function, None if it is not a VF
     pf: str | None
-    #: whether it supports VFs, with or without VFs now
+    #: whether it supports VFs, even if it has none now
     is_pf: bool
 
     @property
@@ -63,8 +63,8 @@ class Spec:
 def matches(spec, function) -> bool:
     """Return whether a device specification matches a function, as in Nova.
 
-    Nova reads from this machine's sysfs whether an address is of a physical
-    function; then its VFs match as well.
+    Nova reads the sysfs of this machine to find out whether an address belongs
+    to a physical function; then its VFs match as well.
     """
     seen = {'vendor_id': function.vendor, 'product_id': function.product,
             'address': function.address, 'parent_addr': function.pf}
@@ -80,13 +80,13 @@ def is_of_network(tags) -> bool:
 
 
 def traits(text) -> set[str]:
-    """Return traits as Nova writes them, see _normalized()."""
+    """Return traits in Nova's spelling, see _normalized()."""
     return {_normalized(name.strip(), os_traits.get_traits(), os_traits)
             for name in (text or '').split(',') if name.strip()}
 
 
 def _class_of(name, function) -> str:
-    """Return the name of a resource class as Nova writes it; see
+    """Return the name of a resource class in Nova's spelling, see
     _normalized()."""
     return _normalized(
         name or f'CUSTOM_PCI_{function.vendor}_{function.product}',
@@ -105,10 +105,10 @@ def _normalized(name, standard, module):
 
 
 def pairs_of(spec, products: set[str]) -> str | None:
-    """Return a specification as a rule of nova_accel.
+    """Return a specification as the text of a rule of nova_accel.
 
     :param products: ids of the physical functions.
-    :returns: None if it cannot be written as one.
+    :returns: None if no rule can express it.
     """
     pairs = []
     pattern = _pattern(spec.address.pci_address_spec)
@@ -124,10 +124,10 @@ def pairs_of(spec, products: set[str]) -> str | None:
 
 
 def _pattern(spec) -> str | None:
-    """Return a PCI address of Nova's with shell wildcards.
+    """Return an address of Nova's specification with shell wildcards.
 
-    :returns: None for a regular expression with more than digits and sets of
-        digits.
+    :returns: None if it is a regular expression with more than digits and sets
+        of digits.
     """
     parts = []
     for name, width in _WIDTHS.items():
@@ -150,7 +150,7 @@ def asks_for(wanted, spec, function) -> bool:
 
 
 def is_like(wanted, spec, function) -> bool:
-    """Return whether asks_for() would be true with another device_type."""
+    """Return whether asks_for() fails only because of the device_type."""
     name = wanted.get('resource_class')
     return (wanted.get('vendor_id', function.vendor).lower()
             == function.vendor

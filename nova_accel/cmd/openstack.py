@@ -1,13 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The plugin of the command openstack: its commands are those of nova-accel.
 
-OpenStackClient loads this module by the entry point openstack.cli.extension,
-and reads these names of it (openstackclient.common.clientmanager, 10.5). Since
-it took over Cyborg's plugin it has commands "accelerator device list" and
-"accelerator arq list" of its own, which ask Cyborg's API; it skips another
-module with the API_NAME accelerator, and warns before each answer of a command
-with a name that is taken. Hence a name of our own, and commands whose names are
-not taken.
+OpenStackClient loads this module by the entry point openstack.cli.extension and
+reads these names (openstackclient.common.clientmanager, 10.5). It contains
+Cyborg's former plugin: commands such as "accelerator device list" and
+"accelerator arq list", which query Cyborg's API. It skips another module with
+the API_NAME accelerator, and warns whenever a command runs whose name is taken.
+Hence this module has an API_NAME of its own, and commands with other names.
 """
 
 import sys
@@ -21,19 +20,19 @@ API_VERSIONS = {DEFAULT_API_VERSION: sys.modules[__name__]}
 
 
 def make_client(instance):
-    """Return no client: the commands ask Placement, Nova and Glance."""
+    """Return no client: the commands query Placement, Nova and Glance."""
 
 
 def build_option_parser(parser):
-    """Add no option to those of openstack."""
+    """Add no options to the command openstack."""
     return parser
 
 
 class ListClaims(tree.Tree):
-    """List which servers have which accelerators, as Placement has it.
+    """List which servers have which accelerators, according to Placement.
 
-    A line for each server and provider. Details of one host, such as the PCI
-    address of each device, are shown by "nova-accel claims" there.
+    A line for each server and provider. "nova-accel claims" on a host shows
+    details, such as the PCI address of each device.
     """
 
     COLUMNS = ('Server', 'Server ID', 'Amount', 'Class', 'Function', 'Host',

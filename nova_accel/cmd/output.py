@@ -16,7 +16,7 @@ from cliff import utils
 
 from nova_accel import text
 
-#: suggestions if nothing was found
+#: hint if nothing was found
 NAMES = ('give the address of a device, as nova-accel discover shows it, or '
          'the UUID of a server')
 #: exit status if nothing matches the arguments
@@ -28,7 +28,7 @@ RED, GREEN, YELLOW = 31, 32, 33
 _STRUCTURED = ('json', 'yaml')
 #: width of a table that is not printed on a terminal
 _WIDTH = 100
-#: a text of colored()
+#: matches the result of colored()
 _COLORED = re.compile(r'(\033\[\d+m)(.*)\033\[0m', re.DOTALL)
 
 
@@ -42,7 +42,7 @@ class NoEpilog:
 
 
 class Table(NoEpilog, lister.Lister):
-    """A list; an unknown column is an error of the arguments."""
+    """A list that refuses unknown columns like other wrong arguments."""
 
     #: names of the columns for programs: they are stable, and
     #: tests/unit/data/columns.yaml lists them
@@ -68,9 +68,9 @@ class Table(NoEpilog, lister.Lister):
         return super().produce_output(parsed_args, column_names, data)
 
     def check_columns(self, parsed_args, column_names):
-        """Refuse an unknown --column, before the command acts.
+        """Refuse an unknown --column before the command acts.
 
-        :raises SystemExit: after a sentence on stderr, as argparse does.
+        :raises SystemExit: after a sentence on stderr, like argparse.
         """
         known = {_normalized(column): column for column in column_names}
         for column in parsed_args.columns:
@@ -80,7 +80,7 @@ class Table(NoEpilog, lister.Lister):
                     f'-c/--column: unknown column {column!r}: choose from '
                     f'{", ".join(map(repr, column_names))}.\n')
                 raise SystemExit(2)
-        # cliff 4.9 accepts only the names that are shown
+        # cliff 4.9 accepts only the displayed names
         parsed_args.columns = [
             known[_normalized(column)] for column in parsed_args.columns]
 
@@ -88,12 +88,12 @@ class Table(NoEpilog, lister.Lister):
 class Lister(Table):
     """A list that prints a sentence in place of an empty table."""
 
-    #: the sentence
+    #: the sentence in place of an empty table
     nothing = ''
-    #: whether the arguments name the objects of the search
+    #: whether the arguments select objects by name
     is_search = False
-    #: for tables for people: heading -> lines of a cell, each with the name of
-    #: one of COLUMNS; empty lines are omitted
+    #: table for people: heading -> templates of the lines of a cell, with names
+    #: of COLUMNS; empty lines are omitted
     STACKS: Mapping[str, Sequence[str]] = {}
     _is_empty = False
 
@@ -139,17 +139,18 @@ class Lister(Table):
 
     @property
     def structured(self) -> bool:
-        """Return whether a cell of the format may be a list or a mapping."""
+        """Return whether the format allows lists and mappings in a cell."""
         return self._format in _STRUCTURED
 
     def several(self, texts: list[str]) -> str | list[str]:
-        """Return a cell of several texts: lines in a table, a list in JSON."""
+        """Return several texts as one cell: lines in a table, a list in JSON.
+        """
         if self.structured:
             return texts
         return ('\n' if self.for_people else ', ').join(texts)
 
     def identifier(self, value: str | None) -> str:
-        """Return a UUID, shortened to eight digits in a table.
+        """Return a UUID; in a table its first eight digits.
 
         :param value: in any spelling; None becomes an empty text.
         """
@@ -167,8 +168,8 @@ class Lister(Table):
 
 
 def _fitted(names, rows, shown, width):
-    """Return rows after breaking the longest cells between words, until the
-    table has at most this width or no cell can be broken."""
+    """Break the longest cells between words until the table fits into this
+    width, or no cell can be broken; return the rows."""
     texts = [[str(cell) for cell in column] for column in zip(*rows)]
     widths = [[max(map(len, (name, *map(_plain, split(column)))))
                for name, column in zip(names, texts)]
@@ -223,9 +224,8 @@ def _normalized(column: str) -> str:
 
 
 def clean(text: object) -> str:
-    """Return a name that a user chose, without control characters.
-
-    They could move the cursor of an operator's terminal.
+    """Return a name that a user chose without its control characters, which
+    could move the cursor of an operator's terminal.
     """
     return ''.join(c if c.isprintable() else '?' for c in str(text))
 
@@ -235,8 +235,8 @@ def waiting(stream: typing.TextIO | None, what: str,
             limit: int | None = None) -> Iterator[None]:
     """Show on a terminal the reason and the duration of a wait.
 
-    :param stream: None if the command began with it closed.
-    :param limit: seconds after which the wait ends.
+    :param stream: None if it was closed when the command began.
+    :param limit: maximum number of seconds of the wait.
     """
     if stream is None or not stream.isatty():
         yield
@@ -244,7 +244,7 @@ def waiting(stream: typing.TextIO | None, what: str,
     began, ended = time.monotonic(), threading.Event()
 
     def write(text):
-        # the terminal may be gone, but the command continues
+        # the command continues even if the terminal was closed
         with contextlib.suppress(OSError, ValueError):
             stream.write(text)
             stream.flush()

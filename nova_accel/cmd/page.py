@@ -31,9 +31,9 @@ class Page(cloud.Asks, command.Command):
     Devices that need attention come first: unavailable ones, which no server
     gets, and degraded ones, which servers get last. Then follow the numbers of
     each product, and hosts with a cell for each server that holds
-    accelerators, and the function of each FPGA region. The file is complete in
-    itself, and is replaced in one step. Uses the credentials of the openstack
-    command. Changes nothing.
+    accelerators, and the function of each FPGA region. The file needs no other
+    files, and is replaced atomically. Uses the credentials of the openstack
+    command. Changes nothing else.
     """
 
     def get_parser(self, prog_name):
@@ -46,23 +46,24 @@ class Page(cloud.Asks, command.Command):
             help='name of a compute node, as Placement has it (default: all)')
         parser.add_argument(
             '--fits', action='store_true',
-            help='also how many servers of each flavor fit, as nova-accel '
+            help='also show how many servers of each flavor fit, as nova-accel '
                  'fits; run it where the device profiles are those of nova-api')
         parser.add_argument(
             '--journal', metavar='FILE', action='append', default=[],
-            help='a file that nova-accel handovers -f json wrote on a host: '
-                 'also the hand-overs of the last 30 days, and how many '
+            help='a file from nova-accel handovers -f json on a host: also '
+                 'show the hand-overs of the last 30 days, and how many '
                  'failed; may be given many times')
         parser.add_argument(
             '--metrics', metavar='FILE', action='append', default=[],
-            help='a file of [accel] metrics_file of a host: also why its '
+            help='a file of [accel] metrics_file of a host: also show why its '
                  'devices are withheld, findings about them, and how many '
                  'each project holds, if the file has projects; may be given '
                  'many times')
         parser.add_argument(
             '--every', metavar='SECONDS', type=int, default=300,
-            help='how often the file is written, and browsers load it again; '
-                 'after twice that time the page is stale (default: 300)')
+            help='interval at which the file is written and browsers load it '
+                 'again; after twice that time the page is stale (default: '
+                 '300)')
         return parser
 
     def take_action(self, parsed_args):
@@ -127,7 +128,7 @@ def _metrics(path: str) -> list[str]:
     :raises InvalidRequest: it cannot be read.
     """
     try:
-        # labels may have carriage returns
+        # a label may contain carriage returns
         with open(path, encoding='utf-8', newline='\n') as file:
             return [line for line in file
                     if line.startswith((*_FINDINGS, _DEVICES))]
@@ -158,8 +159,8 @@ def _by_project(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _findings(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
-    """Yield the provider and a text for each finding and each hold in a
-    metrics file; device and file if it has no provider."""
+    """Yield the provider and a text for each finding and each hold in a metrics
+    file. If a device has no provider: the device and the file's name."""
     for line in lines:
         if not line.startswith(_FINDINGS):
             continue
@@ -179,8 +180,8 @@ def _findings(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
 
 def _hold(name: str) -> str:
     """Return the name of a kind of holds, and who lifts one."""
-    # imports modules of nova-compute, which takes most of a second
+    # imported late: it loads modules of nova-compute, most of a second
     from nova_accel.inventory import holds
-    # a host of another release may have other kinds
+    # a host of another release may report other kinds
     return next((f'{name}; lifted by {kind.lifted_by}' for kind in holds.Kind
                  if kind.value == name), name)

@@ -1,7 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Draw the accelerators of a cloud as one HTML file.
 
-It loads no script, font or picture from a server, so it can be sent and kept.
+The file loads no script, font or picture from a server, so it can be sent and
+stored.
 """
 
 import collections
@@ -19,7 +20,7 @@ from nova_accel import text
 _STATES = {'used': 'in use', 'free': 'free',
            'suspect': 'degraded: free, and servers get it last',
            'fenced': 'unavailable: no server gets it'}
-#: a larger number of hosts than fits on a screen is shown as tiles first
+#: maximum number of hosts without an overview of tiles at the top
 _FEW = 8
 _DAYS = 30
 _HEAD = '''<!doctype html>
@@ -112,7 +113,7 @@ class Facts:
 
     #: host -> its providers, parents before children
     hosts: Mapping[str, list[tree.Provider]]
-    #: the time at which the cloud answered
+    #: the time when the cloud was queried
     when: datetime.datetime
     #: UUID of a server -> its name
     servers: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -122,9 +123,9 @@ class Facts:
     fits: Iterable[tuple[str, int, str]] = ()
     #: (day as 2026-11-24, whether it failed) of each hand-over
     handovers: Iterable[tuple[str, bool]] = ()
-    #: provider of a device, and its findings
+    #: provider of a device, and a finding about it
     findings: Iterable[tuple[str, str]] = ()
-    #: seconds after which the page is drawn again
+    #: seconds until the page is written again
     every: int = 300
     #: (project, product, how many are delivered, healthy, held, idle; withheld)
     projects: Iterable[tuple[str, ...]] = ()
@@ -206,7 +207,7 @@ def _amounts(provider: tree.Provider) -> Amounts:
     """Return the amounts of a provider. Accelerators in use may also be
     fenced: then no other server gets them."""
     used = sum(provider.held.values())
-    # an inventory may have become smaller than its allocations
+    # an inventory may be smaller than its allocations
     left = max(0, provider.total - used)
     fenced = (left if naming.FENCED in provider.traits
               else min(provider.reserved, left))
@@ -273,7 +274,7 @@ def _map(found) -> Iterator[str]:
     yield '<h2>A tile for each host</h2><div class="map">'
     for position, (host, providers) in enumerate(found.items()):
         amounts = _of(providers)
-        # a few failures among many devices must be visible
+        # even a few failures among many devices must be visible
         fenced, suspect = (max(20, 100 * number / amounts.all) if number else 0
                            for number in (amounts.fenced, amounts.suspect))
         suspect += fenced

@@ -19,7 +19,7 @@ CONF = conf.CONF
 
 
 class _Reads(configuration.Reader):
-    """A command that names unusable files on stderr."""
+    """A command that reports unusable files on stderr."""
 
     SERVICE = configuration.API
 
@@ -54,7 +54,7 @@ class ShowProfile(_Reads, output.Table):
 
     nova-api writes them into the flavor of a new server. With --memory on a
     compute host, the exit status is 1 if a guest would not start there, could
-    not address each device, or had no room for another.
+    not address each device, or had no port left for another device.
     """
 
     COLUMNS = 'Extra spec', 'Value'
@@ -64,7 +64,7 @@ class ShowProfile(_Reads, output.Table):
         parser.add_argument('name', metavar='NAME')
         parser.add_argument(
             '--memory', metavar='GIB', type=int,
-            help='also look whether a guest with so much memory sees the '
+            help='also check whether a guest with so much memory sees the '
                  'devices of this host, and has ports left; run it on a '
                  'compute host')
         return parser
@@ -90,7 +90,7 @@ class ShowProfile(_Reads, output.Table):
         """Write the problems of such a guest to stderr."""
         from nova_accel.cmd import checks
         configuration.read(parsed_args.config_file, configuration.COMPUTE)
-        # drivers log devices that are not offered
+        # drivers would log devices that are not offered
         logging.disable(logging.CRITICAL)
         try:
             host = checks.Host([checks.COMPUTE])
@@ -108,12 +108,13 @@ class ShowProfile(_Reads, output.Table):
 
 
 class CheckProfiles(_Reads):
-    """Check files of device profiles, as nova-api would read them.
+    """Check files of device profiles with the reader of nova-api.
 
     Each malformed file is named on stderr with the line and the remedy. The
     exit status is 1 if there is one, or if another file of [accel]
     device_profiles has the same profile name. A warning names each group that
-    requests a function without a shell; the exit status stays 0.
+    requests a function without a region type; it does not change the exit
+    status.
     """
 
     def get_parser(self, prog_name):
@@ -137,8 +138,8 @@ class CheckProfiles(_Reads):
 
 
 def _without_shell(found):
-    """Return a sentence for each profile that does not name the shell of its
-    bitstream."""
+    """Return a sentence for each profile that does not name the region type of
+    its bitstream."""
     for profile in found:
         specs = profiles.expand({request.PROFILE_KEY: profile.name},
                                 lambda name: profile)
@@ -155,8 +156,8 @@ def _without_shell(found):
 
 
 def _taken(found):
-    """Return a sentence for each profile whose name is used in another file of
-    nova-api. The file that will be replaced is ignored."""
+    """Return a sentence for each profile whose name another file of nova-api
+    uses. The file that the checked one will replace is ignored."""
     for path, there in profiles.load(CONF.accel.device_profiles).good.items():
         where = {p.name: p.where for p in there}
         for profile in found:

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel prove: test a driver's operations on a free device.
 
-For devices that the authors of nova_accel do not have. The report has no
-address and no serial number, and can be sent to them.
+For devices that the authors of nova_accel do not have: the operator can send
+them the report, which contains neither addresses nor serial numbers.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,8 +42,8 @@ class Prove(output.Table):
     vGPU is created and removed. With --erase it is also cleaned as after a
     server, which erases disks, and its first region is programmed with
     --bitstream and read back. The exit status is 1 if a step failed. Before
-    each step it checks that the device is still disabled and free; nova-accel
-    enable refuses the device meanwhile.
+    each step the command checks that the device is still disabled and free;
+    nova-accel enable refuses the device during the test.
     """
 
     COLUMNS = ('Step', 'Result', 'Seconds', 'Found')
@@ -54,7 +54,7 @@ class Prove(output.Table):
         store.add_device_argument(parser)
         parser.add_argument(
             '--erase', action='store_true',
-            help='also what destroys the content of the device')
+            help='also run steps that destroy the content of the device')
         parser.add_argument(
             '--bitstream', metavar='FILE',
             help='program the first region with this file; needs --erase')
@@ -76,7 +76,7 @@ class Prove(output.Table):
         _use_privileges()
         kernel = machine.open_kernel(CONF.host)
         driver = drivers.load([device.driver], kernel)[device.driver]
-        # a reset alone changes nothing permanently
+        # only a reset leaves the content of the device unchanged
         is_all = parsed_args.erase or driver.RESET_IS_ALL
         CONF.set_override('handover', ['clear' if is_all else 'reset'],
                           group='accel')
@@ -135,7 +135,7 @@ def _steps(kernel, driver, known, wanted,
             raise exception.DeviceError('the driver does not find it')
         device = driver.examine(known.address, known)
         if device is None:
-            raise exception.DeviceError('the driver says that it is another')
+            raise exception.DeviceError('the driver reports another device')
         found.append(device)
         if device.health is not model.Health.OK:
             raise exception.DeviceError(device.reason)
@@ -175,9 +175,9 @@ def _steps(kernel, driver, known, wanted,
 def _rows(steps, check, stderr) -> Iterator[tuple[str, str, str, str]]:
     """Run one step after another.
 
-    :param check: raises InvalidRequest if the device is not free any more,
-        which ends the test.
-    :param stderr: if a terminal, it shows the present step.
+    :param check: raises InvalidRequest if the device is no longer free, which
+        ends the test.
+    :param stderr: if it is a terminal, it shows the present step.
     """
     for name, step in steps:
         try:
@@ -236,7 +236,7 @@ def _released(kernel, driver, device, handle) -> str:
 
 
 def _programmed(driver, device, path) -> str:
-    # the privileged process accepts only files of the cache
+    # the privileged process accepts only files in the cache
     os.makedirs(CONF.accel.bitstream_cache, exist_ok=True)
     copy = os.path.join(CONF.accel.bitstream_cache, f'prove-{uuid.uuid4()}')
     try:

@@ -16,18 +16,18 @@ from nova_accel.planning import reasons
 CONF = conf.CONF
 
 _DRIVER = 'accel.AccelLibvirtDriver'
-#: version with hypervisors by name, with the state of nova-compute
+#: version that finds hypervisors by name and shows the state of nova-compute
 _COMPUTE_VERSION = '2.53'
-#: how often a purge is restarted because the tree changed
+#: maximum number of attempts, each after a change of the tree
 _ATTEMPTS = 5
 
 
 class PurgeProviders(cloud.Asks, output.Table):
     """Remove the resource providers of nova_accel of a host from Placement.
 
-    For a host that returns to Nova's own driver, or is removed. Only
-    providers that nova_accel created are removed, and none while anything is
-    allocated from one of them. Asks Placement and Nova with the credentials
+    For a host that is removed, or that returns to Nova's own driver. Removes
+    only providers that nova_accel created, and none while a consumer has an
+    allocation from one of them. Queries Placement and Nova with the credentials
     of the environment or of clouds.yaml.
     """
 
@@ -71,8 +71,8 @@ class PurgeProviders(cloud.Asks, output.Table):
 
 
 def refuse_own_host(host: str) -> None:
-    """Refuse to purge this nova.conf's own host if its nova-compute is
-    configured to create the providers again.
+    """Refuse to purge the providers of this host if its nova-compute is
+    configured to create them again.
 
     :raises ConfigurationError: it is.
     """

@@ -24,7 +24,7 @@ def add_arguments(parser) -> None:
 
 
 def add_device_argument(parser) -> None:
-    """Give a command the argument DEVICE, as the store knows devices."""
+    """Give a command the argument DEVICE, with the names in the store."""
     parser.add_argument(
         'device', metavar='DEVICE',
         help='address, serial number, or the name of its resource provider')
@@ -59,9 +59,9 @@ def to_write(parsed_args) -> claim_store.ClaimStore:
 
 def given_whole(known: claim_store.ClaimStore, kernel,
                 ) -> dict[str, model.Device]:
-    """Return devices in guests, as nova-compute read them before.
+    """Return the devices that guests have, as nova-compute read them earlier.
 
-    The host can only read that a guest may have such a card.
+    The host itself can only read that a guest may have such a card.
 
     :returns: address -> device.
     """

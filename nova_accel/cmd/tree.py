@@ -15,9 +15,9 @@ from nova_accel import exception
 from nova_accel import naming
 from nova_accel.planning import reasons
 
-#: as text.now() writes it
+#: a time as text.now() writes it
 _TIME = re.compile(r'[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\+00:00')
-#: of the table for people
+#: columns of the table for people
 _COLUMNS = 'Provider', 'What', 'Used', 'Held by', 'Health'
 
 
@@ -35,7 +35,7 @@ class Provider:
     total: int = 0
     reserved: int = 0
     traits: frozenset[str] = frozenset()
-    #: consumer -> how many
+    #: consumer -> number of accelerators
     held: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
@@ -74,11 +74,10 @@ class Tree(cloud.Asks, output.Lister):
         self.add_cloud_arguments(parser)
         parser.add_argument(
             '--evacuation-list', action='store_true',
-            help='show nothing but the uuids, one in a line, of the servers '
-                 'whose metadata say that an accelerator of theirs is not '
-                 'well, or is drained at a time, which follows the uuid '
-                 '(nova-accel drain --at); nova-compute writes the former '
-                 'with [accel] health = act')
+            help='print only the UUIDs, one per line, of servers whose '
+                 'metadata report a problem of an accelerator (nova-compute '
+                 'writes it with [accel] health = act) or a planned drain '
+                 '(nova-accel drain --at), whose time follows the UUID')
         parser.add_argument(
             'hosts', metavar='HOST', nargs='*',
             help='name of a compute node, or of a provider below it, as '
@@ -137,7 +136,7 @@ class Tree(cloud.Asks, output.Lister):
     def _row(self, provider, providers, servers, functions):
         """Return a row for people."""
         name = '  ' * provider.depth + _short_name(provider, providers)
-        # the row of its card has it
+        # the row of the card shows it
         what = '' if provider.resource_class and provider.depth > 1 else (
             what_is(provider, providers))
         if not provider.resource_class:
@@ -177,7 +176,7 @@ class Tree(cloud.Asks, output.Lister):
             return self.colored('fenced', output.RED)
         if naming.SUSPECT in provider.traits:
             return self.colored('suspect', output.YELLOW)
-        # nova-compute removes the trait from held devices with its next report
+        # nova-compute removes this trait from held devices with its next report
         if naming.PROGRAMMABLE in provider.traits and not provider.held:
             return self.colored('programmable', output.GREEN)
         return 'ok' if provider.resource_class else ''
@@ -187,9 +186,9 @@ class Tree(cloud.Asks, output.Lister):
 
 def providers(service: cloud.Cloud, hosts: Iterable[str],
               ) -> dict[str, list[Provider]]:
-    """Return our providers by host, parents before children.
+    """Return the providers of nova_accel by host, parents before children.
 
-    Sends one request for all hosts, or two for each named one; then three for
+    Sends one request for all hosts, or two for each named host; then three for
     each provider without children, because others have no inventory.
 
     :raises NotThere: a host has no provider.
@@ -245,10 +244,9 @@ def _fill(provider: Provider, read: reasons.Provider) -> None:
 
 def server_names(service: cloud.Cloud, hosts: Iterable[str],
                  ) -> dict[str, str]:
-    """Return the names of the servers on hosts, by uuid; one request for each
-    host.
+    """Return UUID -> name of the servers on hosts; one request for each host.
 
-    If Nova does not answer, uuids are shown.
+    If Nova does not respond, names are missing, and UUIDs are shown.
     """
     names = {}
     with contextlib.suppress(exception.AcceleratorError, LookupError):
@@ -259,25 +257,25 @@ def server_names(service: cloud.Cloud, hosts: Iterable[str],
 
 
 def _drained_at(server: Mapping) -> str:
-    """Return when the first device of a server is drained, '' if that is not
-    planned. Its owner may have written any text."""
+    """Return the earliest time at which a device of a server is drained, ''
+    if none is planned. Its owner may have written any text."""
     return min((found[0] for key, value in server['metadata'].items()
                 if naming.is_maintenance_key(key)
                 and (found := _TIME.match(value))), default='')
 
 
 def _just(host: str) -> str:
-    """Return the pattern by which Nova lists the servers of a compute node."""
+    """Return the filter by which Nova lists the servers of one compute node."""
     return f'^{re.escape(host)}$'
 
 
 def function_names(service: cloud.Cloud, providers: Iterable[Provider],
                    ) -> Mapping[str, str]:
-    """Return provider uuid -> name of the function that it carries.
+    """Return provider UUID -> name of the function that it carries.
 
     The name is from a trait, otherwise from the image in Glance; one request
-    for each image or function. If an image is found by its function, only
-    public ones count, because any project can claim a function as its own.
+    for each image or function. To find an image by its function, only public
+    images are used, because any project can claim a function as its own.
     """
     names: dict[str, str] = {}
     known: dict[str, str | None] = {}

@@ -18,7 +18,7 @@ from nova_accel import text
 
 CONF = conf.CONF
 _DAY = datetime.timedelta(days=1)
-#: seconds by which the clock of a host may have been adjusted during a use
+#: seconds by which the clock of a host may differ before a use is doubtful
 _ADJUSTED = 60
 
 
@@ -38,7 +38,7 @@ class Use(typing.NamedTuple):
     seconds: float
 
     def days(self) -> Iterator[tuple[str, float]]:
-        """Yield each day, UTC, and the seconds in it.
+        """Yield each day, UTC, and the seconds of the use in it.
 
         :raises ValueError: since or until is not a time.
         """
@@ -69,13 +69,12 @@ _CLAIM = tuple(name.capitalize() for name in Use._fields)
 class Usage(output.Lister):
     """Show for how many hours servers had devices.
 
-    One row for each day (UTC), project, product, part of a device and flavor.
-    A part is a vGPU type, or the function of an FPGA region. nova-compute
-    counts each minute, and keeps each use for 400 days. Time ends when the
-    server releases the device, not when it is clean. Reads the claim store of
-    nova-compute, or files of many hosts, and changes nothing. Unreadable or
-    doubtful rows of a file are named on stderr, and the exit status is 1; the
-    rest is counted.
+    One row for each day (UTC), project, product, part of a device and flavor. A
+    part is a vGPU type, or the function of an FPGA region. nova-compute counts
+    every minute, and keeps each use for 400 days. The use ends when the server
+    releases the device, before cleaning. Reads the claim store of nova-compute,
+    or files of many hosts, and changes nothing. Unreadable or doubtful rows of
+    a file are named on stderr, and the exit status is 1; the rest is counted.
     """
 
     COLUMNS: tuple[str, ...] = (
@@ -92,13 +91,13 @@ class Usage(output.Lister):
         store.add_arguments(parser)
         parser.add_argument(
             '--journal', metavar='FILE', action='append', default=[],
-            help='a file that nova-accel usage --by-claim -f json wrote on a '
-                 'host, in place of the claim store of this one; may be given '
-                 'many times')
+            help='a file from nova-accel usage --by-claim -f json on a host, '
+                 'in place of the claim store of this host; may be given many '
+                 'times')
         parser.add_argument(
             '--by-claim', action='store_true',
-            help='a row for each time that a server had a device, with all '
-                 'its seconds')
+            help='a row for each time that a server had a device, with its '
+                 'seconds')
         parser.add_argument('--project', metavar='ID',
                             help='only of this project')
         for name, what in ('since', 'from'), ('until', 'up to'):
@@ -155,7 +154,7 @@ class Usage(output.Lister):
                            f'clock of the host was set: their seconds count, '
                            f'and days may be wrong')
             for use in uses:
-                # if a host was read twice, the later reading
+                # if a host was read twice, the later reading counts
                 before = found.get((use.claim, use.since))
                 if before is None or use.seconds > before.seconds:
                     found[use.claim, use.since] = use

@@ -18,17 +18,17 @@ from nova_accel import text
 _COLUMNS = {field.name.capitalize(): field.name
             for field in dataclasses.fields(values.Handover)}
 _UNCONNECTED = 'does not follow the one before it'
-#: result of a certificate, if it is not 'signed'
+#: result of a certificate that is not 'signed'
 _FORGED = 'it is not as it was signed, or of another host'
 
 
 class Verify(output.Lister):
     """Check the signatures and the chain of exported hand-overs, offline.
 
-    A row for each device: how many hand-overs it has, and its newest one. The
-    exit status is 1 if one was changed, removed, added or moved. If the newest
-    ones were cut off, only --hash detects that. Needs neither nova.conf nor
-    the host.
+    A row for each device: the number of its hand-overs, and the newest one. The
+    exit status is 1 if a hand-over was changed, removed, added or moved. Only
+    --hash detects that the newest ones were cut off. Needs neither nova.conf
+    nor the host.
     """
 
     COLUMNS = ('Device', 'Hand-overs', 'Since', 'Until', 'Result', 'Hash',
@@ -43,17 +43,17 @@ class Verify(output.Lister):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             'files', metavar='FILE', nargs='+',
-            help='a file that nova-accel handovers -f json wrote, of which '
-                 'several of one host are joined; or a certificate from the '
-                 'metadata of a server')
+            help='a file from nova-accel handovers -f json (several files of '
+                 'one host are joined), or a certificate from the metadata of '
+                 'a server')
         parser.add_argument(
             '--key', metavar='KEY',
-            help='the public key of the host, as nova-accel handovers --key '
-                 'printed it there; without it any key is accepted')
+            help='the public key of the host, from nova-accel handovers --key; '
+                 'without it any key is accepted')
         parser.add_argument(
             '--hash', metavar='HASH', action='append', default=[],
-            help='hash of a hand-over that has to be there, for example from '
-                 'the metadata of a server; may be given many times')
+            help='hash of a hand-over that must be in the files, for example '
+                 'from the metadata of a server; may be given many times')
         return parser
 
     def run(self, parsed_args):
@@ -114,7 +114,7 @@ class _Chain:
     def __init__(self) -> None:
         #: the first problem, a clause
         self.fault = ''
-        #: hand-overs by their numbers in the chain
+        #: number of a hand-over in the chain -> the hand-over
         self._by_place: dict[int, values.Handover] = {}
 
     @property
@@ -150,7 +150,7 @@ class _Chain:
     def row(self, key: str) -> tuple[str | int, ...]:
         """Return the cells of a row after its device.
 
-        :param key: that signs the hand-over after the newest one; '' for any.
+        :param key: key that must sign the newest hand-over; '' for any.
         """
         handovers = [one for _, one in sorted(self._by_place.items())]
         if not handovers:
@@ -169,7 +169,7 @@ class _Chain:
         if key and chain.key_after(last) != key:
             self._fail(last, 'is the newest, and another key signed it')
         if not is_whole and len(handovers) < journal.MOST_HANDOVERS:
-            # of which nova-compute removes none
+            # nova-compute never removes the beginning of a chain
             self._fail(first, f'has number {first.place}, and those before '
                               f'it are missing')
         return (len(handovers), first.time, last.time, self.fault or '; '.join([
@@ -198,9 +198,9 @@ def _checked(certificate: dict[str, str], public: Iterable[str]) -> str:
 
 
 def _read(path: str) -> list[values.Handover] | dict[str, str]:
-    """Return the hand-overs of a file, or the certificate that it has.
+    """Return the hand-overs, or the certificate, in a file.
 
-    :raises InvalidRequest: it cannot be read, or is another one.
+    :raises InvalidRequest: the file cannot be read, or has other content.
     """
     try:
         with open(path, encoding='utf-8') as file:
@@ -229,7 +229,7 @@ def _handover(row):
 
 
 def _function(value):
-    """Return the id of a function as the journal has it, without hyphens."""
+    """Return the UUID of a function as in the journal, without hyphens."""
     plain = value.replace('-', '')
     try:
         return plain if output.identifier(plain) == value else value

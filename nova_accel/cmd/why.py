@@ -34,9 +34,9 @@ from nova_accel import text
 
 CONF = conf.CONF
 
-#: [scheduler] max_placement_results of Nova, by default
+#: default of Nova's [scheduler] max_placement_results
 _LIMIT = 1000
-#: on the root of a host whose nova-compute is disabled (os-traits)
+#: trait on the root of a host whose nova-compute is disabled (os-traits)
 _DISABLED = 'COMPUTE_STATUS_DISABLED'
 _ALL = '(all)'
 
@@ -64,8 +64,8 @@ class Why(clouds.Asks, output.Table):
         parser.add_argument('flavor', metavar='FLAVOR', help='name or id')
         parser.add_argument(
             '--image', metavar='IMAGE',
-            help='name or id of the image of the server, which may ask for a '
-                 'bitstream by its properties')
+            help='name or id of the image of the server, whose properties may '
+                 'request a bitstream')
         parser.add_argument(
             '--host', metavar='HOST', help='only this compute host')
         parser.add_argument(
@@ -116,10 +116,10 @@ def _row(host, cost=None, group='', provider='', rank=None, why=''):
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """The demands of a server of a flavor."""
+    """The resources and traits that a server of a flavor requests."""
 
     server: request.Server
-    #: all of its groups; the unnumbered one has processors, memory and disk
+    #: all of its groups; the unnumbered one contains processors, memory, disk
     groups: Mapping[str, request.Group]
     policy: str | None
 
@@ -160,7 +160,7 @@ class Question:
 def _of_flavor(flavor, written):
     """Return processors, memory and disk, as Nova requests them
     (ResourceRequest of nova.scheduler.utils, 31 to 34). Mixed processors are
-    omitted, because some are pinned, possibly by the image.
+    omitted: an unknown part of them is pinned, possibly by the image.
     """
     resources = {'MEMORY_MB': flavor['ram'],
                  'DISK_GB': flavor['disk'] + flavor['OS-FLV-EXT-DATA:ephemeral']
@@ -173,7 +173,7 @@ def _of_flavor(flavor, written):
 
 
 class _Spec:
-    """The fields of Nova's RequestSpec that are read."""
+    """The part of Nova's RequestSpec that is read."""
 
     class Flavor(dict):
         extra_specs = property(lambda self: self['extra_specs'])
@@ -182,14 +182,14 @@ class _Spec:
         self.flavor = self.Flavor(extra_specs=extra_specs)
 
     def __contains__(self, name):
-        # as in nova.objects: whether the field is set
+        # like nova.objects: whether the field is set
         return hasattr(self, name)
 
 
 def of_service(node, root) -> str:
-    """Return the problem of the nova-compute of a host, if any.
+    """Return the problem of the nova-compute of a host, or ''.
 
-    :param node: Nova's entry, if any.
+    :param node: Nova's entry, if there is one.
     :param root: the provider of the host.
     """
     if node is None:
@@ -225,7 +225,7 @@ class Answer:
         self._question = question
         self._project_id = project_id
         self._bare: list[str] = []
-        #: root UUID -> providers of the host, the root first
+        #: UUID of a root -> providers of the host, the root first
         self._trees = self._read_trees(host)
         #: UUID of a root -> Nova's entry of the compute node
         self._nodes = cloud.hypervisors(
@@ -239,7 +239,7 @@ class Answer:
         if host and not self._candidates and not any(
                 'DISK_GB' in provider.inventories
                 for tree in self._trees.values() for provider in tree):
-            # a shared provider of disk is in none of their trees
+            # none of their trees contains a shared provider of disk
             summaries = self._ask(None) or summaries
         self._scheduling = schedulings.Scheduling(
             _Spec(question.server.extra_specs), summaries, demand.Demand(),
@@ -277,7 +277,7 @@ class Answer:
                 in_tree=next(iter(self._trees)) if host else None),
                 what='allocation candidates')
         except exception.InvalidRequest as error:
-            # a class or a trait that nothing in the cloud has
+            # a class or a trait that Placement does not know
             self._refusal = str(error)
             return {}
         self._advice = slow.advice(
@@ -289,7 +289,8 @@ class Answer:
             for candidate in found:
                 roots = {summaries[provider]['root_provider_uuid']
                          for provider in candidate['allocations']}
-                # one of the hosts, and the provider of disk that hosts share
+                # a candidate has one host, and maybe the shared provider of
+                # disk
                 for root in roots & self._trees.keys():
                     self._candidates[root].append(candidate)
         return summaries
@@ -312,7 +313,7 @@ class Answer:
 
     def others(self) -> list[tuple]:
         """Return rows for hosts that report no accelerators, and for problems
-        that are equal everywhere."""
+        that all hosts have."""
         rows = []
         rows += [_row(_ALL, why=why)
                  for why in (self._refusal, self._advice) if why]
@@ -358,7 +359,7 @@ class Answer:
                 rank = ranks.get((need.group, provider.uuid))
                 said, fits = self._of_provider(need, provider)
                 if rank == 1 and not fits:
-                    # Nova takes it, and the build fails on the host
+                    # Nova selects the host, but the build fails there
                     cost = None
                 rows.append((need.group, provider.name, rank, said))
         rows.sort(key=lambda row: (row[0], row[2] is None, row[2] or 0))
@@ -366,7 +367,7 @@ class Answer:
             _row(name, cost, *row) for row in rows])
 
     def _of_whole(self, providers, offered, kept):
-        """Return obstacles that no single provider shows."""
+        """Return obstacles that no single provider shows, as clauses."""
         wrong = of_service(self._nodes.get(providers[0].root), providers[0])
         if wrong:
             return [wrong]
@@ -396,8 +397,8 @@ class Answer:
                 'examined is free: ask again']
 
     def _ranks(self, ordered):
-        """Return (group, provider UUID) -> rank, 1 for the one that is taken
-        first."""
+        """Return (group, provider UUID) -> rank, 1 for the provider that is
+        used first."""
         ranks: dict[tuple[str, str], int] = {}
         count: collections.Counter[str] = collections.Counter()
         for candidate in ordered:
@@ -423,8 +424,8 @@ class Answer:
         return f'free{self._unseen_place(need, provider)}', True
 
     def _unseen_place(self, need, provider) -> str:
-        """Return the demands of the flavor on places that the provider does
-        not show, as the end of a clause."""
+        """Return, as the end of a clause, the demands of the flavor on places
+        that the provider does not show."""
         affinity = self._scheduling.affinity
         node, root = naming.place_of(provider.traits)
         if not affinity.is_strict or (root if affinity.one_root else node) or (
@@ -470,10 +471,10 @@ class Answer:
         return self._images[key]
 
     def _look_up(self, wanted, region_type, vendor):
-        """Return (choice, image) as nova-compute will find it, with its file
-        checked as far as its header allows."""
+        """Return the (choice, image) that nova-compute will find, after
+        checking the header of its file."""
         client = self._cloud.images()
-        # the operator sees all images: their own, and those of tenants
+        # the operator can see all images: their own, and those of tenants
         operators = (client if CONF.accel.bitstream_owners
                      and not wanted.chosen_by_owner else None)
         try:
@@ -495,8 +496,9 @@ class Answer:
 
     @staticmethod
     def _is_named(choice, image, region):
-        """Return whether a region carries from the start a function that the
-        operator named later; nova-compute detects that when a server arrives.
+        """Return whether a region has carried from the start a function that
+        the operator named later; nova-compute detects that when a server
+        arrives.
         """
         function = glance.function_id(image)
         return bool(

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The command that works on a device outside nova-compute.
+"""Keep commands that work on a device outside nova-compute from each other.
 
-It locks a file beside the claim store. The kernel ends the lock with the
-process, also after SIGKILL: a file without a lock has no meaning.
+Such a command locks a file beside the claim store. The kernel ends the lock
+with the process, also after SIGKILL: a file without a lock has no meaning.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from nova_accel import exception
 
 @contextlib.contextmanager
 def on(store: str, address: str, command: str) -> Iterator[None]:
-    """Keep a device from other commands that work on it, and from enable.
+    """Keep other commands, and enable, from a device inside the context.
 
     :param store: path of the claim store.
-    :param command: the command, for errors of the others.
+    :param command: name of the command, for errors of the others.
     :raises InvalidRequest: another command works on the device, or the file
         cannot be written.
     """

@@ -122,7 +122,7 @@ class AnswerTest(ProvidersTestCase):
         self.services.answer('/flavors/gpu', {'of': 'a proxy'})
         error = self.assertRaises(exception.ServiceUnavailable,
                                   self.cloud.flavor, 'gpu')
-        self.assertIn("no answer came ('flavor' is missing or malformed)",
+        self.assertIn("no response came ('flavor' is missing or malformed)",
                       str(error))
 
     def test_flavor_without_extra_specs(self):
@@ -200,7 +200,7 @@ class NotTheirsTest(ProvidersTestCase):
         self.assertRegex(done.stderr, r'\n?\S[^\n]{20,}[.]\n$|^$')
         self.assertNotIn('Traceback', done.stderr)
         if done.returncode:
-            self.assertIn('no answer came', done.stderr)
+            self.assertIn('no response came', done.stderr)
 
 
 class TreesTest(ProvidersTestCase):

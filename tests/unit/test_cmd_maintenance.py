@@ -140,7 +140,7 @@ class MaintenanceTest(commands.StoreCommandTestCase):
         self.COMMAND = 'clean'
         result = self.call(A)
         self.assertEqual(1, result.returncode)
-        self.assertIn('has not taken the order on', result.stderr)
+        self.assertIn('did not begin the order', result.stderr)
         self.assertIn('see that nova-compute runs', result.stderr)
         self.store.refresh()
         self.assertEqual((), self.store.orders())
@@ -150,7 +150,7 @@ class MaintenanceTest(commands.StoreCommandTestCase):
         for self.COMMAND, *wanted in ('clean',), ('program', 'crypto'):
             result = self.call(A, *wanted, '--timeout', '1')
             self.assertEqual(1, result.returncode)
-            self.assertIn('has not taken the order on within 1 s, and it is '
+            self.assertIn('did not begin the order within 1 s, and it is '
                           'withdrawn', result.stderr)
             self.assertNotIn('goes on', result.stderr)
         self.store.refresh()

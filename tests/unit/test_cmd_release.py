@@ -63,7 +63,7 @@ class ReleaseTest(commands.StoreCommandTestCase):
             'nova_accel.cmd.orders._TAKEN_ON', 0.3))
         result = self.call(HANDLE.address)
         self.assertEqual(1, result.returncode)
-        self.assertIn('has not taken the order on', result.stderr)
+        self.assertIn('did not begin the order', result.stderr)
         # nor is it found at the next start
         self.assertEqual((), self.left())
 
@@ -71,7 +71,7 @@ class ReleaseTest(commands.StoreCommandTestCase):
         self.nova_compute()
         result = self.call(HANDLE.address, '--timeout', '1')
         self.assertEqual(1, result.returncode)
-        self.assertIn('has not answered within 1 s, and goes on',
+        self.assertIn('has not finished within 1 s, and continues',
                       result.stderr)
         self.assertEqual([State.BEGUN], [o.state for o in self.left()])
 

@@ -111,7 +111,7 @@ class TreeTest(testtools.TestCase):
         """Where it cannot be known, it is not empty."""
         self.services.allocate(SERVER, self.add_region(), **{FPGA: 1,
                                                              DDR: 8192})
-        self.assertIn('Nova was asked for its servers, and no answer came',
+        self.assertIn('Nova was asked for its servers, and no response came',
                       self.call('--evacuation-list', status=1))
 
     def test_region(self):
@@ -275,14 +275,14 @@ class TreeTest(testtools.TestCase):
         fails("compute node 'nowhere', and has none with this name",
               'nowhere')
         self.services.answer('/resource_providers', {'of': 'a proxy'})
-        fails('no answer came')
+        fails('no response came')
         self.services.answer('/resource_providers', None)
         fails('Placement was asked for /resource_providers, and it refused')
         self.useFixture(fixtures.MonkeyPatch(
             'time.sleep', lambda seconds: None))
         self.useFixture(fixtures.EnvironmentVariable(
             'OS_PLACEMENT_ENDPOINT_OVERRIDE', 'http://127.0.0.1:1'))
-        fails('no answer came')
+        fails('no response came')
         self.useFixture(fixtures.EnvironmentVariable('OS_CLOUD', 'typo'))
         fails('Cloud typo was not found')
         for name in list(os.environ):

@@ -78,11 +78,11 @@ class VirtualFunctions(configured.TestCase):
 
     def test_function_without_sriov(self):
         self.start(f'{A}=1', total_vfs=0)
-        self.refused(exception.DeviceError, 'does not say how many')
+        self.refused(exception.DeviceError, 'does not report how many')
 
     def test_attribute_that_makes_no_sense(self):
         self.start(f'{A}=1', faults={'attributes': {'sriov_numvfs': 'many'}})
-        self.refused(exception.DeviceError, 'does not say how many')
+        self.refused(exception.DeviceError, 'does not report how many')
 
     def test_kernel_that_refuses(self):
         # without a driver that supports it
