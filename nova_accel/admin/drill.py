@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel drill: a device reports a false finding for a while.
 
-The reading ``drill`` is added to those of a disabled device, and has the
-consequences of any other signal. The operator sees whether their alert
+The reading ``drill`` is added to the readings of a disabled device, with the
+consequences of any other signal, so the operator can check that their alert
 arrives.
 """
 
@@ -22,13 +22,13 @@ class Drill:
         self._inventory = inventory
 
     def drill(self, order: str) -> str:
-        """Add a false finding to those of a disabled device for a while.
+        """Add a false finding to the findings of a disabled device for a while.
 
-        :param order: address, a blank, and the number of seconds.
-        :returns: what the operator can expect, in one sentence.
+        :param order: address, a space, and the number of seconds.
+        :returns: the expected effects, in one sentence.
         :raises DeviceUnavailable: the operator has not disabled the device, or
             it has another finding.
-        :raises InvalidRequest: [accel] health has the signal off.
+        :raises InvalidRequest: the signal is off in [accel] health.
         """
         address, _, seconds = order.partition(' ')
         device, _ = identity.part(address, self._inventory.devices)
@@ -44,7 +44,7 @@ class Drill:
                 f'check that your alert arrived.')
 
     def _check(self, device: model.Device) -> signals.Mode:
-        """Check that a device can have a drill; return the mode of it."""
+        """Check that a drill of a device is possible; return its mode."""
         address = device.address
         if holds.Kind.DISABLED not in self._inventory.table.kinds(address):
             raise exception.DeviceUnavailable(

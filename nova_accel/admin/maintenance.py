@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Clean and program devices that no server has, for the operator.
 
-``nova-accel clean`` writes a claim of no server for each handle of the device,
-in the state DELETING, as after a server. Its release cleans the handle, and a
-build waits for it or is retried on another host. After a crash or a failure
-the next comparison continues. ``nova-accel program`` programs a region before
-any server has it.
+``nova-accel clean`` writes a claim without a server, in the state DELETING, for
+each handle of the device. Hence the handle is released as after a server: it is
+cleaned, and a build waits for it or is retried on another host. After a crash
+or a failure the next comparison of claims with guests continues. ``nova-accel
+program`` programs a region before any server has it.
 """
 
 from nova_accel.attach import cloud as novas
@@ -49,14 +49,14 @@ class Maintenance:
     def clean(self, name: str) -> str:
         """Clean a device, or a region of one, as after a server.
 
-        :param name: see inventory.identity.part().
+        :param name: of a device or region, see inventory.identity.part().
         :returns: what was done, in one sentence.
-        :raises DeviceUnavailable: a server has it, it is withheld, [accel]
-            handover leaves cleaning to the operator, or it stays unclean.
+        :raises DeviceUnavailable: a server has the device, it is withheld,
+            [accel] handover leaves cleaning to the operator, or it failed.
         """
         device, region = self._inventory.find_free(name)
         self._check_in_no_guest(name, device, region)
-        # a process of the host may use it since the last scan
+        # a process of the host may have opened it since the last scan
         self._inventory.scanner.scan(addresses=[device.address])
         with self._inventory.claiming:
             device, region = self._inventory.find_free(name)
@@ -65,7 +65,7 @@ class Maintenance:
             self._holdings.settle(
                 claims=[c for c in claims if c.handle not in held])
         try:
-            # a programming that began earlier ends first
+            # wait for a programming that began earlier
             self._gate.wait(claims)
         except exception.DeviceUnavailable as error:
             raise exception.DeviceUnavailable(
@@ -81,8 +81,8 @@ class Maintenance:
             f'was left alone.' if left else '')
 
     def _left_alone(self, device):
-        """Return parts of a device without a handle, for example a VF that
-        another driver has."""
+        """Return the parts of a device that have no handle now, for example
+        a VF that another driver has."""
         if device.regions:
             return [r.name for r in device.regions if not r.handles]
         offered = {function for handle in device.handles
@@ -94,8 +94,8 @@ class Maintenance:
             if function not in offered]
 
     def _check_in_no_guest(self, name, device, region):
-        """Check that no running guest has a part without a claim. Claims are
-        compared with guests only periodically."""
+        """Check that no running guest has a part without a claim. The periodic
+        comparison of claims with guests may not have found it yet."""
         parts = {a for handle in (region or device).handles
                  for a in handle.addresses}
         if region is None:
@@ -107,7 +107,7 @@ class Maintenance:
                     f'server {guest} has {address}: see virsh dumpxml {guest}.')
 
     def _claims(self, name, device, region):
-        """Return a claim of no server for each handle."""
+        """Return a new claim without a server for each handle."""
         if not device.regions and not self._inventory.prepares_every_handle(
                 device):
             raise exception.DeviceUnavailable(
@@ -141,7 +141,7 @@ class Maintenance:
         return claims
 
     def _outcome(self, name, claims):
-        """Return the result of a release in a sentence, from the journal."""
+        """Return the result of a release, from the journal, as a sentence."""
         newest = {h.handle: h for h in self._store.handovers()}
         done = [newest[claim.handle.address] for claim in claims
                 if claim.handle.address in newest]
@@ -160,10 +160,10 @@ class Maintenance:
     def program(self, order: str) -> str:
         """Program an idle region with an image of the operator.
 
-        :param order: name of the region (inventory.identity.part()), a blank,
+        :param order: name of the region (inventory.identity.part()), a space,
             and a name for glance.find_ordered().
         :returns: what was done, in one sentence.
-        :raises AcceleratorError: of several kinds, each in one sentence.
+        :raises AcceleratorError: the region cannot be programmed.
         """
         name, _, wanted = order.partition(' ')
         device, region = self._region(name)
@@ -195,9 +195,9 @@ class Maintenance:
                 f'{device.address}.')
 
     def _note_handover(self, device, region, method, result):
-        """Write the treatment of a region without a server into the journal.
+        """Record the treatment of a region without a server in the journal.
 
-        :param region: as it was before.
+        :param region: the region before the treatment.
         """
         now = self._inventory.devices.get(device.address)
         self._holdings.note_handover(
@@ -221,7 +221,8 @@ class Maintenance:
         return device, region
 
     def _idle(self, name):
-        """Return the address and the region of an idle region, from memory."""
+        """Return the address and the region of an idle region, without reading
+        the hardware."""
         device, region = self._region(name)
         part, offered = (device.address, region.index), (
             self._inventory.offers.now())

@@ -1,18 +1,18 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Commands of nova-accel that concern a running nova-compute.
+"""Carry out the commands of nova-accel that concern a running nova-compute.
 
-``nova-accel disable`` and ``enable`` write into the claim store which devices
-are disabled. A thread polls the store each second, logs the change and shows it
-in Placement. If that fails, the next periodic report shows it.
+``nova-accel disable`` and ``enable`` write the disabled devices into the claim
+store. A thread polls the store each second, logs the change and shows it in
+Placement. If that fails, the next periodic report shows it.
 
-Other commands request a single action. Two processes must not work on one
-card, or judge one claim. Hence such a command writes an order into the store
-and waits. nova-compute carries it out in a thread of its own, and writes the
-answer. For example, ``nova-accel clean 0000:3b:00.0`` writes an order that is
-NEW; within a second it is BEGUN, and when the card is clean it is DONE. An
-order that is not begun within journal.ORDER_SECONDS expires, because its
-command does not wait any longer. An order that was BEGUN when nova-compute
-ended is answered at the next start.
+Other commands request a single action. Two processes must not use one card, or
+decide about one claim, at once. Hence such a command writes an *order* into the
+store and waits. nova-compute carries it out in a thread of its own and writes
+the response. For example, ``nova-accel clean 0000:3b:00.0`` writes an order
+that is NEW; within a second it is BEGUN, and when the card is clean it is DONE.
+An order that is not begun within journal.ORDER_SECONDS expires, because its
+command no longer waits. An order that was BEGUN when nova-compute ended is
+answered at the next start.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,24 +43,24 @@ class Orders:
                  publisher: publishing.Publisher,
                  handlers: Mapping[str, Callable[[str], str]]):
         """
-        :param handlers: by the verb of an order. A handler takes the argument
-            and returns the answer; an error that it raises is the answer of an
-            order that was refused.
+        :param handlers: verb of an order -> function that takes its argument
+            and returns the response. If it raises an error, the order is
+            refused, and the error is the response.
         """
         self._store = store
         self._inventory = inventory
         self._publisher = publisher
         self._closed = threading.Event()
-        #: address -> row, as logged last
+        #: address -> row, in the last log line
         self._shown: dict[str, tuple[values.Disabled, ...]] = {}
         #: held during poll()
         self._lock = locks.Lock('orders')
         self._handlers = handlers
 
     def start(self) -> None:
-        """Begin to poll the store in the background.
+        """Start to poll the store in the background.
 
-        Answers orders of a nova-compute that has ended.
+        Answers orders that an earlier nova-compute left unfinished.
         """
         self._log_changes(self._inventory.table.disabled())
         for order in self._store.orders():
@@ -83,7 +83,7 @@ class Orders:
             background.run()
 
     def poll(self) -> None:
-        """Show which devices are disabled, and begin new orders.
+        """Show the disabled devices in Placement, and begin new orders.
 
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
@@ -127,9 +127,9 @@ class Orders:
 
     def _log_changes(self, now: dict[str, tuple[values.Disabled, ...]],
                      ) -> set[str]:
-        """Log which devices are disabled or enabled now.
+        """Log which devices have been disabled or enabled.
 
-        :returns: their addresses.
+        :returns: the addresses of these devices.
         """
         before, self._shown = self._shown, now
         for address in sorted(now):

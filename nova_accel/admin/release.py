@@ -32,10 +32,10 @@ class Release:
         """Release a claim without a guest, an allocation or a server, or a
         handle that waits for the operator.
 
-        :param name: address of its handle, or uuid of the claim.
+        :param name: address of the handle, or UUID of the claim.
         :returns: what was found, and what was done.
-        :raises DeviceUnavailable: no claim has this name, a guest, an
-            allocation or a server needs it, or its device stays unclean.
+        :raises DeviceUnavailable: no claim has this name; a guest, an
+            allocation or a server needs the claim; or cleaning failed.
         """
         found = [c for c in self._holdings.all()
                  if name in (c.uuid, c.handle.address)]
@@ -56,7 +56,7 @@ class Release:
             f'{c.handle.address} is clean and free.' for c in found])
 
     def _release_waiting(self, waiting):
-        """Offer handles again that waited for the operator."""
+        """Offer handles that waited for the operator again."""
         self._holdings.returned(waiting)
         self._publisher.show_devices(waiting)
         return '\n'.join(
@@ -64,7 +64,7 @@ class Release:
             for c in waiting)
 
     def _proof(self, claim):
-        """Return sentences that prove that a claim is abandoned."""
+        """Return sentences with the evidence that a claim is abandoned."""
         address, server = claim.handle.address, claim.holder
         if claim.state is model.ClaimState.DELETING:
             return [f'Server {server} has released {address} before.']
@@ -75,7 +75,7 @@ class Release:
                 f'released, because {what}: {then}.')
         for guest, devices in sorted(self._cloud.guest_devices().items()):
             if address in devices and (guest, claim.role) != (
-                    # its guest is defined until a move is confirmed
+                    # until a resize is confirmed, the old guest is defined
                     claim.instance_uuid, model.Role.OLD):
                 refuse(f'the guest of server {guest} has the device',
                        'delete or shelve the server')

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Changes to nova-api: expand device profiles, refuse with a clear error.
+"""Changes to nova-api: expand device profiles, and refuse unusable requests.
 
-Nova reads the flavor of a new server in two places. A server create passes the
-flavor to compute.api.API.create. A resize passes an id, and API.resize looks up
-the flavor (Nova 31 to 34). The flavors API uses the same look-up and must show
-what the operator wrote, so the look-up expands only inside a resize.
+Nova reads the flavor of a new server in two places: a create passes the flavor
+to compute.api.API.create; a resize passes an id, with which API.resize looks up
+the flavor (Nova 31 to 34). The flavors API uses the same look-up but must show
+the extra specs of the operator. Hence the look-up expands only inside a resize.
 """
 
 import collections
@@ -42,7 +42,7 @@ _rebuilding: contextvars.ContextVar = contextvars.ContextVar(
     'nova_accel_rebuilding', default=None)
 _store = profiles.ProfileStore()
 _REPORT = '%(what)s could not be read: report this error to nova_accel.'
-#: begin the keys of flavors with accelerators, in all spellings
+#: prefixes of the keys of flavors with accelerators, in all spellings
 _OURS = ('accel', 'resources', 'function', 'bitstream')
 
 
@@ -51,9 +51,9 @@ def expand_flavor(flavor):
 
     :param flavor: nova.objects.Flavor; not modified. It is returned itself if
         it needs no expansion.
-    :returns: nova.objects.Flavor without unsaved changes.
-    :raises nova.exception.InvalidRequest: with our message. Create and resize
-        both answer it with 400 and the message unchanged (servers.py,
+        :returns: nova.objects.Flavor without unsaved changes.
+    :raises nova.exception.InvalidRequest: with the message of nova_accel.
+        Create and resize return it unchanged with status 400 (servers.py,
         INVALID_FLAVOR_IMAGE_EXCEPTIONS, Nova 31 to 34).
     """
     try:
@@ -88,7 +88,7 @@ def _create(original):
 def _resize(original):
     @functools.wraps(original)
     def resize(self, context, instance, *args, **kwargs):
-        # a cold migration has no new flavor and does not look one up
+        # a cold migration has no new flavor, and hence no look-up
         token = _resizing.set(instance)
         try:
             return original(self, context, instance, *args, **kwargs)
@@ -113,12 +113,12 @@ def _lookup(original):
 def _save_extra_specs(original):
     @functools.wraps(original)
     def save_extra_specs(self, to_add=None, to_delete=None):
-        # a call of Nova's that removes keys also adds all other keys again
+        # a call of Nova that removes keys also adds all other keys again
         if not to_delete:
             try:
                 request.parse(self.extra_specs)
             except exception.Contradiction as error:
-                # answered with 400, as the refusals of validators (31 to 34)
+                # returned with 400, like refusals of validators (31 to 34)
                 raise nova_exception.ValidationError(str(error)) from error
             except Exception as error:
                 LOG.debug('The flavor %s is not complete: %s', self.name,
@@ -156,7 +156,7 @@ def _refuse_snapshot(flavor, image):
 
 def _refuse_confidential(flavor, read_image):
     """Refuse accelerators for a guest with encrypted memory (AMD SEV, Intel
-    TDX), which a device of the host cannot read.
+    TDX), which devices of the host cannot read.
 
     :param read_image: returns nova.objects.ImageMeta.
     """
@@ -165,10 +165,10 @@ def _refuse_confidential(flavor, read_image):
     try:
         asks = hardware.get_mem_encryption_constraint(flavor, read_image())
     except nova_exception.NovaException:
-        # Nova refuses a contradiction in its own words
+        # Nova refuses contradictory options with an error of its own
         return
     except Exception:
-        # such a guest does not start, and its fault says so
+        # the guest will fail to start, and its fault contains the reason
         LOG.exception(_REPORT, {'what': f'The image for {flavor.name}'})
         return
     if asks:
@@ -183,7 +183,7 @@ def _snapshot_volume_backed(original):
     @functools.wraps(original)
     def snapshot_volume_backed(self, context, instance, name,
                                extra_properties=None):
-        # that of a local disk is made, and marked, by nova-compute
+        # nova-compute creates and marks snapshots of local disks
         if _has_accelerators(instance.flavor):
             extra_properties = {**(extra_properties or {}),
                                 request.SNAPSHOT_PROPERTY: 'true'}
@@ -215,11 +215,11 @@ def _checks(original):
 
 
 def _check_rebuild(image_api, context, instance, image):
-    """Refuse what would end in ERROR, or with software that expects another
+    """Refuse a rebuild that would end in ERROR, or with software for another
     server's function.
 
-    A snapshot of the server itself has what its devices are; Nova notes in each
-    snapshot of which server it is (instance_uuid).
+    A snapshot of the server itself fits its devices; Nova stores in each
+    snapshot the server that it is from (instance_uuid).
     """
     if not _has_accelerators(instance.flavor):
         return
@@ -237,7 +237,7 @@ def _check_rebuild(image_api, context, instance, image):
         raise nova_exception.InvalidRequest(exception.for_owner_and_log(
             error, LOG.warning, f'Image {image.get("id")}')) from error
     except Exception:
-        # nova-compute reads it again
+        # not fatal: nova-compute reads the image again
         LOG.exception(_REPORT, {'what': f'Image {image.get("id")}'})
         return
     for one in wanted:
@@ -251,7 +251,7 @@ def _check_rebuild(image_api, context, instance, image):
                 f'{one.bitstream_id}, and no such image is visible to you: '
                 f'correct its accel{one.group}:bitstream_id.') from None
         except Exception as error:
-            # nova-compute asks again
+            # not fatal: nova-compute requests the image again
             LOG.warning('It is not known whether there is an image %s for '
                         'server %s: %s', one.bitstream_id, instance.uuid,
                         error)
@@ -268,19 +268,19 @@ def _unshelve(original):
 
 
 def _check_limit(context, instance):
-    """Refuse to unshelve a server whose project has no room for its
-    accelerators.
+    """Refuse to unshelve a server if its accelerators exceed the quota of its
+    project.
 
-    Nova asks for room for no server, and multiplies what the flavor has by
-    that number (API._check_quota_unshelve_offloaded, 31 to 34): who shelves
-    and boots in turns would have any number.
+    Nova checks the quota for no servers and multiplies the resources of the
+    flavor by that number (API._check_quota_unshelve_offloaded, 31 to 34). Hence
+    a project could shelve and boot in turns to get any number.
     """
     if not limit_utils.use_unified_limits():
         return
     try:
         wanted = request.parse(instance.flavor.extra_specs)
     except exception.AcceleratorError:
-        # no host will take it
+        # no host accepts such a flavor
         return
     except Exception:
         LOG.exception(_REPORT, {'what': f'The flavor {instance.flavor.name}'})
@@ -297,7 +297,7 @@ def _check_limit(context, instance):
         limit.Enforcer(usage).enforce(instance.project_id, amounts)
     except limit_exceptions.ProjectOverLimit as error:
         if limit_utils.should_enforce(error):
-            # answered with 403, as Nova's own
+            # returned with 403, like Nova's own
             raise nova_exception.TooManyInstances(str(error)) from None
 
 
@@ -322,7 +322,7 @@ def _check_live_migration(instance):
                f'release its accelerators: unpause it, or use {cold}')
     else:
         return
-    # Nova answers its own exception with 400 (31 to 34)
+    # Nova returns this exception with 400 (31 to 34)
     raise nova_exception.ForbiddenWithAccelerators(why)
 
 
@@ -337,9 +337,9 @@ def _has_accelerators(flavor):
 
 
 def _is_plain(flavor):
-    """Return whether a flavor has no key that could ask for accelerators.
+    """Return whether a flavor has no key that could request accelerators.
 
-    For use after an error of nova_accel, which must not affect such a flavor.
+    Used after an error of nova_accel, which must not affect such a flavor.
     """
     return not any(key.startswith(_OURS) for key in flavor.extra_specs)
 

@@ -1,9 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The entry point of nova-api, in nova.api.extra_spec_validators.
 
-Nova imports this module at start and only warns when that fails. Hence it
-imports little itself: register() imports the rest and logs a failure as an
-error.
+Nova imports this module at its start and only warns if that fails. Hence it
+imports little: register() imports the rest and logs a failure as an error.
 """
 
 from nova.api.validation.extra_specs import base
@@ -13,13 +12,13 @@ from nova_accel import near
 
 LOG = logging.getLogger(__name__)
 
-# Nova splits a validator's name at the first ':' to get the namespace, so no
-# pattern before that may contain '(?:'. A pattern wider than Nova's own group
+# Nova splits the name of a validator at the first ':' to get the namespace:
+# before it, patterns must not contain '(?:'. A pattern wider than Nova's group
 # syntax would match unrelated names such as accelerate:.
 _GROUP = {'name': 'group', 'pattern': r'([0-9]+|_[a-zA-Z0-9_-]{1,63})?',
           'description': 'The request group: nothing, a number or _NAME.'}
 _UUID = '[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}'
-# the part after CUSTOM_FPGA_FUNCTION_NAME_ in a trait of 255 characters
+# a name so long that CUSTOM_FPGA_FUNCTION_NAME_<name> has 255 characters
 _NAME = '[a-zA-Z0-9_-]([a-zA-Z0-9_ -]{0,227}[a-zA-Z0-9_-])?'
 _FUNCTION = ('CUSTOM_FPGA_(FUNCTION_([A-Z0-9_]+_)?|[A-Z0-9_]+_FUNCTION_)'
              '[0-9A-F]{8}(_[0-9A-F]{4}){3}_[0-9A-F]{12}')
@@ -63,7 +62,7 @@ VALIDATORS = [
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
         name='accel{group}:prefer',
-        description='Which devices do better than others for the group.',
+        description='Which devices are preferred for the group.',
         value=_text('[A-Z0-9_]{1,255}( *, *[A-Z0-9_]{1,255})*',
                     'A trait of devices; or several, the best one first, with '
                     '"," between them.'),
@@ -71,15 +70,15 @@ VALIDATORS = [
     base.ExtraSpecValidator(
         name='accel{group}:driver_{key}',
         description='For the driver of the accelerator, whose documentation '
-                    'says what it knows.',
-        value={'type': str, 'description': 'As the driver says.'},
+                    'lists the names and values.',
+        value={'type': str, 'description': 'A value for the driver.'},
         parameters=[_GROUP, {
             'name': 'key', 'pattern': '[a-z0-9_]{1,64}',
-            'description': 'A name that the driver knows.'}]),
+            'description': 'A name that the driver accepts.'}]),
     base.ExtraSpecValidator(
         name='accel:numa_affinity',
-        description='Whether all accelerators of the server have to be on one '
-                    'NUMA node, or on as many as hw:numa_nodes says.',
+        description='Whether all accelerators of the server must be on one '
+                    'NUMA node, or on as many as hw:numa_nodes requests.',
         value={'type': str, 'enum': ['required', 'preferred', 'none'],
                'description': 'required, preferred (the default) or none.'}),
     base.ExtraSpecValidator(
@@ -89,8 +88,8 @@ VALIDATORS = [
                'description': 'numa or pcie_root.'}),
     base.ExtraSpecValidator(
         name='accel:packing',
-        description='Whether accelerators without a function come from where '
-                    'fewest are free, or from where most are; instead of '
+        description='From where accelerators without a function are taken: '
+                    'where fewest are free, or where most are; instead of '
                     '[accel] packing.',
         value={'type': str, 'enum': ['stack', 'spread'],
                'description': 'stack or spread.'}),
@@ -104,24 +103,24 @@ VALIDATORS = [
                     '"," between them.')),
     base.ExtraSpecValidator(
         name='accel:live_migration',
-        description='What becomes of the accelerators of a server that '
-                    'migrates while it runs. Without it that is refused.',
+        description='How a live migration treats the accelerators of the '
+                    'server. Without it, live migration is refused.',
         value={'type': str, 'enum': ['detach', 'transparent'],
                'description': 'detach: the guest releases them, and gets '
-                              'others on the new host. transparent: it takes '
-                              'their state along, to like ones.'}),
+                              'others on the new host. transparent: their '
+                              'state moves to equal ones.'}),
     base.ExtraSpecValidator(
         name='accel:max_downtime',
-        description='For how many seconds a guest that takes the state of its '
-                    'accelerators along may stand still when it migrates; '
-                    'instead of [libvirt] live_migration_downtime.',
+        description='Maximum pause in seconds of a guest that migrates with '
+                    'the state of its accelerators; instead of [libvirt] '
+                    'live_migration_downtime.',
         value={'type': int, 'min': 1, 'max': 2000,
                'description': 'Seconds, 1 to 2000.'}),
     base.ExtraSpecValidator(
         name='accel:max_hours',
-        description='How many hours a server of the flavor lives at most. It '
-                    'gets no accelerator that the operator drains before '
-                    '(nova-accel drain --at). Nothing ends the server then.',
+        description='Maximum lifetime of a server in hours. It gets no '
+                    'accelerator that the operator drains before its end '
+                    '(nova-accel drain --at). Nothing ends the server.',
         value={'type': int, 'min': 1, 'max': 8784,
                'description': 'Hours, 1 to 8784.'}),
     base.ExtraSpecValidator(
@@ -135,7 +134,7 @@ VALIDATORS = [
         description='The device profile of the groups, for information; '
                     'written when accel:device_profile is expanded.',
         value={'type': str, 'description': 'The name of a device profile.'}),
-    # the spellings of the first Cyborg specifications
+    # spellings of the first Cyborg specifications
     base.ExtraSpecValidator(
         name='function:{trait}', deprecated=True,
         description='As accel:function_id.',
@@ -159,9 +158,9 @@ VALIDATORS = [
 def register():
     """Install the expansion of device profiles and return the validators.
 
-    Nova calls this once at the start of nova-api
-    (nova.api.validation.extra_specs.validators, 31 to 34). Raises nothing: an
-    exception would prevent the start of nova-api.
+    Nova calls this once, when nova-api starts
+    (nova.api.validation.extra_specs.validators, 31 to 34). Never raises: an
+    exception would keep nova-api from starting.
 
     :returns: list of ExtraSpecValidator.
     """

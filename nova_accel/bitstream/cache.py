@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Bitstreams on the local disk, by the hash of their content.
+"""A cache of bitstreams on the local disk, by the hash of their content.
 
 Several nova-computes of one machine may share the directory:
 
@@ -7,13 +7,13 @@ Several nova-computes of one machine may share the directory:
     the data of an image, complete and verified. Its modification time is the
     time of the last use.
 ``<random>.part``
-    a download that has not ended. One that is older than a download may take
-    is of a process that was killed.
+    a download in progress. If it is older than any download may take, its
+    process was killed.
 ``image-<uuid>``
-    a symbolic link to the content that a Glance image had last.
+    a symbolic link to the last known content of a Glance image.
 
-The operator may remove any of it, or the directory, while nova-compute runs:
-what is needed again is downloaded again.
+The operator may remove these files, or the directory, while nova-compute runs:
+missing data is downloaded again.
 """
 
 import collections
@@ -37,13 +37,14 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 _PART = '.part'
-#: seconds that a download may be over before its file counts as abandoned
+#: seconds beyond the limit of a download until its file counts as abandoned
 _SPARE = 600
 _LINK = 'image-'
-#: files that are kept: each use examines all of them, and a project can make
+#: maximum number of files: each use examines all of them, and a project can
+#: create any number of small ones
 #: any number of small ones
 _MOST = 1000
-#: of much data takes long
+#: blocks for long if much data was written
 _fsync = limited.blocking(os.fsync)
 
 
@@ -52,7 +53,7 @@ class CachedFile:
     """A file that is not removed while it is leased."""
 
     path: str
-    #: '<algorithm>-<hex digest>', which is also its name
+    #: '<algorithm>-<hex digest>' of the data, also the name of the file
     content: str
 
 
@@ -61,21 +62,21 @@ class BitstreamCache:
 
     def __init__(self, directory: str, needed: Callable[[], Iterable[str]]
                  = lambda: ()):
-        """Remove surplus files, and those of killed processes.
+        """Remove surplus files, and files of killed processes.
 
         :param directory: [accel] bitstream_cache of nova-compute; created if
             missing.
-        :param needed: returns ids of the images that servers of this host
-            have: their contents stay, whatever is used later.
+        :param needed: returns the ids of images that servers of this host
+            use: their contents are kept, whatever the last use.
         :raises ConfigurationError: the directory cannot be written.
         """
         self.directory = directory
         self._needed = needed
-        #: guards the next field
+        #: guards _under_way
         self._room = locks.condition('room')
-        #: content that is being downloaded -> bytes that it will have
+        #: content that is being downloaded -> its size in bytes
         self._under_way: dict[str, int] = {}
-        #: protects the leases: no file is removed that has one
+        #: protects _leases: leased files are not removed
         self._lock = locks.Lock('cache')
         #: content -> number of callers that use it
         self._leases: collections.Counter[str] = collections.Counter()
@@ -87,18 +88,18 @@ class BitstreamCache:
 
     @contextlib.contextmanager
     def fetch(self, client, image: glance.Image) -> Iterator[CachedFile]:
-        """Lease the data of an image; download them if they are not cached.
+        """Lease the data of an image; download it if it is not cached.
 
-        The entry of the image is the permission to use cached data: it was
-        just read from Glance with the user's own token. One of several
-        concurrent callers downloads, the others wait.
+        The entry of the image permits the use of cached data: it was just
+        read from Glance with the user's own token. If several callers fetch
+        the same data, one downloads it and the others wait.
 
         :param client: a glanceclient for the user, see glance.
-        :param image: as found by glance.find.
-        :raises BitstreamError: see glance.download.
-        :raises GlanceUnavailable: see glance.download.
-        :raises LockTimeout: another caller downloads the same data, and has
-            not ended in the time that one download may take.
+        :param image: as found by glance.find().
+        :raises BitstreamError: see glance.download().
+        :raises GlanceUnavailable: see glance.download().
+        :raises LockTimeout: another caller's download of the same data took
+            longer than a download may take.
         :raises ConfigurationError: the directory cannot be written.
         """
         with self._leased(image.content) as file:
@@ -114,13 +115,13 @@ class BitstreamCache:
     def by_image(self, image_id: str, content: str) -> Iterator[CachedFile]:
         """Lease the content with which a region was programmed.
 
-        Needs no token. A host that boots uses it to restore the bitstreams of
-        its servers.
+        Needs no token. Used after a boot of the host to restore the bitstreams
+        of its servers.
 
-        :param image_id: for errors alone: any project can choose the id of a
-            purged image for another one (OSSN-0075).
-        :param content: as it was recorded, '' where it was not: then nothing
-            is found.
+        :param image_id: only for errors: any project can reuse the id of a
+            purged image (OSSN-0075).
+        :param content: the recorded content; '' if it was not recorded: then
+            nothing is found.
         :raises BitstreamError: the content is not in the cache.
         """
         with self._leased(content) as file:
@@ -147,13 +148,13 @@ class BitstreamCache:
                 self._leases[content] -= 1
                 if not self._leases[content]:
                     del self._leases[content]
-            # a file that cannot be removed must not fail the caller
+            # the caller must not fail because a file cannot be removed
             with contextlib.suppress(OSError):
                 self._trim()
 
     def _is_whole(self, content) -> bool:
-        """Return whether a file exists and has the content of its name. Remove
-        a file that has changed since its download."""
+        """Return whether a file exists and matches its name. Remove a file that
+        has changed since its download."""
         try:
             if _digest(self._path(content), content.partition('-')[0]
                        ) == content.partition('-')[2]:
@@ -198,7 +199,7 @@ class BitstreamCache:
         try:
             with self._writing():
                 self._make_room(image)
-                # another nova-compute may download the same content
+                # another nova-compute may download the same content, too
                 number, path = tempfile.mkstemp(
                     _PART, f'{image.content}.', self.directory)
                 try:
@@ -219,21 +220,21 @@ class BitstreamCache:
 
     @limited.blocking
     def bytes(self) -> int:
-        """The size of all files in the directory, 0 if it is missing."""
+        """Return the size of all files in the directory, 0 if it is missing."""
         with contextlib.suppress(OSError), os.scandir(self.directory) as found:
             return sum(entry.stat(follow_symlinks=False).st_size
                        for entry in found)
         return 0
 
     def _make_room(self, image) -> None:
-        """Count a download from its beginning on; wait while those that are
-        under way leave it no room."""
+        """Reserve room for a download; wait while the downloads in progress
+        leave no room."""
         limit = CONF.accel.bitstream_cache_size << 20
         size = image.size or 0
 
         def fits():
             others = sum(self._under_way.values())
-            # a single one may be larger than the limit
+            # a single download may exceed the limit
             return not others or others + size <= limit
         with self._room:
             if not self._room.wait_for(fits, glance.download_seconds()):
@@ -252,14 +253,14 @@ class BitstreamCache:
             os.close(directory)
 
     def _trim(self) -> None:
-        """Remove the least recently used files down to the size limit, with
-        the downloads under way, and to _MOST; links that lead nowhere; and
+        """Remove the least recently used files until the size limit, including
+        downloads in progress, and _MOST are met; also dangling links, and
         downloads of killed processes.
 
-        Leased files, and those that servers need, stay, even above the limits.
+        Leased files, and files that servers need, stay, even above the limits.
         """
         limit = CONF.accel.bitstream_cache_size << 20
-        # each chunk that arrives sets the time of the file
+        # a download updates the time of its file with each chunk
         abandoned = glance.download_seconds() + _SPARE
         kept = set()
         for image_id in self._needed():
@@ -276,7 +277,7 @@ class BitstreamCache:
                     if not name.endswith(_PART):
                         files.append((stat.st_mtime_ns, stat.st_size, name))
                     elif (time.time() - stat.st_mtime > abandoned
-                          # the clock may have been set
+                          # the clock of the host may have been changed
                           and name.partition('.')[0] not in self._under_way):
                         self._unlink(name)
             excess = sum(size for _, size, _ in files) + sum(

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""First bytes of the known bitstream formats."""
+"""Recognize bitstream formats by their first bytes."""
 
 from nova_accel import exception
 
@@ -14,10 +14,10 @@ def check(head: bytes, wanted: bytes, name: str) -> None:
     """Check that a file does not have another known format.
 
     :param head: the first bytes of the file.
-    :param wanted: GBS or XCLBIN, the format that the region takes.
-    :param name: the name of the file in the error.
-    :raises IncompatibleBitstream: the format belongs to another vendor's
-        FPGAs, which another host may have.
+    :param wanted: GBS or XCLBIN, the format that the region accepts.
+    :param name: name of the file for the error.
+    :raises IncompatibleBitstream: the format belongs to FPGAs of another
+        vendor, which another host may have.
     """
     for magic, what in _NAMES.items():
         if magic != wanted and head.startswith(magic):

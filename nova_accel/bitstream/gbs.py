@@ -23,7 +23,7 @@ LEGACY_MAGIC = 0x1d1f8680
 HEADER_SIZE = 20
 #: bytes; Intel's own tools refuse metadata of this length and above
 METADATA_LIMIT = 4096
-#: 640 and 650 are what early releases of the tools wrote for 1
+#: versions of the metadata; early releases of the tools wrote 640 and 650 for 1
 VERSIONS = (1, 640, 650)
 
 
@@ -94,7 +94,7 @@ def _metadata(head, size, name) -> tuple[int, str, str]:
         raise _refusal(name, offset,
                        f'the metadata is not JSON ({e.msg})') from None
     except (RecursionError, ValueError):
-        # nested too deeply, or a number of too many digits
+        # nested too deeply, or a number with too many digits
         raise _refusal(name, HEADER_SIZE,
                        'the metadata exceeds the limits of JSON') from None
 

@@ -2,15 +2,15 @@
 """Bitstreams in Glance: find, download, verify.
 
 A bitstream is an image with one or more of the properties below, which its
-owner sets. Their names are those of the extra specs of flavors;
-``accel:function_id`` is Cyborg's spelling. Write UUIDs as uuidgen does, in
-lower case with dashes; the spellings without dashes and in upper case are
-found too. (Glance compares properties only for equality: its ``in:`` works for
-built-in attributes alone.)
+owner sets. They have the names of the extra specs of flavors;
+``accel:function_id`` is also Cyborg's spelling. Write UUIDs like uuidgen, in
+lower case with dashes; spellings without dashes and in upper case are found,
+too. (Glance compares properties only for equality: its ``in:`` works for
+built-in attributes only.)
 
-Every client here is a glanceclient (version 2) made with a session. Its token
-may be that of the user, of an administrator who moves the server, or of
-nova-compute itself, and the last two see the images of all projects.
+Every client here is a glanceclient (version 2) created with a session. Its
+token may belong to the user, to an administrator who moves the server, or to
+nova-compute itself, and the last two can see the images of all projects.
 Therefore an image counts only if the project of the *server* may use it, or if
 it is the operator's, whatever the token.
 
@@ -44,7 +44,7 @@ from nova_accel import text
 CONF = conf.CONF
 
 _URL = re.compile(r'https?://[^\s\'")]+')
-#: where Keystone (API v3) gives tokens
+#: path at which Keystone (API v3) issues tokens
 _TOKENS = '/auth/tokens'
 
 #: UUID of the function in the bitstream (DFL: afu_id)
@@ -54,27 +54,28 @@ FUNCTION_NAME = 'accel:function_name'
 #: UUID of the type of region that the bitstream fits (DFL: compat_id)
 REGION_TYPE_ID = 'accel:region_type_id'
 
-#: of the operator's images that clear a region after a server: what they
-#: clear beside the region's function, 'memory' of the card or 'registers'
+#: property of the operator's images that clear a region after a server: what
+#: they clear beside the region's function, 'memory' of the card or 'registers'
 CLEARS = 'accel:clears'
 #: what an image may clear, by precedence
 CLEARED = ('memory', 'registers')
 
-#: keys of the entry of an image, and of a member of one
+#: required keys of the entry of an image, and of a member of an image
 _ENTRY, _MEMBER = {'id', 'status'}, {'member_id', 'status'}
-#: entries of one answer that are read; more are not looked through
+#: maximum number of entries of one list; more are an error
 _MOST = 1000
-#: the same of images that other projects share: each costs a request more
+#: maximum number of images that other projects share with a project: each costs
+#: an additional request
 _MOST_SHARED = 50
 
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """The used part of Glance's entry of an active image."""
+    """The part of Glance's entry of an active image that is used here."""
 
     id: str
     name: str
-    #: bytes; None if Glance does not say
+    #: in bytes; None if Glance does not report it
     size: int | None
     #: '<algorithm>-<hex digest>' of the data, from the entry
     content: str
@@ -88,18 +89,19 @@ class Image:
 def find(client, request: accel_request.AcceleratorRequest,
          region_type: str | None, project_id: str, operators=None,
          ) -> tuple[typing.Any, Image]:
-    """Find the image that a request asks for and that fits a type of region.
+    """Find the image that a request names and that fits a type of region.
 
-    An image without REGION_TYPE_ID may fit; an image with another one does
-    not. Among images of a function those of the operator come first. Others
-    count only where the flavor lets its users choose the bitstream: those of
-    the server's project, then those that it accepted from other projects.
+    An image without REGION_TYPE_ID may fit; an image with another type does
+    not. Among images of a function those of the operator take precedence.
+    Others count only if the flavor lets its users choose the bitstream: first
+    images of the server's project, then images that it accepted from other
+    projects.
 
     :param request: a request with an image, a function or a function's name.
     :param region_type: UUID in the form of model.uuid_hex.
-    :param operators: a client that sees the operator's images where the first
-        one may not; no other image is taken from it.
-    :returns: the image, and the client with which to fetch it.
+    :param operators: a client that can see the operator's images if the first
+        one cannot; only images of the operator are taken from it.
+    :returns: the client with which to fetch the image, and the image.
     :raises BitstreamError: no image matches, several match, or the image
         cannot be used on any host.
     :raises IncompatibleBitstream: the images that match are for other types
@@ -161,13 +163,13 @@ def find_first(wanted: accel_request.AcceleratorRequest,
                find_one: Callable[[accel_request.AcceleratorRequest],
                                   tuple[typing.Any, Image]],
                ) -> tuple[accel_request.AcceleratorRequest, typing.Any, Image]:
-    """Find the image of the first choice of a request that has one.
+    """Find the image of the first choice of a request that has an image.
 
-    :param find_one: find() for one choice.
-    :returns: the choice, and what find_one returned.
-    :raises IncompatibleBitstream: none has one for the region, and one has
-        one for another type of region.
-    :raises BitstreamError: none has one.
+    :param find_one: calls find() for one choice.
+    :returns: the choice, and the result of find_one.
+    :raises IncompatibleBitstream: no choice has an image for the region, but
+        one has an image for another type of region.
+    :raises BitstreamError: no choice has an image.
     """
     errors = []
     for choice in wanted.choices:
@@ -176,15 +178,15 @@ def find_first(wanted: accel_request.AcceleratorRequest,
         except (exception.BitstreamError,
                 exception.IncompatibleBitstream) as error:
             errors.append(error)
-    # one that another host may not share comes first
+    # prefer an error that another host may not have
     raise max(errors, key=lambda error: error.elsewhere)
 
 
 def _by_id(client, image_id, project_id, operators, chosen_by_owner):
     """Return (client, entry) of an image that the project may use.
 
-    An image with visibility "community" counts only if the owner of the server
-    named it.
+    An image with visibility "community" is refused unless the owner of the
+    server named it.
     """
     if operators is not None:
         with contextlib.suppress(exception.ImageNotFound):
@@ -201,7 +203,7 @@ def _by_id(client, image_id, project_id, operators, chosen_by_owner):
 def find_operators(client, image_id: str) -> Image:
     """Find an image of the operator.
 
-    :param client: of nova-compute itself.
+    :param client: with the credentials of nova-compute itself.
     :raises BitstreamError: the image does not exist, belongs to a project
         now, or has no data.
     :raises GlanceUnavailable: Glance did not answer.
@@ -219,12 +221,12 @@ def find_operators(client, image_id: str) -> Image:
 def find_ordered(client, name: str, region_type: str | None) -> Image:
     """Find the image of the operator that an order names.
 
-    :param client: of nova-compute itself.
+    :param client: with the credentials of nova-compute itself.
     :param name: id of an image, or id or name of the function in it.
     :param region_type: UUID in the form of model.uuid_hex.
-    :raises BitstreamError: no image fits, several do, or those that do are
-        not the operator's.
-    :raises IncompatibleBitstream: it is for another type of region.
+    :raises BitstreamError: no image fits, several fit, or the images that fit
+        are not the operator's.
+    :raises IncompatibleBitstream: the image is for another type of region.
     :raises GlanceUnavailable: Glance did not answer.
     """
     try:
@@ -266,14 +268,15 @@ def find_clearing(client, region_type: str | None,
                   cleared: Sequence[str] = CLEARED) -> Image:
     """Find the operator's image that clears regions of a type.
 
-    One that clears the memory of the card comes first, then the first by id.
+    Images that clear the memory of the card take precedence; on a tie, the
+    lowest id.
 
-    :param client: of nova-compute itself.
+    :param client: with the credentials of nova-compute itself.
     :param region_type: UUID in the form of model.uuid_hex.
-    :param cleared: which of CLEARED it may clear.
+    :param cleared: kinds of CLEARED that it may clear.
     :raises ImageNotFound: no image clears such regions.
-    :raises BitstreamError: the image is not active: nothing else is as clean
-        as the operator wants it.
+    :raises BitstreamError: the preferred image is not active. No other image
+        replaces it, because it might clear less.
     :raises GlanceUnavailable: Glance did not answer.
     """
     for what in cleared if region_type else ():
@@ -298,8 +301,8 @@ def find_clearing(client, region_type: str | None,
 
 
 def _in_order(client, key, spellings, project_id, operators, of_projects):
-    """Yield (client, entries of images) by precedence; each is requested from
-    Glance only when the caller needs it.
+    """Yield (client, entries of images) by precedence. Each list is requested
+    from Glance only when the caller needs it.
 
     :param of_projects: whether images of projects are permitted.
     """
@@ -324,8 +327,8 @@ def _spellings(function_id: str) -> list[str]:
 def _of_operators(client, key, spellings) -> list[dict]:
     """Return the entries of the operator's images.
 
-    Glance is asked for public ones and for those of each owner: images of
-    projects, which may be any number, add no request.
+    The query selects public images, and those of each owner. Hence the images
+    of projects, of which there may be any number, add no request.
     """
     found = {r['id']: r for more in (
         {'visibility': 'public'},
@@ -340,11 +343,11 @@ def _with(client, key, spellings, most=None, **more):
 
 
 def origin(entry: Mapping[str, typing.Any]) -> str | None:
-    """Return who answers for an image.
+    """Return who is responsible for an image.
 
-    :param entry: of Glance.
-    :returns: model.OPERATOR for a public image and for one of [accel]
-        bitstream_owners; else the project that owns it, None without one.
+    :param entry: Glance's entry of the image.
+    :returns: model.OPERATOR for a public image and for images of [accel]
+        bitstream_owners; else the project that owns it, None without an owner.
     """
     owner = entry.get('owner')
     if (entry.get('visibility') == 'public'
@@ -354,8 +357,8 @@ def origin(entry: Mapping[str, typing.Any]) -> str | None:
 
 
 def _may_use(client, entry, project_id) -> bool:
-    """Whether the servers of a project may use an image; those of the
-    community aside, which any project can make."""
+    """Return whether the servers of a project may use an image, unless it is a
+    community image, which any project can create."""
     if (entry.get('owner') == project_id
             or entry.get('visibility') == 'public'):
         return True
@@ -370,7 +373,7 @@ def _may_use(client, entry, project_id) -> bool:
 
 
 def _invisible(image_id) -> exception.ImageNotFound:
-    # the same text as for a missing image: owners must not distinguish them
+    # the same text as for a missing image, to hide that the image exists
     return exception.ImageNotFound(
         f'Glance was asked for image {image_id}, which does not '
         f'exist or is not visible to the project of the server: correct the '
@@ -378,8 +381,8 @@ def _invisible(image_id) -> exception.ImageNotFound:
 
 
 def service_client():
-    """Return a client for nova-compute itself: for work without a user, and
-    for the operator's own images.
+    """Return a client with the credentials of nova-compute itself, for work
+    without a user, and for the operator's images.
 
     Uses the credentials of [service_user], and the session and the first of
     the api_servers of [glance], all registered by Nova.
@@ -430,10 +433,10 @@ def check_use(client, image_id: str, project_id: str) -> None:
     """Check that the servers of a project may use an image that their owner
     names.
 
-    :param client: the service's client, which sees every image.
-    :raises BitstreamError: the image does not exist, or the project does not
-        own it, it is neither public nor of the community, and the project has
-        not accepted it.
+    :param client: has the credentials of nova-compute, to see every image.
+    :raises BitstreamError: the image does not exist, or the project may not use
+        it: it is not the owner, has not accepted the image, and the image is
+        neither public nor a community image.
     """
     try:
         image_id = str(uuid.UUID(image_id))
@@ -447,8 +450,8 @@ def check_use(client, image_id: str, project_id: str) -> None:
 def unreachable(error: BaseException) -> str:
     """Return the service that an error of keystoneauth could not reach.
 
-    :returns: 'Keystone at <URL>', or the URL of another service; '' of another
-        error.
+    :returns: 'Keystone at <URL>', or the URL of another service; '' for other
+        errors.
     """
     inner: BaseException | None = error
     while not isinstance(inner, (ks_exc.ConnectFailure, ks_exc.ConnectTimeout,
@@ -464,13 +467,13 @@ def unreachable(error: BaseException) -> str:
 
 
 def rejects_credentials(error: BaseException) -> bool:
-    """Return whether an error is the refusal of Keystone to give a token."""
+    """Return whether an error means that Keystone refused to issue a token."""
     return (isinstance(error, ks_exc.Unauthorized)
             and _TOKENS in (error.url or ''))
 
 
 def by_name_or_id(client, name_or_id: str) -> list[dict]:
-    """Return the entries of the images with an id, or else with a name.
+    """Return the entries of the image with an id, or of images with a name.
 
     :raises BitstreamError: Glance refused the request.
     :raises GlanceUnavailable: Glance did not answer.
@@ -512,7 +515,7 @@ def verify(bitstream: model.Bitstream,
     if bitstream.region_type_uuid != region.region_type_uuid:
         raise exception.IncompatibleBitstream(
             f'{image} is for regions of type {_dashed(bitstream)}, which '
-            # this part stays where there is not much room
+            # second part, because a fault is shortened in its middle
             f'{region.name} is not: upload a bitstream for type '
             f'{uuid.UUID(region.region_type_uuid)}.')
     for key, found in ((REGION_TYPE_ID, bitstream.region_type_uuid),
@@ -541,13 +544,13 @@ def verify(bitstream: model.Bitstream,
 
 
 def download_seconds() -> int:
-    """Return for how long the data of an image may take to arrive."""
+    """Return the maximum number of seconds for the data of an image."""
     return 10 * CONF.accel.glance_timeout
 
 
 def head(client, image: Image) -> bytes:
-    """Return the beginning of an image's data, up to glanceclient's first
-    chunk of 1 MiB; they are not verified.
+    """Return the first chunk, up to 1 MiB, of an image's data, without
+    verification.
 
     :raises BitstreamError: Glance refused the request.
     :raises GlanceUnavailable: Glance did not answer, or stopped sending.
@@ -588,7 +591,7 @@ def download(client, image: Image, file: typing.BinaryIO) -> None:
             raise _too_large(image, received)
         hasher.update(chunk)
         file.write(chunk)
-        # let other green threads run, however fast the data arrive
+        # let other green threads run, even if data arrives without a pause
         time.sleep(0)
     if image.size is not None and received != image.size:
         raise exception.BitstreamError(
@@ -627,7 +630,7 @@ def _image(entry) -> Image:
 
 
 def _hex(value) -> str:
-    """Return a UUID as model.uuid_hex does, any other value unchanged."""
+    """Return a UUID in the form of model.uuid_hex; other values unchanged."""
     try:
         return model.uuid_hex(value)
     except ValueError:
@@ -660,7 +663,7 @@ def _dashed(bitstream) -> uuid.UUID:
 
 
 def _named(entries) -> str:
-    """Name images in an error; short, since Nova cuts faults at 255."""
+    """Return images by id and name, briefly: Nova cuts faults off at 255."""
     if len(entries) == 1:
         entry, = entries
         return f'Image {entry["id"]} ({text.printable(entry.get("name"))})'
@@ -679,16 +682,17 @@ def _is_entry(found) -> bool:
 
 
 def _are(found, is_valid) -> bool:
-    """Return whether a value is a list of such objects."""
+    """Return whether a value is a list of valid objects."""
     return isinstance(found, list) and all(
         isinstance(one, dict) and is_valid(one) for one in found)
 
 
 def _list(client, filters, most: int | None = None) -> Iterator[dict]:
-    """
-    :param most: of how many images a project may have had a part; the first
-        ones count."""
-    # Glance filters by the first one; _may_use() checks the owner
+    """Yield the entries of the images that filters select.
+
+    :param most: maximum number of images, from the first; by default more
+        than _MOST are an error."""
+    # Glance filters by the first value; _may_use() checks the owner
     key, value = next(iter(filters.items()))
     what = f'the images with {key}={text.printable(value)}'
     path: str | None = '/v2/images?' + parse.urlencode(filters)
@@ -708,7 +712,7 @@ def _list(client, filters, most: int | None = None) -> Iterator[dict]:
                 f'delete those that are not needed, or name the image by its '
                 f'id.')
         path = page.get('next')
-        # Glance gives "next" with full pages only (api/v2/images.py)
+        # Glance returns "next" only with full pages (api/v2/images.py)
         if path and (not page['images'] or time.monotonic() > end):
             raise exception.GlanceUnavailable(
                 f'Glance at {transport.where(client)} was asked for {what}, '

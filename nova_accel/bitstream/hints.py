@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What an operator wants to know of images before a server is built.
+"""Explain to operators, before a server is built, which images are usable.
 
-For nova-accel why, with the credentials of an administrator: nova-compute goes
-by nothing of it.
+Used by nova-accel why, with the credentials of an administrator; nova-compute
+does not depend on it.
 """
 
 from collections.abc import Mapping
@@ -17,26 +17,26 @@ from nova_accel import model
 from nova_accel import request as accel_request
 from nova_accel import text
 
-#: vendor in the traits of a region -> what reads the files that it takes
+#: vendor in the traits of a region -> parser of its bitstreams
 _PARSERS = {'INTEL': gbs.parse, 'XILINX': xclbin.parse}
 
 
 def header(client, image: glance.Image, vendor: str,
            ) -> model.Bitstream | None:
-    """Read what the first MiB of an image says, without the rest of it.
+    """Parse the first MiB of an image, without downloading the rest.
 
     :param vendor: of the region, as in its traits.
-    :returns: None where files for regions of this vendor are not known here.
-    :raises BitstreamError: the file is not one that the region takes, or
-        Glance refused the request.
-    :raises IncompatibleBitstream: it is one for FPGAs of another vendor.
+    :returns: None if the format of this vendor is unknown here.
+    :raises BitstreamError: the file is not usable for the region, or Glance
+        refused the request.
+    :raises IncompatibleBitstream: the file is for FPGAs of another vendor.
     :raises GlanceUnavailable: Glance did not answer.
     """
     if vendor not in _PARSERS:
         return None
     with tempfile.NamedTemporaryFile() as file:
         file.write(glance.head(client, image))
-        # the parsers compare offsets with the size; what is missing is a hole
+        # append a hole, because parsers compare offsets with the size
         if image.size:
             file.truncate(image.size)
         file.flush()
@@ -47,7 +47,7 @@ def not_counted(client, wanted: accel_request.AcceleratorRequest,
                 project_id: str) -> str:
     """Explain why images that match a request cannot be used.
 
-    :param client: sees the images of all projects.
+    :param client: with credentials that can see the images of all projects.
     :returns: sentences for the operator; '' if images are found.
     """
     found: dict[str, Mapping[str, typing.Any]] = {}
@@ -86,6 +86,6 @@ def _why_not(entry, project_id) -> str:
 
 
 def vendor_of(traits) -> str:
-    """Return the vendor of a region, by its traits; '' where none is known."""
+    """Return the vendor of a region from its traits; '' if unknown."""
     return next((vendor for vendor in _PARSERS
                  if f'CUSTOM_FPGA_{vendor}' in traits), '')

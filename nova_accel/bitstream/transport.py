@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Requests to Glance, each with a limit in time and in size.
+"""Requests to Glance with a limit in time and in size.
 
-``requests`` limits single reads of a socket only, and glanceclient reads a
-body of JSON to its end: a Glance, or a proxy before it, that sends one byte a
-second, or JSON without an end, would be read for ever. Therefore each step (an
-answer with its JSON, a chunk of data) runs in a thread that the caller leaves
-when the time is over, and the connection ends then. Only a thread that still
-waits for headers stays; there are at most _MOST_LATE of them.
+``requests`` limits only single reads of a socket, and glanceclient reads a JSON
+body to its end: a Glance, or a proxy before it, that sends one byte a second,
+or JSON without an end, would be read for ever. Therefore each step (a response
+with its JSON, a chunk of data) runs in a thread of its own. At the time limit
+the caller returns and the connection is closed. Only a thread that still waits
+for headers remains; at most _MOST_LATE of them exist.
 """
 
 from collections.abc import Callable, Generator
@@ -32,26 +32,26 @@ CONF = conf.CONF
 
 #: bytes of one chunk of data
 CHUNK = 1 << 20
-#: bytes of one read of JSON, of its body, and of the body of an error
+#: maximum bytes of one read of JSON, of a JSON body, of the body of an error
 _READ, _MOST_JSON, _MOST_ERROR = 1 << 16, 16 << 20, 1 << 16
 _MOST_LATE = 16
-#: threads whose callers have left
+#: unfinished steps whose callers have returned
 _LATE: set[concurrent.futures.Future] = set()
 _DATA = 'application/octet-stream'
-#: of client errors those that go by: Request Timeout, Too Many Requests
+#: client errors that are temporary: Request Timeout, Too Many Requests
 _LATER = 408, 429
 
 
 def get_json(client, path: str, what: str,
              is_valid: Callable[[dict], bool]) -> dict:
-    """Return the JSON object that Glance answers.
+    """Return the JSON object in Glance's response to a GET.
 
-    :param client: a glanceclient (version 2) made with a session.
-    :param what: is asked for, for errors.
-    :param is_valid: whether an object has the structure of Glance's.
+    :param client: a glanceclient (version 2) created with a session.
+    :param what: the requested thing, for errors.
+    :param is_valid: returns whether an object has the expected structure.
     :raises BitstreamError: Glance refused the request.
-    :raises GlanceUnavailable: Glance did not answer within [accel]
-        glance_timeout, or not as Glance does.
+    :raises GlanceUnavailable: Glance did not respond within [accel]
+        glance_timeout, or the response has another structure.
     """
     end = time.monotonic() + CONF.accel.glance_timeout
     with _open(client, path, what) as response:
@@ -70,12 +70,12 @@ def get_data(client, path: str, what: str, size: int | None, seconds: float,
     """Yield the data of an image in chunks of at most CHUNK bytes.
 
     :param client: see get_json().
-    :param what: is asked for, for errors.
-    :param size: that Glance reports for the data, for errors.
-    :param seconds: within which all data must arrive.
+    :param what: the requested thing, for errors.
+    :param size: size of the data according to Glance, for errors.
+    :param seconds: time limit for all data.
     :raises BitstreamError: Glance refused the request, or has no data.
-    :raises GlanceUnavailable: Glance did not begin to answer within [accel]
-        glance_timeout, stopped sending, or did not end in time.
+    :raises GlanceUnavailable: Glance did not begin to respond within [accel]
+        glance_timeout, stopped sending, or did not finish in time.
     """
     end = time.monotonic() + seconds
     received = 0
@@ -124,10 +124,10 @@ class _Late(exception.GlanceUnavailable):
 
 
 def _within(client, what, end, response, function, *args) -> typing.Any:
-    """Call a function in another thread, and leave it when the time is over.
+    """Call a function in another thread; return without it at the time limit.
 
-    :param end: when that is, as time.monotonic().
-    :param response: which is closed then, None before it began.
+    :param end: the limit, as a value of time.monotonic().
+    :param response: closed at the limit; None before it begins.
     """
     if len(_LATE) >= _MOST_LATE:
         raise _Late(
@@ -156,10 +156,10 @@ def _no_answer(client, what) -> _Late:
 
 
 def _end(response) -> None:
-    """End the connection of an answer that another thread reads.
+    """Shut down the connection of a response that another thread reads.
 
-    close() would wait for that thread, and urllib3 has a shutdown() of its own
-    since release 2.3 only.
+    close() would wait for that thread, and urllib3 has shutdown() only since
+    release 2.3.
     """
     with contextlib.suppress(OSError, ValueError), socket.socket(
             fileno=os.dup(response.raw.fileno())) as connection:
@@ -167,15 +167,15 @@ def _end(response) -> None:
 
 
 def _close(response) -> None:
-    # under eventlet a thread that still reads it makes this a reentrant call;
-    # it closes the answer when it ends
+    # under eventlet, a thread that still reads the response makes this call
+    # reentrant; that thread closes it when it ends
     with contextlib.suppress(RuntimeError):
         response.close()
 
 
 @contextlib.contextmanager
 def _open(client, path, what):
-    """Yield the successful answer to a GET, with its body unread.
+    """Yield the successful response to a GET, with its body unread.
 
     :raises BitstreamError: Glance refused the request.
     :raises GlanceUnavailable: Glance did not answer.
@@ -195,11 +195,11 @@ def _open(client, path, what):
 
 
 def _get(client, path, what):
-    # not by glanceclient's own request(), which reads bodies to their end
+    # not with glanceclient's own request(), which reads bodies to their end
     try:
         return adapter.Adapter.request(
             client.http_client, path, 'GET', stream=True, raise_exc=False,
-            # would read the body, too
+            # logging would read the body
             log=False, timeout=CONF.accel.glance_timeout)
     except ks_exc.Unauthorized as error:
         raise _refused(client, what, 401, reason(error)) from None
@@ -211,7 +211,7 @@ def _get(client, path, what):
     except ks_exc.ConnectTimeout:
         raise _no_answer(client, what) from None
     except (ks_exc.ClientException, requests.RequestException, OSError,
-            # of http.client, for an answer that is not HTTP
+            # http.client raises it for a response that is not HTTP
             ValueError) as error:
         raise exception.GlanceUnavailable(
             f'Glance at {where(client)} was asked for {what} and cannot be '
@@ -220,7 +220,7 @@ def _get(client, path, what):
 
 
 def _body(client, what, end, response, most) -> bytes:
-    """Return the body of an answer, cut off after ``most`` bytes.
+    """Return the body of a response, cut off after ``most`` bytes.
 
     :raises GlanceUnavailable: Glance did not send it in time.
     """
@@ -240,10 +240,10 @@ def _read(response, most) -> bytes:
 
 
 def _words(body: bytes) -> str:
-    """Return the text of an error, which may be JSON, HTML or plain."""
+    """Return the message in the body of an error: JSON, HTML or plain text."""
     words = body.decode('ascii', 'replace')
     with contextlib.suppress(ValueError, AttributeError, TypeError):
-        # as glance.common.wsgi.Fault
+        # the form of glance.common.wsgi.Fault
         words = ' '.join(
             found['message'] for found in json.loads(body).values())
     return ' '.join(re.sub(r'<.+?>', ' ', words).split())[:160]

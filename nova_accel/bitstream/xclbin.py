@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """xclbin, the file format of functions for FPGAs of AMD (Xilinx) under XRT.
 
-Layout, from xclbin.h of XRT: a header of 456 bytes (struct axlf), as many
-section headers of 40 bytes as it says, and the sections; little-endian, UUIDs
-in the order in which they are printed. This module checks every offset,
-because the driver xclmgmt takes the whole file and follows the offsets in it
-without comparing them with its length.
+Layout, from xclbin.h of XRT: a header of 456 bytes (struct axlf) with the number
+of sections, a section header of 40 bytes for each, and the sections;
+little-endian, UUIDs in the order in which they are printed. This module checks
+every offset, because the driver xclmgmt accepts the whole file and follows the
+offsets in it without comparing them with its length.
 """
 
 import os
@@ -17,19 +17,19 @@ from nova_accel import model
 
 HEADER_SIZE = 456
 SECTION_SIZE = 40
-#: sections; XRT's own tools take no more
+#: maximum number of sections, as in XRT's own tools
 MAX_SECTIONS = 0x10000
-#: bytes; the driver refuses files that are longer
+#: maximum length in bytes; the driver refuses longer files
 MAX_LENGTH = 1 << 30
-#: bytes; an IP_LAYOUT of more than 10000 IPs is none
+#: maximum bytes of an IP_LAYOUT, more than 10000 IPs
 MAX_LAYOUT = 1 << 20
 
 #: kinds of sections
 BITSTREAM, FIRMWARE, SCHED_FIRMWARE, IP_LAYOUT = 0, 3, 5, 8
 MCS, BMC, PDI, PARTIAL_PDI, ASK_FLASH = 12, 13, 18, 19, 24
-#: what programs the hardware
+#: sections that program the hardware
 _PAYLOADS = (BITSTREAM, PDI, PARTIAL_PDI)
-#: what only shells and flash images have
+#: sections that only shells and flash images have
 _SHELL = {FIRMWARE: 'FIRMWARE', SCHED_FIRMWARE: 'SCHED_FIRMWARE', MCS: 'MCS',
           BMC: 'BMC', ASK_FLASH: 'ASK_FLASH'}
 #: modes in which the driver programs a region: PR, TANDEM_STAGE2, both
@@ -149,7 +149,7 @@ def _uuid(head, offset, name, problem) -> bytes:
 def _sections(file, count, start, length, name):
     """Return kind -> (offset, size, offset of the section header).
 
-    The first section counts where several have the same kind.
+    If several sections have the same kind, the first one counts.
     """
     found: dict[int, tuple[int, int, int]] = {}
     headers = file.read(SECTION_SIZE * count)

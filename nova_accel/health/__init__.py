@@ -1,2 +1,2 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The health of devices: what is read of them, and what that means."""
+"""The health of devices: signals that are read, and findings from them."""

@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Define the health signals and their consequences for devices. Pure.
 
-A guest can write the error masks and the error status of its device, and can
-provoke requests that the device refuses (vfio_pci_config.c of Linux 6.12: the
-AER capability is not virtualized). A guest that has the whole device can also
-take its link down, for example by a reset of the device that the host does not
-notice. A finding that a guest can cause (Cause) is at most SUSPECT while the
-server has the device, and ends with the reset after it. The next reading
-decides.
+Some signals can be caused by a guest. A guest can write the error masks and the
+error status of its device, and provoke requests that the device refuses
+(vfio_pci_config.c of Linux 6.12: the AER capability is not virtualized). A
+guest with the whole device can also take its link down, for example by a reset
+unseen by the host. Such a finding (see Cause) is at most SUSPECT while the
+server has the device, and ends with the reset after it. Later readings decide
+again.
 """
 
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ DRILL = 'drill'
 PAUSED = 'guest_paused'
 #: the signal of attach.owner_reports
 REPORTED = 'owner_report'
-#: signals that survive a restart (store.values.Notes): what nova-compute did
-#: with a device in vain, until the same succeeds; and that it was recovered,
-#: until a server has had it
+#: signals that are stored as marks (store.values.Notes) and survive a restart:
+#: a programming, or the start of a guest, failed, until the next one succeeds;
+#: the device was recovered, until a server has had it
 MARKS = PROGRAMMING, START, RECOVERED = 'programming', 'start', 'recovered'
-#: another mark, not a signal: the device is withheld (unhealthy)
+#: a mark that is not a signal: the device is withheld because it is unhealthy
 FENCED = 'fenced'
 
 
@@ -61,19 +61,19 @@ class Mode(enum.Enum):
 
     #: it is ignored
     OFF = 'off'
-    #: it is logged and shown to the operator
+    #: it is logged and shown to the operator, without further consequences
     OBSERVE = 'observe'
     #: reported to Placement and to owners as well, and devices are quarantined
     ACT = 'act'
 
 
 class Cause(enum.Enum):
-    """The guests that can cause a signal."""
+    """Which guests can cause a signal."""
 
     NONE = 'none'
     #: the guest of a server with the whole device: signals of the bus
     WHOLE = 'whole'
-    #: also the guest of a server with a VF, a region or a vGPU
+    #: also the guest of a server with only a VF, a region or a vGPU
     ANY = 'any'
 
 
@@ -82,36 +82,36 @@ class Reading(typing.NamedTuple):
 
     #: one of SIGNALS
     signal: str
-    #: the value of a counter; for other signals the value in the text
+    #: value of a counter, or number in the text of another signal
     value: int = 1
-    #: the object of the value, for the text: 'DLP', 'of port 0000:3a:00.0'
+    #: the thing that was read, for the text: 'DLP', 'of port 0000:3a:00.0'
     about: str = ''
 
 
 class Signal(typing.NamedTuple):
     """The definition of a health signal: a row of the table."""
 
-    #: a clause with {value} and {about}
+    #: its text for people, a clause with {value} and {about}
     said: str
     #: the state while no server has the device
     free: State
     #: the state while a server has the device or a part of it
     held: State
     cause: Cause
-    #: whether the value is a counter: each growth counts, and the finding
-    #: lasts until the next hand-over
+    #: whether the value is a counter: any growth is a finding, which lasts
+    #: until the next hand-over
     counts: bool = False
-    #: the smallest growth between two looks that counts
+    #: the smallest growth between two looks that is a finding
     least: int = 1
     #: whether a quarantine lasts until the operator enables the device
     sticky: bool = False
     #: whether it is only observed by default ([accel] health)
     is_new: bool = False
-    #: whether inventory.recovery may recover a device from it
+    #: whether inventory.recovery may try to end it
     recovers: bool = False
 
     def state(self, is_held: bool, is_whole: bool) -> State:
-        """Return the state that the finding gives a device.
+        """Return the state of a device with this finding.
 
         :param is_held: whether a server has the device or a part of it.
         :param is_whole: whether a server has all of a function of its slot.
@@ -173,7 +173,7 @@ SIGNALS: Mapping[str, Signal] = {
     # inventory.recovery
     RECOVERED: Signal('it had failed and was recovered, and no server has had '
                       'it since', _SUSPECT, _SUSPECT, _NONE),
-    # attach.programming: a single image of a project may be defective
+    # attach.programming. An image of a project does not count: it may be bad
     PROGRAMMING: Signal(
         'an image of the operator could not be programmed into it',
         _SUSPECT, _SUSPECT, _NONE),
@@ -219,7 +219,7 @@ def _modes(items: tuple[str, ...]) -> Mapping[str, Mode]:
 
 
 def modes() -> Mapping[str, Mode]:
-    """Return the action for each signal.
+    """Return the mode of each signal.
 
     :raises ConfigurationError: [accel] health cannot be read.
     """

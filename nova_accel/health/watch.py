@@ -1,18 +1,19 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Readings of all devices, round by round -> findings. No I/O.
+"""Turn readings of all devices into findings, round by round. No I/O.
 
-A glance is a round in which only a part of the signals was read (inventory.
-looks); between two other rounds there are some. Counts that depend on time, the
-least growth of a counter and the breaker, are from one other round to the next.
+A *round* reads all signals of all devices. A *glance* is a round that reads
+only some signals (inventory.looks); several glances lie between two full
+rounds. The least growth of a counter, and the limit on devices that fail
+together, are measured from one full round to the next.
 
 =====================  ================================  ===================
-A finding              comes by                          goes by
+A finding              begins with                       ends with
 =====================  ================================  ===================
-of a level             a reading of it                   a round without
+of a level             a reading of it                   a round without it
 of a counter           growth since the last round       restart_counters(), or
                                                          acknowledge()
 of an event            note()                            the same
-of Card.marks          being there                       not being there
+of Card.marks          its presence there                its absence there
 =====================  ================================  ===================
 
 The first round after the start has no earlier values to compare with.
@@ -35,7 +36,7 @@ class Finding:
     about: str
     value: int
     state: signals.State
-    #: whether it has further consequences than being shown to the operator
+    #: whether the mode is act: it changes the state of the device
     acts: bool
 
     @property
@@ -51,19 +52,19 @@ class Finding:
 
 
 class Card(typing.NamedTuple):
-    """The properties of a device on which its findings depend."""
+    """The properties of a device that affect its findings."""
 
-    #: driver and product: devices that share both are of one kind
+    #: (driver, product), by which devices are compared
     kind: tuple[str, str]
-    #: whether a claim names it, including one that is being released
+    #: whether it has a claim, including one that is being released
     held: bool
-    #: whether a claim names any function of its slot: a port counts the errors
-    #: of all, and the kernel reports an event of one to each
+    #: whether any function of its slot has a claim: the port counts the errors
+    #: of all functions, and the kernel reports an event of one for all
     slot_held: bool
     #: store.values.Notes.marks
     marks: tuple[str, ...] = ()
-    #: whether a server has all of a function in its slot, and thus the same
-    #: link
+    #: whether a server has a whole function of its slot, and hence controls
+    #: the link
     slot_whole: bool = False
 
 
@@ -80,10 +81,10 @@ class _Known:
     #: findings of levels
     levels: dict[tuple[str, str], Finding] = dataclasses.field(
         default_factory=dict)
-    #: findings that the limit on changes per kind has let pass
+    #: findings without consequences, because too many devices had them at once
     spared: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     is_read: bool = False
-    #: whether it was readable before: then a counter without a value was 0
+    #: whether it could be read before: then a counter without a value was 0
     was_read: bool = False
 
     def findings(self) -> dict[tuple[str, str], Finding]:
@@ -102,25 +103,24 @@ class Watch:
         #: address -> signals of events since the last round
         self._events: dict[str, list[str]] = {}
         self._looks = 0
-        #: address -> the number of the last look before its counters
-        #: restarted, until a later look has read it
+        #: address -> number of the look before its counters restarted; removed
+        #: when a later look has read the device
         self._again: dict[str, int] = {}
-        #: restarted devices whose link errors are ignored, too
+        #: devices whose counters restarted and whose link errors are ignored
         self._reset: set[str] = set()
-        #: kind -> devices that turned bad since the last round that was not a
-        #: glance
+        #: kind -> devices that would be quarantined since the last full round
         self._turned: dict[tuple[str, str], dict[str, None]] = {}
 
     def begin(self) -> None:
-        """Note that a reading of the devices begins, for the next round."""
+        """Announce that a reading of devices begins, for the next round."""
         self._looks += 1
 
     def restart_counters(self, address: str, is_reset: bool) -> None:
         """Drop the findings of counters and events of a device.
 
-        A reset causes errors, and errors that a server has caused must not
-        withhold the device from others. The next reading is ignored, and also
-        the one after it if a look runs now: counters restart from there.
+        A reset causes errors. Errors that a server has caused must not withhold
+        the device from others. The next reading is ignored, and also the one
+        after it if a look runs now: counters restart from there.
 
         :param is_reset: whether the whole device was reset. If not, findings
             that no server can cause stay.
@@ -131,18 +131,18 @@ class Watch:
         self._events.pop(address, None)
 
     def is_current(self, address: str) -> bool:
-        """Return whether a device has been read since the start and since its
+        """Return whether a device was read since the start, and since its
         counters restarted."""
         return (address in self._known and self._known[address].was_read
                 and address not in self._again)
 
     def note(self, address: str, signal: str) -> None:
-        """Count an event of a device in the next round."""
+        """Record an event of a device for the next round."""
         self._events.setdefault(address, []).append(signal)
 
     def acknowledge(self, address: str,
                     findings: Iterable[Finding]) -> None:
-        """Drop findings of counters and events that are stored now."""
+        """Drop findings of counters and events that the store has as holds."""
         known = self._known.get(address, _Known())
         for finding in findings:
             known.kept.pop((finding.signal, finding.about), None)
@@ -162,11 +162,11 @@ class Watch:
 
     def fencing(self, address: str,
                 readings: Iterable[signals.Reading]) -> list[str]:
-        """Return why the next server must not get a device, from a reading
-        between two servers.
+        """Return why a device must be withheld, from a reading between two
+        servers.
 
-        Only levels count, because a reset causes errors, and only signals that
-        are acted upon.
+        Counters are ignored, because a reset causes errors, and so are signals
+        that are only observed.
         """
         modes = signals.modes()
         known = self._known.get(address, _Known())
@@ -184,11 +184,11 @@ class Watch:
         """Update findings from the readings of all devices.
 
         :param cards: all present devices, by address.
-        :param readings: readings of the queried devices. None for a device
+        :param readings: readings of the examined devices; None for a device
             that could not be read, whose findings stay.
-        :returns: kind -> addresses of cards that changed at the same time, in
-            such a number that the cause is the host or nova_accel: they become
-            SUSPECT instead of QUARANTINED.
+        :returns: kind -> addresses of devices that would be quarantined
+            together, which suggests that the host or nova_accel is the cause:
+            they become SUSPECT instead.
         """
         modes = signals.modes()
         events, self._events = self._events, {}
@@ -199,7 +199,7 @@ class Watch:
             known = self._known[address]
             was_bad = known.is_bad() or signals.FENCED in card.marks
             if self._again.get(address, -1) >= self._looks - 1:
-                # the kernel may report a reset after it has ended
+                # the kernel reports the reset itself, possibly after its end
                 events.pop(address, None)
                 known.kept = {key: finding for key, finding
                               in known.kept.items() if finding.is_sticky}
@@ -250,7 +250,7 @@ class Watch:
             if before is None or is_again and (
                     is_reset or row.held is not _State.QUARANTINED):
                 continue
-            # counters restart at 0 when the kernel finds the device again
+            # counters restart at 0 after the kernel has removed the device
             growth = reading.value - (before if before <= reading.value else 0)
             if growth >= row.least:
                 self._found(known, card, modes, reading._replace(value=growth))

@@ -85,8 +85,8 @@ class Facts(typing.NamedTuple):
     took: float = 0
     #: None before the first image is requested
     cache_bytes: int | None = None
-    #: (project, type, product) -> seconds; None for a file that every user can
-    #: read
+    #: (project, type, product) -> seconds; None if every user can read the
+    #: file
     used: Mapping[tuple[str, str, str], float] | None = None
 
 
@@ -178,11 +178,11 @@ def _accounts(facts: Facts) -> Iterable[_Sample]:
 
 
 def published(path: str) -> dict[tuple[str, str, str], float]:
-    """Return Facts.used from a file that this user wrote; nothing from another
-    user's file, or one that cannot be read."""
+    """Return Facts.used from the previous file; {} if another user wrote it, or
+    it cannot be read."""
     found = {}
     try:
-        # the directory may be another user's, and contain a pipe
+        # another user may own the directory, and have put a pipe there
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK),
                   encoding='utf-8', newline='\n') as file:
             if os.fstat(file.fileno()).st_uid == os.geteuid():
@@ -249,8 +249,8 @@ class MetricsFile:
         :raises OSError: the file cannot be written; the previous one stays.
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
-        # the collector reads only files that end in .prom. A file server that
-        # does not respond blocks the writer
+        # the collector ignores the temporary file, because it reads only names
+        # that end in .prom. An unresponsive file server would block the writer
         write = limited.blocking(files.replace)
         group = CONF.accel.metrics_group
         if not group:
@@ -269,8 +269,8 @@ class MetricsFile:
               0o640, number)
 
     def go_on(self) -> None:
-        """Continue the sums of the last file: the store may be new or an older
-        copy, and counters of Prometheus must not decrease."""
+        """Continue the sums of the previous file: the store may be new or an
+        older copy, and counters of Prometheus must not decrease."""
         path = CONF.accel.metrics_file
         if path and CONF.accel.metrics_group and not self._goes_on:
             self._store.raise_used(limited.blocking(published)(path))

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Notifications about devices, on Nova's notifier.
 
-One notification is sent for each change of a state or of the signals, except
-for changes between OK and UNKNOWN, which follow servers. After a start of
-nova-compute, one is sent for each device in another state.
+One notification is sent for each change of a device's state or signals, except
+between OK and UNKNOWN, a change that servers cause. After a start of
+nova-compute, one is sent for each device in another state than these.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from nova_accel import model
 from nova_accel.notify import usage as device_usage
 from nova_accel.store import claim_store
 
-#: as in Nova's own events: the action, and its phase
+#: event type, in the form of Nova's: action and phase
 EVENT = 'accel.device.state'
 REPORT = 'accel.device.report'
 WORK = 'accel.device.maintenance'
@@ -39,20 +39,20 @@ class Notices:
         self._inventory = inventory
         self._holdings = holdings
         self._usage = usage
-        #: address -> state and signals that were sent last
+        #: address -> state and signals in the last notification
         self._sent: dict[str, tuple[signals.State, tuple[str, ...]]] = {}
-        #: address -> payload about planned work, as it was sent last
+        #: address -> payload about planned work in the last notification
         self._work: dict[str, dict[str, object]] = {}
-        #: number of the newest report of an owner that was sent, or was there
-        #: when this process began
+        #: number of the newest report of an owner that was sent, or that
+        #: existed when this process began
         self._reported = max(
             (row.number for row in store.owner_reports()), default=0)
         self.background = limited.Background(
             self.run, 'Notifications about devices are not sent')
 
     def run(self) -> None:
-        """Send the use of devices, and changes of states; failed ones are sent
-        again next time."""
+        """Send the use of devices, and changes of states. After a failure they
+        are sent again next time."""
         self._usage.run()
         found = self._inventory.devices
         for report in self._store.owner_reports(self._reported):
@@ -81,7 +81,7 @@ class Notices:
             self._sent[address] = new
 
     def _send_work(self, found: Mapping[str, model.Device]) -> None:
-        """Send what operators plan, cancel, and what has come."""
+        """Send planned work that is new, was canceled, or has begun."""
         now = {address: {
             **self._about(found[address]), 'at': row.at, 'reason': row.reason,
             'state': 'planned' if row.is_planned else 'due',

@@ -2,14 +2,15 @@
 """The health of accelerators in the metadata of their servers.
 
 If a device of a group is unhealthy, or is not in its guest yet, the owner of
-the server reads ``accel<group>:health``: one word, and the number of devices
-to which it applies. For example, ``degraded: 1 of 2``. The key is removed when
-all are healthy again. The value does not name the device of the host, the
-reason or other servers, because these are for the operator.
+the server reads ``accel<group>:health``: the state, and the number of devices
+in it, for example ``degraded: 1 of 2``. The key is removed when all devices are
+healthy again. The value contains neither the device of the host, nor the
+reason, nor other servers, because these are for the operator.
 
 If the operator will drain a device (nova-accel drain --at), the owner reads
-``accel<group>:maintenance``: the time, the number of devices, and the words of
-the operator. For example, ``2026-12-01T06:00:00+00:00, 1 of 8: new firmware``.
+``accel<group>:maintenance``: the time, the number of devices, and the
+operator's reason, for example
+``2026-12-01T06:00:00+00:00, 1 of 8: new firmware``.
 """
 
 from collections.abc import Mapping
@@ -26,10 +27,10 @@ from nova_accel import naming
 from nova_accel import text
 
 _State = signals.State
-#: state -> the word that an owner reads
+#: state -> the word for owners
 _WORDS = {_State.SUSPECT: 'degraded', _State.QUARANTINED: 'failed',
           _State.GONE: 'gone'}
-#: for a device that is attached to its running guest later
+#: word for a device that is yet to be attached to its running guest
 #: (attach.reattachment)
 _OUT = 'on its way'
 _NONE: Mapping[str, str] = {}
@@ -55,9 +56,9 @@ class Owners:
     def run(self) -> None:
         """Write the keys that have changed.
 
-        The metadata of a server with a key is read each time, because its
-        owner may have replaced them. Other servers' metadata are read after a
-        change.
+        Metadata of a server with such a key are read each time, because the
+        owner may have changed them. Those of other servers are read only if
+        their keys changed.
         """
         now = self._now()
         changed = {server for server, keys in now.items()
@@ -69,7 +70,7 @@ class Owners:
         for uuid in sorted(changed):
             keys = now.get(uuid, _NONE)
             if uuid in found and found[uuid].task_state:
-                # Nova works on the server, and writes all of its metadata
+                # Nova works on the server, and would overwrite its metadata
                 continue
             if uuid in found:
                 self._write(found[uuid], keys)

@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Report guests that QEMU has paused because of an error.
 
-An uncorrectable PCIe error makes QEMU pause each guest that has the device or
-a VF of it, for good (vfio_err_notifier_handler() in hw/vfio/pci.c:
-RUN_STATE_INTERNAL_ERROR). libvirt shows such a guest as paused for an unknown
-reason, and each requested pause with its reason (qemuProcessHandleStop() in
+An uncorrectable PCIe error makes QEMU pause each guest that has the device or a
+VF of it, permanently (vfio_err_notifier_handler() in hw/vfio/pci.c:
+RUN_STATE_INTERNAL_ERROR). libvirt reports the reason "unknown" for such a
+pause, but the actual reason for a requested one (qemuProcessHandleStop() in
 qemu_process.c). Nova shows its server ACTIVE (_sync_instance_power_state() of
-ComputeManager). An error of KVM pauses a guest in the same way: its cause,
-possibly one of its devices, is unknown.
+ComputeManager). An error of KVM pauses a guest in the same way; whether a
+device caused it is unknown.
 """
 
 from nova_accel.attach import cloud as novas
@@ -17,7 +17,7 @@ from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import model
 
-#: states of Nova in which a guest has to run (nova.compute.vm_states)
+#: Nova's states of servers whose guest has to run (nova.compute.vm_states)
 _RUN = ('active', 'rescued')
 
 
@@ -33,8 +33,8 @@ class Paused:
             self.run, 'It is not known which guests QEMU has paused')
 
     def run(self) -> None:
-        """Add the signal to the devices of paused guests, and start a look
-        after a change."""
+        """Update the signal on the devices of paused guests; start a look if it
+        changed."""
         if self._inventory.health.pause(self._found()):
             self._inventory.looks.background.start()
 

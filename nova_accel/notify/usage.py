@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Report the use of devices on Nova's notifier, after each look.
+"""Send the use of devices through Nova's notifier, after each look.
 
 Each use of store.uses has the events accel.claim.begin, accel.claim.exists
-each hour, and accel.claim.end. An event has all seconds of the use until then.
-Hence an event that is lost, or sent twice because nova-compute was killed,
-changes no sum.
+every hour, and accel.claim.end. Each event contains the total seconds of the
+use so far. Hence sums stay correct if an event is lost, or sent twice because
+nova-compute was killed.
 """
 
 from collections.abc import Iterator
@@ -31,11 +31,11 @@ class Usage:
         self._is_resumed = False
 
     def resume(self) -> None:
-        """Count the time in which nova-compute did not run, for the servers
-        that Nova has on this host now.
+        """Count the time in which nova-compute did not run, for servers that
+        are still on this host.
 
-        Others were evacuated or deleted meanwhile: their time ends with the
-        last count. Called before a claim is released after a start.
+        Other servers were evacuated or deleted meanwhile: their use ends at
+        the last count. Called at the start before claims are released.
         """
         claims = [claim for claim in self._holdings.all() if claim.is_use]
         uuids = {claim.instance_uuid for claim in claims}
@@ -47,13 +47,14 @@ class Usage:
         self._is_resumed = True
 
     def count(self) -> list[values.Use]:
-        """Count the time since the last count; see ClaimStore.count_uses()."""
+        """Count the seconds since the last count; see
+        ClaimStore.count_uses()."""
         if not self._is_resumed:
             self.resume()
         return self._store.count_uses()
 
     def run(self) -> None:
-        """Count, and send the events that are due."""
+        """Count the use, and send the events that are due."""
         sent: list[tuple[values.Use, str]] = []
         try:
             for use in self.count():
@@ -70,7 +71,7 @@ class Usage:
             'claim': use.claim, 'server': use.server, 'project': use.project,
             'flavor': use.flavor, 'type': use.type, 'product': use.product,
             'device': use.device, 'part': use.part,
-            # from the card, because the name of a type does not contain it
+            # the name of a type does not show its memory
             'memory': next((kind.memory for kind in (
                 device.creatable if device else ()) if kind.name == use.part),
                 0),
@@ -79,7 +80,7 @@ class Usage:
 
 
 def due(use: values.Use) -> Iterator[str]:
-    """Yield the events of a use that have to be sent now."""
+    """Yield the events of a use that must be sent now."""
     if not use.sent:
         yield 'begin'
     if not use.counted:

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Tests that every driver has to pass, for packages with drivers.
+"""Contract tests for drivers of other packages.
 
 A subclass of DriverTestCase names a driver and describes a simulated host with
 its cards; ``python -m unittest`` runs it. Each failure names the method and the
-sentence of nova_accel.drivers.base that it breaks.
+sentence of nova_accel.drivers.base that the driver violates.
 """
 
 from nova_accel.testing import regions

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What the tests of a driver have in common: a simulated host, and failures
-that quote the contract."""
+"""The base of the contract tests: a simulated host, and failures that quote the
+contract."""
 
 import contextlib
 import dataclasses
@@ -39,38 +39,39 @@ class {name}(testing.DriverTestCase):
 class Case(unittest.TestCase):
     """See nova_accel.testing.DriverTestCase."""
 
-    # What a vendor states
+    # Attributes and methods that a driver's author provides
 
     #: the class of the driver
     DRIVER: typing.Any = None
-    #: the description of a simulated host with at least two cards of one
-    #: product, all well: list -> items, as in the sample
+    #: description of a simulated host with at least two healthy cards of one
+    #: product: list -> items, as in the sample
     #: etc/nova_accel/simulated-host.yaml
     HOST: typing.Any = None
     #: options of [accel] beside enabled_drivers and include_devices
     OPTIONS: typing.Mapping[str, typing.Any] = {}
-    #: a value for each name of DRIVER.KEYS, which prepare() takes
+    #: a value that prepare() accepts for each name of DRIVER.KEYS
     KEYS: typing.Mapping[str, str] = {}
-    #: what can break: fault of the simulated card -> value, or values. Each has
-    #: to be noticed by a method
+    #: fault of the simulated card -> value, or values. A method of the driver
+    #: has to detect each of them
     FAULTS: typing.Mapping[str, typing.Any] = {}
-    #: what a server leaves on a simulated card; card.forget() ends it
+    #: kinds of data that a server can leave on a simulated card; card.forget()
+    #: removes them
     LEAVES: tuple[str, ...] = ('registers',)
 
     def bitstream(self, region: model.Region) -> str | None:
-        """Return the path of a file that a region takes, for a driver that
-        programs."""
+        """Return the path of a file that can be programmed into a region; None
+        if the driver does not program."""
         return None
 
     def soil(self, handle: model.AttachHandle) -> None:
-        """Leave on a handle, as the guest that has it, what a server may."""
+        """Write data to a handle like the guest that has it."""
         if handle.type is model.HandleType.PCI:
             for function in handle.addresses:
                 self.kernel.guest_writes(
                     function, **dict.fromkeys(self.LEAVES, 'of a server'))
 
     def remains(self, handle: model.AttachHandle) -> typing.Collection[str]:
-        """Return the data of another server that the guest can read."""
+        """Return the data of another server that a guest could read."""
         return {left for function in handle.addresses
                 for left in self.kernel.guest_reads(function)
                 } if handle.type is model.HandleType.PCI else ()
@@ -91,7 +92,7 @@ class Case(unittest.TestCase):
 
     @classmethod
     def _is_incorrect(cls) -> str:
-        """Return what is wrong with the attributes of the class, or ''."""
+        """Return the error in the attributes of the class, or ''."""
         driver = cls.DRIVER
         if not (isinstance(driver, type)
                 and issubclass(driver, base.AcceleratorDriver)):
@@ -135,7 +136,7 @@ class Case(unittest.TestCase):
         self.boot_new_host()
 
     def boot_new_host(self) -> None:
-        """The host of HOST, on which nothing has happened."""
+        """Boot the host of HOST, without any state of an earlier test."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f'{self._path}.state')
         self.start()
@@ -166,13 +167,13 @@ class Case(unittest.TestCase):
             self.addCleanup(CONF.clear_override, name, 'accel')
 
     def start(self) -> None:
-        """nova-compute starts: a driver that knows nothing."""
+        """Start nova-compute: create a driver without any state."""
         self.kernel = kernels.Kernel(self._path)
         self.driver = self.DRIVER(self.kernel)
 
     def discover(self, known=None) -> dict[str, model.Device]:
-        """What the driver finds and examines, if each value is as the contract
-        wants it."""
+        """Return the devices that the driver finds, after checking each value
+        against the contract."""
         with self.promise(promises.FIND):
             addresses = contract.addresses(self.name, self.driver.find())
         found = {}
@@ -191,10 +192,11 @@ class Case(unittest.TestCase):
                 self.name, address, self.driver.confine(device))
 
     def look_again(self, address) -> model.Device | None:
-        """The device as it is when nova-compute looks the next time."""
+        """Examine a device again, with its last report as nova-compute passes
+        it."""
         before, serial = self.known[address], self._serial(address)
         if serial and serial != self.serials[address]:
-            # as the scanner: the record is that of the card
+            # as in the scanner: the record belongs to the card, not the slot
             before = dataclasses.replace(before, record=next(
                 (self.known[other].record for other, known
                  in self.serials.items() if known == serial), ()))
@@ -234,7 +236,7 @@ class Case(unittest.TestCase):
 
     @contextlib.contextmanager
     def guest(self, handle):
-        """A guest that has a handle while the block runs."""
+        """Let a guest have a handle inside the context."""
         if _is_opened(handle):
             self.kernel.guest_opens(handle.address)
         else:
@@ -263,7 +265,7 @@ class Case(unittest.TestCase):
 
     @contextlib.contextmanager
     def promise(self, promise: promises.Promise, about: str = ''):
-        """Fail with a sentence of the contract where the block raises."""
+        """Fail with a sentence of the contract if the block raises."""
         try:
             yield
         except unittest.SkipTest:
@@ -288,10 +290,10 @@ class Case(unittest.TestCase):
 
 
 def _is_opened(handle) -> bool:
-    """Whether it has a VFIO driver before a guest gets it."""
+    """Return whether a handle has a VFIO driver before a guest gets it."""
     return handle.type is model.HandleType.MDEV or not handle.managed
 
 
-#: of the host's own provider
+#: UUID of the host's own provider
 _ROOT = '00000000-0000-4000-8000-000000000001'
 _QUOTED = 'The contract (nova_accel.drivers.base) says:'

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Tests of what a driver finds, and of devices that change."""
+"""Tests of find() and examine(), and of devices that change."""
 
 import errno
 
@@ -12,7 +12,7 @@ from nova_accel.testing import base
 from nova_accel.testing import kernel as kernels
 from nova_accel.testing import promises
 
-#: what an attribute says that makes no sense
+#: invalid values of attributes
 _NONSENSE = ('', 'nonsense', '-1', '9' * 40, '0xffffffff', '\ufffd\0;$(x)',
              errno.EIO, errno.ENOENT)
 
@@ -22,7 +22,7 @@ class DiscoveryTests(base.Case):
     # A host on which nothing happens
 
     def test_find(self):
-        """It finds each device once, without a read of a device."""
+        """find() returns each device once and reads no device."""
         self._hang(*self.known)
         with self.changes_nothing(promises.FIND_IN_MEMORY):
             found = [*self.driver.find()]
@@ -31,7 +31,8 @@ class DiscoveryTests(base.Case):
             self.assertLessEqual(set(self.known), set(found))
 
     def test_fingerprint(self):
-        """It reads no device, and changes if one goes or comes."""
+        """fingerprint() reads no device; it changes if a device appears or
+        disappears."""
         before = self._fingerprint()
         self._hang(*self.known)
         with self.changes_nothing(promises.FINGERPRINT_CHEAP):
@@ -59,7 +60,7 @@ class DiscoveryTests(base.Case):
             return found
 
     def test_examine(self):
-        """It returns the same each time, in each process and after a boot."""
+        """examine() returns equal devices in each process and after a boot."""
         for address, device in self.known.items():
             self.assertSame(device, self.examine(address, device))
             self.assertSame(device, self.examine(address))
@@ -83,14 +84,14 @@ class DiscoveryTests(base.Case):
 
     @staticmethod
     def facts(device):
-        """What servers and Placement see of a device."""
+        """Return the properties that servers and Placement use."""
         return {'traits': {*device.traits} - {*device.state_traits}, **{
             name: getattr(device, name) for name in (
                 'address', 'type', 'vendor', 'product', 'regions', 'handles',
                 'memory', 'shell_id', 'health', 'reason')}}
 
     def test_handles(self):
-        """Each is given to one server at a time."""
+        """No function belongs to two handles."""
         seen: dict = {}
         for device in self.known.values():
             with self.promise(promises.EXAMINE, device.address):
@@ -108,7 +109,8 @@ class DiscoveryTests(base.Case):
                 self.assertEqual('', self.refusal(device))
 
     def test_configure(self):
-        """It does nothing a second time, and can be killed anywhere."""
+        """configure() changes nothing the second time, and can be interrupted
+        anywhere."""
         with self.changes_nothing(promises.CONFIGURE):
             self.driver.configure()
         for number in self._changes_of_configure():
@@ -135,7 +137,7 @@ class DiscoveryTests(base.Case):
         self.start()
 
     def test_check(self):
-        """What is well has no failure, and nothing is changed."""
+        """check() changes nothing."""
         self._hang(*self.known)
         with self.changes_nothing(promises.CHECK_OPTIONS):
             self.driver.check_options()
@@ -148,7 +150,8 @@ class DiscoveryTests(base.Case):
     # Health and identity
 
     def test_health(self):
-        """Readings of what is well are the same each time."""
+        """health() returns the same readings each time for a healthy device.
+        """
         for device in self.known.values():
             with self.changes_nothing(promises.HEALTH, device.address):
                 first = contract.readings(
@@ -165,7 +168,7 @@ class DiscoveryTests(base.Case):
                 return str(error)
 
     def test_serial(self):
-        """It is the card's, and no other one's."""
+        """serial() is unique, and follows the card into another slot."""
         for address, serial in self.serials.items():
             with self.changes_nothing(promises.SERIAL, address):
                 self.assertEqual(serial, contract.serial(
@@ -181,7 +184,8 @@ class DiscoveryTests(base.Case):
                     'the card was exchanged for another one')
 
     def test_exchanged_cards(self):
-        """What was known is not said of another card in the slot."""
+        """After two cards are exchanged, nothing known of one is reported of
+        the other."""
         if not self._exchange():
             self.skipTest('The cards cannot be exchanged.')
         self.driver.configure()
@@ -190,7 +194,7 @@ class DiscoveryTests(base.Case):
             self.assertSame(fresh, self.look_again(device.address))
 
     def test_moved_card(self):
-        """One that has left its slot, and is in another one."""
+        """A card that moves to an empty slot is recognized there."""
         address = self.one.address
         self.kernel.set_fault(address, vanish=True)
         if self.look_again(address) is not None or not self._exchange():
@@ -202,7 +206,7 @@ class DiscoveryTests(base.Case):
         self.assertSame(self.examine(address), self.look_again(address))
 
     def _exchange(self) -> bool:
-        """Exchange two cards; False where they are not in slots."""
+        """Exchange two cards; return False if they are not in slots."""
         one, other = self.one.address, self.other.address
         if not pci.ADDRESS.fullmatch(one) or not pci.ADDRESS.fullmatch(other):
             return False
@@ -212,7 +216,7 @@ class DiscoveryTests(base.Case):
     # Devices that are not well
 
     def test_card_that_hangs(self):
-        """It costs the other cards nothing."""
+        """A hanging card does not affect the other cards."""
         self._hang(self.one.address)
         device = self.other
         with self.promise(promises.EXAMINE_HANGS, device.address):
@@ -230,7 +234,7 @@ class DiscoveryTests(base.Case):
                 self.kernel.set_fault(address, hang=None if ends else 'read')
 
     def test_dead_card(self):
-        """It is quarantined until it answers."""
+        """A card that does not answer is quarantined until it answers."""
         if not pci.ADDRESS.fullmatch(self.one.address):
             self.skipTest('The device is not a PCI function.')
         before = self._signs()
@@ -250,7 +254,7 @@ class DiscoveryTests(base.Case):
         self.assertEnded()
 
     def test_card_that_is_gone(self):
-        """It comes back as it was."""
+        """A card that disappears and returns is reported as before."""
         self.kernel.set_fault(self.one.address, vanish=True)
         gone = self.look_again(self.one.address)
         with self.promise(promises.EXAMINE, self.one.address):
@@ -262,7 +266,8 @@ class DiscoveryTests(base.Case):
         self.assertEnded()
 
     def is_noticed(self) -> bool:
-        """Whether examine() returns something else of the first device."""
+        """Return whether examine() reports a difference in the first device.
+        """
         found = self.look_again(self.one.address)
         with self.promise(promises.DEFECT, self.one.address):
             self.assertTrue(
@@ -278,7 +283,8 @@ class DiscoveryTests(base.Case):
                         promises.DEFECT_ENDS)
 
     def test_nonsense(self):
-        """A value that makes no sense costs the device, until it ends."""
+        """An invalid value affects only its device, until it is valid again.
+        """
         address = self.one.address
         self.kernel.reads.clear()
         self.look_again(address)

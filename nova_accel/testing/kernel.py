@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""A simulated kernel under which a driver fails, hangs or is killed anywhere.
+"""A simulated kernel in which a driver can fail, hang or be killed anywhere.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import json
 from nova_accel import sim
 from nova_accel.sim import tree as sysfs
 
-#: polls of an operation that does not end
+#: number of polls after which an operation counts as hanging
 _PATIENCE = 25
 
 
@@ -22,7 +22,7 @@ class Hung(BaseException):
 
 
 def _written(host, state) -> str:
-    """The state without what reads change."""
+    """Return the state, without the parts that reads change."""
     return json.dumps({**state, 'cards': {
         address: {key: value for key, value in mine.items()
                   if key not in host.cards[address].READ}
@@ -30,10 +30,10 @@ def _written(host, state) -> str:
 
 
 class Kernel(sim.SimulatedKernel):
-    """Counts what a driver changes, and interrupts it where a test wants.
+    """Counts the changes that a driver makes, and interrupts it on demand.
 
-    A change is an operation that changed the state of a card or of the kernel.
-    What hangs raises Hung.
+    A change is an operation that changes the state of a card or of the kernel.
+    A read or an operation that would hang raises Hung.
     """
 
     def __init__(self, path: str):
@@ -44,17 +44,17 @@ class Kernel(sim.SimulatedKernel):
         self.steps = 0
         #: places below /sys that were read
         self.reads: set[str] = set()
-        #: place below /sys -> what is read there, or an errno
+        #: place below /sys -> text or errno to return there
         self.spoiled: dict[str, str | int] = {}
         super().__init__(path)
 
     @contextlib.contextmanager
     def watch(self, kill_after: int = 0, fail_at: int = 0):
-        """Count changes, from 1.
+        """Count changes from now on, beginning with 1.
 
-        :param kill_after: raise Killed after this change, and whenever the
-            kernel is used after it.
-        :param fail_at: fail this change with EIO.
+        :param kill_after: raise Killed after this change, and at each later
+            use of the kernel.
+        :param fail_at: let this change fail with EIO.
         """
         self.steps = self._polls = 0
         self._counts = True
@@ -65,10 +65,10 @@ class Kernel(sim.SimulatedKernel):
             self._counts = self._is_dead = False
 
     def change(self) -> None:
-        """Count a change of what is not in this kernel.
+        """Count a change outside this kernel, for example of the store.
 
-        :raises OSError: it fails.
-        :raises Killed: it was the last one.
+        :raises OSError: the change has to fail.
+        :raises Killed: it was the last permitted change.
         """
         self._begin()
         self._end()

@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What drivers.base promises of each method, as its docstring has it."""
+"""The sentences of drivers.base about methods, as their docstrings have them.
+"""
 
 import typing
 
@@ -7,9 +8,9 @@ import typing
 class Promise(typing.NamedTuple):
     """A sentence of the contract."""
 
-    #: of AcceleratorDriver
+    #: name of a method of AcceleratorDriver
     method: str
-    #: in the docstring of the method
+    #: a sentence of its docstring
     sentence: str
 
 

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Tests of devices that are programmed."""
+"""Tests of programming."""
 
 import os
 
@@ -13,7 +13,8 @@ from nova_accel.testing import servers
 class RegionTests(servers.ServerTests):
 
     def each_region(self):
-        """Each programmable region of the first device, and its bitstream."""
+        """Yield each programmable region of the first device, and a bitstream.
+        """
         if not contract._has(self.DRIVER, 'program'):
             self.skipTest(f'{self.DRIVER.__name__} programs nothing.')
         for region in self.one.regions:
@@ -27,7 +28,7 @@ class RegionTests(servers.ServerTests):
                 yield region, found
 
     def test_program(self):
-        """examine() finds what program() returned."""
+        """examine() reports the function that program() returned."""
         for region, bitstream in self.each_region():
             self.program(region, bitstream)
 
@@ -41,12 +42,13 @@ class RegionTests(servers.ServerTests):
     def assertCarries(self, region, bitstream):
         device = self.look_again(self.one.address)
         found = device and device.region(region.index).function_uuid
-        # what only a guest can read is None
+        # None: only a guest can read the function
         self.assertIn(found, (bitstream.function_uuid, None),
                       'examine() finds another function')
 
     def test_program_is_interrupted(self):
-        """nova-compute is killed, or an operation fails, at any change."""
+        """The region can be programmed again after nova-compute was killed, or
+        an operation failed, at any change."""
         for region, bitstream in self.each_region():
             with self.kernel.watch() as watched:
                 self.program(region, bitstream)
@@ -67,7 +69,7 @@ class RegionTests(servers.ServerTests):
         self.assertCarries(region, bitstream)
 
     def test_function_stays(self):
-        """reset_region() leaves the function as it is."""
+        """reset_region() does not change the function."""
         for region, bitstream in self.each_region():
             self.program(region, bitstream)
             with self.promise(promises.RESET_REGION, region.name):

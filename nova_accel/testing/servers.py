@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Tests of what is done with a device for a server, and after it."""
+"""Tests of prepare() and release(): before, during and after a server."""
 
 import itertools
 
@@ -12,14 +12,14 @@ from nova_accel.testing import discovery
 from nova_accel.testing import kernel as kernels
 from nova_accel.testing import promises
 
-#: what a reset of the function ends
+#: the kind of data that a reset of the function removes
 _REGISTERS = 'registers'
 
 
 class ServerTests(discovery.DiscoveryTests):
 
     def prepare(self, device, handle, memory=None, fresh=True):
-        """What nova-compute calls before a guest starts."""
+        """Call prepare() as nova-compute does before a guest starts."""
         use = self.use(memory)
         if contract.attends(self.DRIVER):
             with self.promise(promises.PREPARE, handle.address):
@@ -28,12 +28,13 @@ class ServerTests(discovery.DiscoveryTests):
 
     @staticmethod
     def type_of(device) -> str | None:
-        """The type that a handle is made into, None for what needs none."""
+        """Return the type to create a handle as, None if it needs none."""
         return next((type_.name for type_ in device.creatable
                      if type_.available), None)
 
     def release(self, device, handle, memory=None) -> str | None:
-        """What nova-compute calls when a server has a handle no more."""
+        """Call release() as nova-compute does when a server has released a
+        handle."""
         region = self.region_of(device, handle)
         if region:
             return self.driver.reset_region(device, region)
@@ -50,9 +51,9 @@ class ServerTests(discovery.DiscoveryTests):
                 else promises.RELEASE)
 
     def each_handle(self):
-        """The first and the last handle of each device.
+        """Yield the first and the last handle of each device.
 
-        What is made on demand has as many handles as there is room.
+        If handles are created on demand, only the first one.
         """
         for device in self.known.values():
             handles = device.all_handles
@@ -61,8 +62,8 @@ class ServerTests(discovery.DiscoveryTests):
                 yield device, handle
 
     def serve(self, device, handle):
-        """Simulate a server that writes into a handle and is deleted; return
-        the memory of its driver."""
+        """Simulate a server that writes to a handle and is deleted; return the
+        value that the driver remembered."""
         self.prepare(device, handle)
         memory = self.memory
         with self.guest(handle):
@@ -70,9 +71,9 @@ class ServerTests(discovery.DiscoveryTests):
         return memory
 
     def assertClean(self, device, handle, promise, about, *may):
-        """The next server finds nothing of the one before.
+        """Check that the next server finds no data of the previous one.
 
-        :param may: kinds of what may remain.
+        :param may: kinds of data that may remain.
         """
         with self.promise(promise, about):
             if device.creatable:
@@ -90,7 +91,7 @@ class ServerTests(discovery.DiscoveryTests):
     # Policies
 
     def test_policy_clear(self):
-        """Nothing remains, and the journal gets how."""
+        """clear: no data remains, and release() returns what was done."""
         for device, handle in self.each_handle():
             memory = self.serve(device, handle)
             with self.promise(promises.RELEASE_RETURNS, handle.address):
@@ -101,7 +102,7 @@ class ServerTests(discovery.DiscoveryTests):
                              f'{handle.address} under the policy clear')
 
     def test_policy_reset(self):
-        """It is reset, and what a reset leaves may remain."""
+        """reset: only data that survives a reset remains."""
         self.set_options(handover=['reset'])
         for device, handle in self.each_handle():
             memory = self.serve(device, handle)
@@ -115,7 +116,7 @@ class ServerTests(discovery.DiscoveryTests):
                   else {*self.LEAVES} - {_REGISTERS}))
 
     def test_policy_none(self):
-        """The operator wants nothing done, and nothing is."""
+        """none and operator: release() does nothing."""
         for policy in 'none', 'operator':
             self.set_options(handover=[policy])
             for device, handle in self.each_handle():
@@ -129,7 +130,7 @@ class ServerTests(discovery.DiscoveryTests):
     # Kinds of releases
 
     def test_prepared_again(self):
-        """A guest starts again, also after a restart of nova-compute."""
+        """A guest starts again, even after a restart of nova-compute."""
         for device, handle in self.each_handle():
             memory = self.serve(device, handle)
             self.start()
@@ -144,20 +145,20 @@ class ServerTests(discovery.DiscoveryTests):
                          f'{handle.address} after {about}')
 
     def test_build_that_failed(self):
-        """It was prepared, and no guest had it."""
+        """prepare() was called, but no guest had the handle."""
         for device, handle in self.each_handle():
             self.prepare(device, handle)
             self.clean(device, handle, self.memory, 'a build that failed')
 
     def test_memory_lost(self):
-        """The claim store was lost with what was remembered."""
+        """The claim store with the remembered value was lost."""
         for device, handle in self.each_handle():
             self.serve(device, handle)
             self.start()
             self.clean(device, handle, None, 'a lost claim store')
 
     def test_released_twice(self):
-        """The end of a release was not written down."""
+        """release() is called again, because its end was not recorded."""
         for device, handle in self.each_handle():
             memory = self.serve(device, handle)
             self.release(device, handle, memory)
@@ -174,8 +175,8 @@ class ServerTests(discovery.DiscoveryTests):
             self.assertUndone(device, handle, settings)
 
     def _settings(self, device, handle) -> dict[str, str]:
-        """Prepare a handle, and return the changed settings with their earlier
-        values."""
+        """Prepare a handle; return place -> earlier value of the changed
+        settings."""
         before = self._attributes(device)
         self.prepare(device, handle)
         return {place: before[place] for place, value in self._attributes(
@@ -190,7 +191,7 @@ class ServerTests(discovery.DiscoveryTests):
                     f'prepare() changed /sys/{place}, and it stays so')
 
     def _attributes(self, device) -> dict[str, str]:
-        """place -> text, of the functions of a device."""
+        """Return place -> text of the attributes of a device's functions."""
         found = {}
 
         def walk(path):
@@ -202,7 +203,7 @@ class ServerTests(discovery.DiscoveryTests):
                     if not self._is_link(f'{path}/{name}'):
                         walk(f'{path}/{name}')
                 except OSError:
-                    # cannot be read in any state
+                    # an attribute that can never be read
                     pass
         for function in {device.address, *(
                 a for h in device.all_handles for a in h.functions)}:
@@ -217,7 +218,7 @@ class ServerTests(discovery.DiscoveryTests):
             return False
 
     def test_kept_for_guests(self):
-        """The operator has bound the function to vfio-pci, and it stays so."""
+        """A function that the operator bound to vfio-pci stays bound to it."""
         for device, handle in self.each_handle():
             if handle.type is not model.HandleType.PCI or not handle.managed:
                 continue
@@ -236,7 +237,7 @@ class ServerTests(discovery.DiscoveryTests):
                     f'{function} was bound to vfio-pci before')
 
     def _is_offered(self, address, handle) -> bool:
-        """Whether a driver that was just started offers a handle."""
+        """Return whether a driver without state offers a handle."""
         found = self.examine(address)
         if found is None:
             return False
@@ -244,7 +245,7 @@ class ServerTests(discovery.DiscoveryTests):
         return part.health is model.Health.OK and handle in part.handles
 
     def test_device_of_a_guest(self):
-        """It is as it was while a guest has it."""
+        """While a guest has a device, it is reported as before."""
         for device, handle in self.each_handle():
             self.prepare(device, handle)
             memory = self.memory
@@ -263,7 +264,7 @@ class ServerTests(discovery.DiscoveryTests):
     # Failures and crashes
 
     def test_killed(self):
-        """nova-compute is killed after any change of a server's life."""
+        """release() cleans after nova-compute was killed at any change."""
         device, handle = next(iter(self.each_handle()))
         settings = self._settings(device, handle)
         self.release(device, handle, self.memory)
@@ -273,7 +274,7 @@ class ServerTests(discovery.DiscoveryTests):
             self.assertUndone(device, handle, settings)
 
     def _killed_after(self, device, handle, number) -> bool:
-        """:returns: whether there were so many changes."""
+        """:returns: whether the change was reached."""
         self.memory = None
         try:
             with self.kernel.watch(kill_after=number):
@@ -300,7 +301,7 @@ class ServerTests(discovery.DiscoveryTests):
         self.assertEnded()
 
     def test_operation_that_fails(self):
-        """A release in which anything fails raises, or cleans."""
+        """If any operation of release() fails, it raises, or cleans anyway."""
         device, handle = next(iter(self.each_handle()))
         for number in itertools.count(1):
             memory = self.serve(device, handle)
@@ -326,7 +327,7 @@ class ServerTests(discovery.DiscoveryTests):
         return False
 
     def test_faults(self):
-        """Each of FAULTS is noticed, and nothing of it stays."""
+        """Each of FAULTS is detected, and leaves no trace when it ends."""
         for name, values in self.FAULTS.items():
             for value in values if isinstance(values, tuple) else (values,):
                 with self.subTest(**{name: value}):
@@ -348,7 +349,8 @@ class ServerTests(discovery.DiscoveryTests):
                     self.assertEnded()
 
     def _serve_and_program(self):
-        """All that a device does for a server, with nothing of the kit."""
+        """Serve a server and program a region, without checks of these tests.
+        """
         device, handle = self.one, self.one.all_handles[0]
         region = self.region_of(device, handle)
         with self.kernel.watch():
