@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """xclbin, the file format of functions for FPGAs of AMD (Xilinx) under XRT.
 
-Layout, from xclbin.h of XRT: a header of 456 bytes (struct axlf) with the number
-of sections, a section header of 40 bytes for each, and the sections;
+Layout, from xclbin.h of XRT: a header of 456 bytes (struct axlf) with the
+number of sections, a section header of 40 bytes for each, and the sections;
 little-endian, UUIDs in the order in which they are printed. This module checks
 every offset, because the driver xclmgmt accepts the whole file and follows the
 offsets in it without comparing them with its length.

@@ -11,7 +11,7 @@ __all__ = ['SimulatedKernel', 'make_gbs', 'make_xclbin', 'open_host']
 
 def open_host(path: str, writes: bool = True,
               ) -> SimulatedKernel | captured.CapturedKernel:
-    """Return the kernel of a file: a description, or a capture.
+    """Return the kernel that a file describes, or that a capture contains.
 
     :param writes: whether the state of a described host may be written.
     :raises InvalidSimulation: the file is malformed.

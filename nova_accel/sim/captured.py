@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The file of a capture, and the kernel that plays it.
+"""Read and write captures, and replay one as a kernel.
 
 The file is YAML: ``capture`` (the version of the format), ``sysfs`` (a tree of
 names; ``!link`` is a link, by the path of its target below /sys, ``!error`` an
 attribute that cannot be read, ``!!binary`` one that is not text) and
-``answers`` (what operations answered). A capture is read-only: all drivers can
+``answers`` (the results of operations). A capture is read-only: all drivers can
 read it, and nothing can be changed.
 """
 
@@ -24,9 +24,9 @@ from nova_accel.sim import recorder
 from nova_accel.sim import tree as sysfs
 
 VERSION = 1
-#: seconds between two looks for devices that come and go
+#: seconds between two checks whether devices appeared or disappeared
 _LOOK = 1
-#: operation -> function that makes its answer of what YAML has
+#: operation -> function that converts its answer from YAML
 _FROM_PLAIN: dict[str, typing.Any] = {
     'read_nvme': nvme_admin.Controller.from_tuple,
     'read_nvme_health': lambda fields: nvme_admin.HealthLog(*fields),
@@ -65,9 +65,9 @@ _Dumper.add_representer(sysfs.Errno, lambda dumper, number: (
 
 
 def is_capture(path: str) -> bool:
-    """Whether a file is a capture, by its first key.
+    """Return whether a file is a capture, by its first key.
 
-    A file that cannot be read is none; who loads it says why.
+    False for an unreadable file, for which loading it reports the reason.
     """
     try:
         with open(path, encoding='utf-8', errors='replace') as file:
@@ -83,7 +83,7 @@ def dump(tree: sysfs.Directory, answers: Iterable[recorder.Answer],
          about: dict[str, typing.Any], file: typing.TextIO) -> None:
     """Write a capture.
 
-    :param about: what its reader has to know, by key.
+    :param about: further keys for the reader of the file.
     """
     yaml.dump({'capture': VERSION, **about}, file, Dumper=_Dumper,
               sort_keys=False, allow_unicode=True)
@@ -140,15 +140,15 @@ def _load(path):
 
 
 class CapturedKernel(sysfs.Reads):
-    """Replaces nova_accel.host.kernel.Kernel; has the same methods."""
+    """Replays a capture, with the interface of host.kernel.Kernel."""
 
     def __init__(self, path: str):
-        """:param path: of the file.
+        """:param path: of the file with the capture.
 
         :raises InvalidSimulation: the file is malformed.
         """
         self._sysfs, self._answers, found = _load(path)
-        #: those of [accel] on the host that were not at their default, by name
+        #: options of [accel] on the captured host, except defaults, by name
         self.options: dict[str, typing.Any] = found
 
     def _tree(self):

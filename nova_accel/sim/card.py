@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A simulated PCI device, the base class of all kinds of devices.
 
-A card is frozen and holds what the description says. The state of the card and
-of the kernel is a dictionary, which its methods take first. A kind of devices
-is a subclass in a module of its own and an entry in description.KINDS; one of
-another package is behind an entry point (description.NAMESPACE).
+A card is frozen and holds the description. The state of the card and of the
+kernel is a dictionary, the first argument of its methods. A kind of devices is
+a subclass in a module of its own and an entry in description.KINDS; another
+package provides one behind an entry point (description.NAMESPACE).
 """
 
 import dataclasses
@@ -28,56 +28,55 @@ class Card:
     driver: str | None = None
     numa_node: int = -1
     #: the root complex ('pci0000:3a') and the bridges above it, from the
-    #: widest; empty when it is integrated into a root complex of its own
+    #: widest; empty if it is integrated into a root complex of its own
     bridges: tuple[str, ...] = ()
     iommu_group: int | None = None
-    #: maximum number of VFs; with 0 the card has no SR-IOV
+    #: maximum number of VFs; 0: the card has no SR-IOV
     total_vfs: int = 0
     #: device id of a VF, None for that of the PF
     vf_device: str | None = None
-    #: driver that takes new VFs
+    #: driver that binds to new VFs
     vf_driver: str | None = None
-    #: variant of vfio-pci that libvirt 10.0 and later bind instead, as
+    #: variant of vfio-pci that libvirt 10.0 and later bind instead, for example
     #: mlx5_vfio_pci (driver model in docs/formatdomain.rst of libvirt)
     vfio_driver: str = 'vfio-pci'
     #: initial number of VFs
     vfs: int = 0
-    #: its version, as devlink shows it; '' if its driver reports none
+    #: firmware version that devlink shows; '' if its driver reports none
     firmware: str = ''
     #: further attributes of the physical function while it is bound to the
     #: initial driver: path -> text
     attributes: dict = dataclasses.field(default_factory=dict)
     faults: dict = dataclasses.field(default_factory=dict)
-    #: how the kernel can reset the physical function, the first one first;
-    #: empty when it cannot. VFs have a function level reset
+    #: the kernel's reset methods of the physical function, in order; empty if
+    #: it has none. VFs have a function level reset
     reset_method: str = 'flr'
-    #: the Device Serial Number of the physical function at first
+    #: initial Device Serial Number of the physical function
     device_serial: str = ''
-    #: ACS control of the ports above it; None: as Linux sets it where it has an
-    #: IOMMU, validation, redirects and upstream forwarding
+    #: ACS control of the ports above it; None: as Linux sets it if it has an
+    #: IOMMU: validation, redirects and upstream forwarding
     acs: int | None = None
 
-    #: fault -> function that checks its value
+    #: name of a fault -> function that checks its value
     FAULTS: ClassVar[dict] = {
         'attributes': reader.attributes,
         #: errno of binding another driver
         'bind': reader.one_of('EBUSY', 'EINVAL', 'ENODEV'),
         'dead': reader.boolean,
-        #: the step of inventory.recovery that ends 'dead', 'controller' and
-        #: 'attributes'
+        #: the step of inventory.recovery that ends the faults 'dead',
+        #: 'controller' and 'attributes'
         'ends_by': reader.one_of('function reset', 'controller reset',
                                  'driver rebind', 'card reset'),
-        #: its VFs do not answer, until they are made again
+        #: its VFs do not answer, until they are created again
         'lost_vfs': reader.boolean,
-        #: of the port above, as 'attributes' of the card
+        #: spoiled attributes of the port above, like 'attributes' of the card
         'port': reader.attributes,
-        #: a process of the host has its device node open, for which drivers of
-        #: the host wait when they are unbound. NVIDIA's and AMD's users have
-        #: reported that
+        #: a process of the host has its device node open: unbinding its driver
+        #: blocks, as users of NVIDIA's and AMD's drivers reported
         'in_use': reader.boolean,
         'hang': reader.checked(lambda v: v == 'read', 'read'),
         'renumber': reader.boolean,
-        #: errno of a reset, or that the device reads as all ones after it
+        #: errno of a reset, or the state after it
         'reset': reader.one_of('EIO', 'ENOTTY', 'ETIMEDOUT', 'dead', 'hang'),
         'vanish': reader.boolean,
         #: errno of creating VFs
@@ -87,7 +86,7 @@ class Card:
     #: keys of its state that reads change
     READ: ClassVar[frozenset[str]] = frozenset()
     #: name of an operation of the driver's own package (Kernel.call()) ->
-    #: method that plays it (self, the state, the VF, further arguments)
+    #: method that simulates it (self, the state, the VF, further arguments)
     OPERATIONS: ClassVar[dict[str, typing.Callable]] = {}
 
     # Description
@@ -96,7 +95,7 @@ class Card:
     def describe(cls, item) -> dict:
         """Read the fields of a card from its mapping in the description.
 
-        :param item: a reader.Mapping; known keys are taken out of it.
+        :param item: a reader.Mapping; known keys are removed from it.
         :raises InvalidSimulation: a value is wrong; the error names file,
             line and key.
         """
@@ -118,7 +117,7 @@ class Card:
 
     @classmethod
     def describe_any(cls, item) -> dict:
-        """Read the fields that every kind of cards has."""
+        """Read the fields that all kinds of cards share."""
         fields = dict(
             address=item.take('address', reader.address),
             numa_node=item.take('numa_node', int, -1),
@@ -156,7 +155,7 @@ class Card:
         return cls.FAULTS[name](value)
 
     def addresses(self) -> list[str]:
-        """Return the addresses of all functions that it may ever have."""
+        """Return the addresses of all functions that it can have."""
         return [self.address,
                 *(self.vf_address(n) for n in range(self.total_vfs))]
 
@@ -172,7 +171,7 @@ class Card:
     def place(self, address: str = '') -> str:
         """Return the directory of one of its functions below /sys.
 
-        :param address: of the function, by default of the physical one.
+        :param address: of the function, by default the physical one.
         """
         above = self.bridges or (f'pci{self.address[:7]}',)
         return '/'.join(('devices', *above, address or self.address))
@@ -180,16 +179,16 @@ class Card:
     # State
 
     def fresh(self, state) -> dict[str, typing.Any]:
-        """Return the state after boot of the host and power on of the card.
+        """Return the state after the host booted and the card was powered on.
 
-        :param state: of the host; number(state) gives numbers of devices.
+        :param state: state of the host; number(state) gives numbers of devices.
         """
         return {'driver': self.driver, 'number': number(state), 'vfs': [],
                 'faults': {}, 'resets': [],
                 'device_serial': self.device_serial, 'ids': list(self.ids)}
 
     def at_first(self, state) -> dict:
-        """Return fresh() plus the initial state of the description."""
+        """Return fresh(), plus the initial state of the description."""
         mine = self.fresh(state)
         if self.vfs and mine['driver'] == self.driver:
             self.make_vfs(state, mine, self.vfs)
@@ -219,15 +218,16 @@ class Card:
                 *filter(None, (self.driver, self.vf_driver))}
 
     def in_use(self, mine) -> list[str]:
-        """Return what a guest may have open beside the physical function."""
+        """Return the names, other than its address, that a guest may have open.
+        """
         return [self.vf_address(n) for n in range(len(mine['vfs']))]
 
     def is_busy(self, mine) -> bool:
-        """Whether unbinding the driver has to wait."""
+        """Return whether unbinding the driver blocks."""
         return False
 
     def is_kept(self, mine, vf) -> bool:
-        """Whether a process of the host has the node of a function open.
+        """Return whether a process of the host has a function's node open.
 
         :param vf: number of the VF, None for the physical function.
         """
@@ -238,7 +238,7 @@ class Card:
     def bound(self, state, mine, driver) -> None:
         """Bind the physical function to another driver.
 
-        Its VFs go with the driver that has created them: each driver calls
+        The new driver has none of its VFs: each driver calls
         pci_disable_sriov() when it is unbound (pci-iov-howto.rst of Linux).
         """
         mine.update(driver=driver, number=number(state), vfs=[])
@@ -246,11 +246,13 @@ class Card:
             self.ends(mine, 'driver rebind')
 
     def reset(self, mine, vf) -> None:
-        """Reset one of its functions: reset_store() in drivers/pci/pci-sysfs.c
-        of Linux, whose attribute is there where a method is.
+        """Reset one of its functions.
+
+        Source: reset_store() in drivers/pci/pci-sysfs.c of Linux, whose
+        attribute exists if there is a reset method.
 
         :param vf: number of the VF, None for the physical function.
-        :raises OSError: as the kernel does.
+        :raises OSError: as in the kernel.
         """
         address = self.address if vf is None else self.vf_address(vf)
         method = self.reset_method if vf is None else 'flr'
@@ -285,13 +287,13 @@ class Card:
             raise sysfs.error(errno.ERANGE, self.address)
 
     def make_vfs(self, state, mine, count) -> None:
-        # without drivers_autoprobe=0 the kernel binds them at once
+        # the kernel binds new VFs at once, unless drivers_autoprobe is 0
         mine['vfs'] = [{'driver': self.vf_driver, 'number': number(state)}
                        for _ in range(count)]
         mine['faults'].pop('lost_vfs', None)
 
     def ends_vfs(self, attribute, value) -> bool:
-        """Whether writing the attribute removes the VFs."""
+        """Return whether writing the attribute removes the VFs."""
         return False
 
     def write(self, mine, vf, attribute, value) -> None:
@@ -303,12 +305,12 @@ class Card:
         raise sysfs.error(errno.ENOENT, f'{self.address}/{attribute}')
 
     def operate(self, mine, vf, name, *args):
-        """Play an operation of the driver's own package.
+        """Simulate an operation of the driver's own package.
 
         :param vf: number of the VF, None for the physical function.
-        :raises OSError: as the operation does; ENOTTY for one that this kind
-            of devices does not have. BlockingIOError: it has not ended yet,
-            and is called again.
+        :raises OSError: as in the operation; ENOTTY if this kind of devices
+            does not have it. BlockingIOError: it has not ended, and has to be
+            called again.
         """
         if name not in self.OPERATIONS:
             raise sysfs.error(errno.ENOTTY, f'{self.address} {name}')
@@ -317,10 +319,10 @@ class Card:
     # Sysfs
 
     def add(self, tree, mine, group) -> None:
-        """Put the card into sysfs.
+        """Add the card to sysfs.
 
-        :param group: number of the physical function's own IOMMU group, those
-            of VFs follow; None without IOMMU.
+        :param group: number of the physical function's own IOMMU group; VFs
+            have the next numbers. None without IOMMU.
         """
         faults = self.faulty(mine)
         if faults.get('vanish'):
@@ -352,7 +354,7 @@ class Card:
                 tree, self.place(address),
                 (vendor, self.vf_device or device, subsystem_vendor, '0000'),
                 self.class_code, vf['driver'], group and group + 1 + n)
-            # by the SR-IOV specification, in every state of the card
+            # ones by the SR-IOV specification, in every state of the card
             made['config'] = (b'\xff' * 64 if faults.get('lost_vfs')
                               else b'\xff\xff' + made['config'][2:])
             made['numa_node'] = str(self.numa_node)
@@ -365,33 +367,34 @@ class Card:
             sysfs.spoil(made, faults.get('attributes') or {})
 
     def add_physical(self, tree, mine, function) -> None:
-        """Add what the physical function has beside the common attributes."""
+        """Add attributes that only the physical function has."""
 
     def add_virtual(self, tree, mine, n, function) -> None:
-        """Add what a VF has beside the common attributes."""
+        """Add attributes that only a VF has."""
 
 
 def _resettable(function, method):
     """Add the attributes of a function that can be reset."""
     if method:
-        # root may write it, no user may read it
+        # root may write the attribute, and no user may read it
         function.update(reset_method=method, reset=sysfs.Errno(errno.EACCES))
 
 
 def number(state) -> int:
-    """Return an unused number for device names; the nine next are free."""
+    """Return an unused number for device names; the next nine are unused, too.
+    """
     state['number'] += 10
     return state['number']
 
 
 def forget(mine, port: int, *kinds: str) -> None:
-    """End what guests left in a VF or a region, its 'registers', or in the
-    'memory' of the card."""
+    """Remove data that guests left: in a VF or a region ('registers'), or in
+    the 'memory' of the card."""
     for kind in kinds:
         mine.get('left', {}).get(place_of(port, kind), {}).pop(kind, None)
 
 
 def place_of(port: int, kind: str) -> str:
-    """Return where a card keeps what a guest left: its regions share the
-    memory."""
+    """Return the key of data that a guest left: all regions share the memory.
+    """
     return 'card' if kind == 'memory' else str(port)

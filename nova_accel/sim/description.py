@@ -32,7 +32,7 @@ KINDS: dict[str, type[card.Card]] = {
 }
 
 
-#: methods of a kind whose state does not change as time passes
+#: methods of card.Card: a kind that overrides neither does not change with time
 _TIMELESS = card.Card.settle, card.Card.is_busy
 #: entry points of kinds of other packages: list in the file -> class
 NAMESPACE = 'nova_accel.simulated_devices'

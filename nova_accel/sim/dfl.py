@@ -23,7 +23,7 @@ PRODUCTS = {
     'N6000': ('8086', 'bcce', '1770', 'bccf'),
     'N6001': ('8086', 'bcce', '1771', 'bccf'),
 }
-#: name of a programming fault -> status of the manager after it
+#: name of a programming fault -> status that the manager shows after it
 PR_ERRORS = {
     'operation': 'reconfig operation error',
     'crc': 'reconfig CRC error',
@@ -32,7 +32,7 @@ PR_ERRORS = {
     'fifo': 'reconfig fifo overflow error',
     'timeout': None,
 }
-#: the default function of a region: OPAE's loopback test
+#: the initial function of a region: OPAE's loopback test
 DEFAULT_FUNCTION = 'd8424dc4a4a3c413f89e433683f9040b'
 DEFAULT_INTERFACE = '9926ab6d6c925a68aabca7d84c545738'
 
@@ -57,8 +57,8 @@ class DflCard(card.Card):
     shell: str = ''
     programming_seconds: float = 0
     timeout_seconds: float = 0
-    #: of a board of OFS: the VFs of its slot, which linux-dfl creates (see
-    #: is_ofs()); 0 with mainline Linux
+    #: number of VFs of the slot of an OFS board under linux-dfl (see is_ofs());
+    #: 0 under mainline Linux
     afu_vfs: int = 0
 
     FAULTS: ClassVar[dict] = {
@@ -132,8 +132,8 @@ class DflCard(card.Card):
     def settle(self, mine):
         """End a programming whose time is over.
 
-        The first process that reads the state does it: as with real hardware,
-        a programming goes on when the process that began it is killed.
+        The first process that reads the state does this: as with hardware, a
+        programming continues after the process that began it was killed.
         """
         program = mine['program']
         if not program or time.time() < program['until']:
@@ -160,17 +160,16 @@ class DflCard(card.Card):
         return bool(mine['program'])
 
     def is_ofs(self) -> bool:
-        """Whether it has a slot: a port in the list of features of the FME,
-        without an AFU, which is in the VFs.
+        """Return whether it has a slot: a port in the list of features of the
+        FME, without an AFU, which is in the VFs.
 
         The port is a device of the PF without afu_id (FME_PORT_OFST_BAR_SKIP
-        in dfl-pci.c of Linux 5.19; parse_feature_fiu() in dfl.c, where
-        NEXT_AFU is 0; port_afu_attrs_visible() in dfl-afu-main.c). Mainline
-        Linux creates as many VFs as ports were released
-        (dfl_fpga_cdev_config_ports_vf() in dfl.c); linux-dfl
-        (github.com/OFS) any number while none was, and its
-        find_dfls_by_default() binds a VF that begins with an AFU, and shows
-        nothing of it.
+        in dfl-pci.c of Linux 5.19; parse_feature_fiu() in dfl.c, with NEXT_AFU
+        0; port_afu_attrs_visible() in dfl-afu-main.c). Mainline Linux creates
+        as many VFs as ports were released (dfl_fpga_cdev_config_ports_vf() in
+        dfl.c). linux-dfl (github.com/OFS) creates any number if no port was
+        released; its find_dfls_by_default() binds to a VF that begins with an
+        AFU, and shows nothing of it.
         """
         return self.ids[1] == 'bcce'
 
@@ -268,8 +267,8 @@ class DflCard(card.Card):
                                 vf['number'])
             base[f'dfl-port.{vf["number"]}'] = _port(
                 mine, self.faulty(mine), vf['port'],
-                # a VF has a count of its own, which programming through the
-                # PF ignores
+                # the disable count of a VF is its own, and programming through
+                # the PF ignores it
                 vf.get('stuck') == vf['number'])
 
 
@@ -351,9 +350,9 @@ class DflOperations(operations.Operations):
             state['cards'][found.address]['errors'][str(port)] = '0x0'
 
     def read_afu(self, function):
-        # DFH, GUID_L and GUID_H in dfl.h; of the first VF it is what the file
-        # says, as each VF has an AFU of its own. What a dead card reads as has
-        # another type
+        # DFH, GUID_L and GUID_H in dfl.h. The first VF shows the UUID in the
+        # file, as each VF has an AFU of its own. A dead card reads as another
+        # type
         host, state = self._look()
         found, vf = self._owner(host, state, function)
         mine = state['cards'][found.address]
@@ -378,9 +377,9 @@ class DflOperations(operations.Operations):
                 'EBUSY' if mine['program'] else None) or (
                 'ETIMEDOUT' if faults.get('dead') else None)
             if failure == 'ETIMEDOUT':
-                # __afu_port_disable() in dfl-afu-main.c counts before it
-                # waits, 1 ms, and does not count back: until the function is
-                # bound again
+                # __afu_port_disable() in dfl-afu-main.c increments the count,
+                # waits 1 ms, and does not decrement it; binding the function
+                # again resets it
                 if vf is None:
                     mine['disabled'][str(port)] = 1 + mine['disabled'].get(
                         str(port), 0)
@@ -409,13 +408,13 @@ class DflOperations(operations.Operations):
                     or port in [vf['port'] for vf in mine['vfs']]):
                 raise sysfs.error(errno.EBUSY, f'port {port} of {pf}')
             mine['released'].remove(port)
-            # Linux 6.12 recreates the port's device, but no driver takes it
+            # Linux 6.12 recreates the port's device without a driver
             mine['lost'].append(port)
 
     def guest_loads(self, pf: str, function: str) -> None:
-        """Have the guest that has a whole card program port 0 by its FME.
+        """Let the guest with a whole card program port 0 through its FME.
 
-        :raises OSError: ENODEV where no guest has the physical function.
+        :raises OSError: ENODEV if no guest has the physical function.
         """
         with self._update() as (host, state):
             found, vf = self._owner(host, state, pf)

@@ -6,7 +6,7 @@ import struct
 import uuid
 
 GUID = b'XeonFPGA\xb7GBSv001'
-#: in a payload, after the two UUIDs
+#: marker in a payload, after the two UUIDs
 CLEARS_MEMORY = b'clears memory'
 
 
@@ -22,9 +22,9 @@ def make_gbs(path: str, function: str, interface: str, size: int = 4096,
     :param function: UUID of the function in the metadata.
     :param interface: UUID of the region type in the metadata.
     :param size: length of the payload in bytes.
-    :param payload_function: the function in the payload if it differs.
-    :param payload_interface: the region type in the payload if it differs.
-    :param clears_memory: its function writes zeros into the card's memory.
+    :param payload_function: function in the payload, if it differs.
+    :param payload_interface: region type in the payload, if it differs.
+    :param clears_memory: whether programming it clears the card's memory.
     :raises ValueError: a UUID is malformed.
     """
     metadata = json.dumps({'version': 1, 'afu-image': {

@@ -2,8 +2,8 @@
 """Graphics cards for passthrough of the whole card.
 
 Sources: boot_vga_show(), resource_show() and pci_mmap_resource() in
-drivers/pci/pci-sysfs.c of Linux 7.2; host.nvidia for what is read of BAR0. No
-card was seen.
+drivers/pci/pci-sysfs.c of Linux 7.2; host.nvidia for the registers in BAR0. Not
+compared with a real card.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ class GpuCard(card.Card):
     #: whether it has types of mediated devices, as under a vGPU host driver
     mdev: bool = False
     #: size of the largest memory region of each function in GiB; 0: `resource`
-    #: has none
+    #: lists none
     bar_gib: int = 0
-    #: of BAR0; `resource` does not have it
+    #: size of BAR0 in MiB; `resource` does not list it
     bar0_mib: int = 16
-    #: seconds from the first reading after a reset of the bus to the end of the
-    #: boot, and from there to that of the clearing of the memory
+    #: seconds from the first read after a bus reset to the end of the boot, and
+    #: again as many to the end of clearing the memory
     boot_seconds: float = 0.02
     clear_seconds: float = 0.02
 
@@ -44,10 +44,10 @@ class GpuCard(card.Card):
         **card.Card.FAULTS,
         #: the kernel maps no memory of devices
         'lockdown': reader.boolean,
-        #: the clearing never ends; BAR0 reads as ones; the words are those of
-        #: the boot before
+        #: the clearing never ends; BAR0 reads as ones; registers show the
+        #: previous boot
         'memory_clear': reader.one_of('never', 'ones', 'stale'),
-        #: as a guest has set them: name of nvidia.REGISTERS -> value
+        #: modes that a guest has set: name of nvidia.REGISTERS -> value
         'modes': reader.attributes,
         #: errno of opening it through VFIO
         'vfio': reader.one_of('EBUSY', 'EPERM', 'ENOENT'),
@@ -72,7 +72,7 @@ class GpuCard(card.Card):
             clear_seconds=item.take('clear_seconds', reader.seconds, 0.02))
 
     def reset(self, mine, vf):
-        """See the base class; a GPU boots after a reset of its bus alone."""
+        """See the base class; only a bus reset makes a GPU boot."""
         super().reset(mine, vf)
         if (mine.get('reset_method') or self.reset_method) == 'bus':
             mine['booted'] = None
@@ -80,7 +80,7 @@ class GpuCard(card.Card):
                 card.forget(mine, 0, 'memory')
 
     def word(self, mine, family: str, offset: int) -> int:
-        """Return what a word of BAR0 reads as now.
+        """Return the present value of a word of BAR0.
 
         :raises OSError: ERANGE: BAR0 is too small.
         """
@@ -114,8 +114,8 @@ class GpuCard(card.Card):
 
     def _add_region(self, function):
         if self.bar_gib:
-            # start, end and flags of each; a memory region of 64 bits that
-            # can be prefetched (include/linux/ioport.h of Linux)
+            # start, end and flags: a 64-bit prefetchable memory region
+            # (include/linux/ioport.h of Linux)
             start = 1 << 44
             function['resource'] = (
                 f'0x{start:016x} 0x{start + (self.bar_gib << 30) - 1:016x} '
@@ -142,7 +142,7 @@ class GpuOperations(operations.Operations):
         def read(offset):
             mine = self._look()[1]['cards'][function]
             if mine.get('booted', 0) is None:
-                # a busy machine may read late, and misses no boot
+                # a busy machine may read late, but sees each boot
                 with self._update() as (_, state):
                     mine = state['cards'][function]
                     mine['booted'] = time.time()

@@ -1,15 +1,15 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A simulated kernel with simulated cards.
 
-It answers as Linux 6.12 with the DFL drivers was observed to answer, errors
-included; each kind of device names the sources of what it does. What all have
-in common is from drivers/pci (pci-sysfs.c, iov.c, pci-driver.c), drivers/iommu
-(iommu.c) and drivers/vfio (group.c, vfio_main.c, pci/vfio_pci.c,
-pci/vfio_pci_core.c) of Linux 7.2.
+It behaves like Linux 6.12 with the DFL drivers, errors included, as observed;
+each kind of devices names the sources of its behavior. The common behavior is
+from drivers/pci (pci-sysfs.c, iov.c, pci-driver.c), drivers/iommu (iommu.c) and
+drivers/vfio (group.c, vfio_main.c, pci/vfio_pci.c, pci/vfio_pci_core.c) of
+Linux 7.2.
 
 The file ``<file>.state`` beside the description keeps the state of the cards
-and of the kernel for all processes. Time is real: programming sleeps, and
-holds no lock meanwhile.
+and of the kernel for all processes. Time is real: programming sleeps, without
+holding a lock.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ from nova_accel.sim import vgpu
 from nova_accel.sim import xrt
 
 _PCI = 'bus/pci/devices'
-#: drivers that VFIO tolerates on the other members of an IOMMU group
+#: drivers that VFIO accepts on other members of an IOMMU group
 _HARMLESS = frozenset(('vfio-pci', 'pci-stub', 'pcieport'))
 #: seconds between two polls of a blocking operation
 _TICK = 0.02
-#: seconds between two looks for devices that come and go
+#: seconds between two checks whether devices appeared or disappeared
 _LOOK = 1
-#: attributes of PCI functions that the kernel answers without the device
+#: attributes of PCI functions that the kernel has in memory
 _IN_MEMORY = frozenset((
     'vendor', 'device', 'subsystem_vendor', 'subsystem_device', 'class',
     'numa_node', 'boot_vga', 'reset_method', 'sriov_numvfs',
@@ -54,7 +54,7 @@ _BRIDGE = ('10b5', '8747', '10b5', '8747')
 #: drivers that create VFs when they are loaded (gim_driver in gim_drv.c of
 #: amd/MxGPU-Virtualization)
 _OWN_VFS = frozenset(('gim',))
-#: vendor and device that vfio-pci refuses without disable_denylist
+#: (vendor, device) that vfio-pci refuses without disable_denylist
 _DENYLIST = frozenset(('8086', device) for device in (
     '0435', '0443', '19e2', '19e3', '37c8', '37c9', '0b25', '0cfe'))
 
@@ -67,16 +67,16 @@ class SimulatedKernel(sysfs.Reads,
                       timecard.TimecardOperations,
                       vgpu.MdevOperations,
                       gpu.GpuOperations):
-    """Replaces nova_accel.host.kernel.Kernel; has the same methods.
+    """A kernel with simulated cards, with the interface of host.kernel.Kernel.
 
-    Thread-safe. Any number of processes may use one file.
+    Thread-safe. Several processes can use one file.
     """
 
     def __init__(self, path: str, writes: bool = True):
         """
         :param path: the description, a YAML file.
-        :param writes: whether changes are kept for other processes; else they
-            are in memory alone, and no file is written."""
+        :param writes: whether changes are written for other processes; if not,
+            they stay in memory, and no file is written."""
         self.path = os.path.abspath(path)
         self._state_path = f'{self.path}.state'
         self._writes = writes
@@ -190,7 +190,7 @@ class SimulatedKernel(sysfs.Reads,
     def read_acs(self, function):
         host, _ = self._look()
         for card in host.cards.values():
-            # of a switch the ports to its devices have ACS
+            # in a switch, the ports to its devices have ACS
             if function in pci.below_root(card.bridges)[::-2]:
                 return card.acs if card.acs is not None else (
                     0x1d if host.iommu else 0)
@@ -219,7 +219,7 @@ class SimulatedKernel(sysfs.Reads,
     def reset_function(self, function, hot=False):
         """See Kernel.
 
-        :param hot: by the hot reset of VFIO, which is that of the bus.
+        :param hot: by VFIO's hot reset, which resets the bus.
         """
         while True:
             with self._update() as (host, state):
@@ -231,7 +231,7 @@ class SimulatedKernel(sysfs.Reads,
                     card.reset(mine, vf)
                     mine['reset_method'] = method
                     if function in state['guests']:
-                        # reset_store() in pci/pci-sysfs.c does not ask
+                        # reset_store() in pci/pci-sysfs.c does not check it
                         state.setdefault('disturbed', []).append(function)
                     return
             time.sleep(_TICK)
@@ -248,7 +248,8 @@ class SimulatedKernel(sysfs.Reads,
                 if count and refused:
                     raise sysfs.error(getattr(errno, refused), pf)
                 if count and mine['driver'] in _OWN_VFS:
-                    # no sriov_configure (sriov_numvfs_store() in pci/iov.c)
+                    # it has no sriov_configure (sriov_numvfs_store() in
+                    # pci/iov.c)
                     raise sysfs.error(errno.ENOENT, pf)
                 if count:
                     mine['autoprobe'] = probe
@@ -298,11 +299,12 @@ class SimulatedKernel(sysfs.Reads,
 
     @classmethod
     def _rebind(cls, host, state, function, driver) -> bool:
-        """Rebind, unless a guest has it or a VF, or the card is busy:
-        unbind_store() in drivers/base/bus.c of Linux waits for that, and
-        vfio_unregister_group_dev() in drivers/vfio/vfio_main.c.
+        """Bind a function to a driver, unless that blocks: a guest has the
+        function or a VF, or the card is busy (unbind_store() in
+        drivers/base/bus.c and vfio_unregister_group_dev() in
+        drivers/vfio/vfio_main.c of Linux wait then).
 
-        :returns: whether the function was rebound.
+        :returns: whether the function was bound.
         """
         if function in state['guests']:
             return False
@@ -329,10 +331,10 @@ class SimulatedKernel(sysfs.Reads,
         card.bound(state, mine, driver)
         return True
 
-    # What tests and demonstrations do to the host
+    # Actions of tests and demonstrations on the host
 
     def set_fault(self, address: str, **fault) -> None:
-        """Set faults of a card; None clears one.
+        """Set faults of a card; None ends a fault.
 
         Names and values are those of ``faults`` in the description.
 
@@ -351,15 +353,15 @@ class SimulatedKernel(sysfs.Reads,
                 mine['errors'] = {}
 
     def says(self, subsystem: str, function: str, said: str) -> None:
-        """Have the kernel send a message, see host.kernel.Change."""
+        """Let the kernel send an event, see host.kernel.Change."""
         with self._update() as (_, state):
             state.setdefault('said', []).append([subsystem, function, said])
 
     def exchange_cards(self, one: str, other: str) -> None:
         """Exchange the cards in two slots, while the host has no power.
 
-        A slot whose card has the fault ``vanish`` is empty. Both slots have
-        the same kind of cards in the description.
+        A slot whose card has the fault ``vanish`` is empty. The description
+        must have the same kind of cards in both slots.
         """
         with self._update() as (_, state):
             cards = state['cards']
@@ -370,17 +372,17 @@ class SimulatedKernel(sysfs.Reads,
         """Give functions to a guest, as libvirt does for managed hostdevs
         (virHostdevPreparePCIDevices() in virhostdev.c).
 
-        libvirt attaches all functions of a guest that starts at once, and
-        those of a running guest one by one. A group with a driver of the host
-        is not viable (vfio.rst in Documentation/driver-api), and one process
-        has all that is open of a group (vfio_group_fops_open() in
+        libvirt attaches all functions of a starting guest at once, and those of
+        a running guest one by one. An IOMMU group with a driver of the host is
+        not viable (vfio.rst in Documentation/driver-api), and only one process
+        can open functions of a group (vfio_group_fops_open() in
         drivers/vfio/group.c).
 
-        :param guest: name of the process that gets them; '' for another one
+        :param guest: name of the process that gets them; '' for a new process
             at each call.
-        :raises OSError: EPERM when an IOMMU group is not viable, ENODEV when
-            the function does not exist, EBUSY when another guest has it or a
-            function of its group.
+        :raises OSError: EPERM if an IOMMU group is not viable, ENODEV if the
+            function does not exist, EBUSY if another guest has it or a function
+            of its group.
         """
         guest = guest or f'process {uuid.uuid4()}'
         self._check_groups(addresses, guest)
@@ -422,10 +424,10 @@ class SimulatedKernel(sysfs.Reads,
             time.sleep(_TICK)
 
     def guest_returns(self, address: str) -> None:
-        """Undo guest_takes.
+        """Undo guest_takes().
 
-        A function that was bound to VFIO before stays so. Others get the
-        driver that the kernel has for them.
+        A function that was bound to VFIO before stays bound to it. Others get
+        the driver that the kernel chooses.
         """
         with self._update() as (host, state):
             state['guests'].remove(address)
@@ -436,13 +438,13 @@ class SimulatedKernel(sysfs.Reads,
             try:
                 card, vf = self._owner(host, state, address)
             except OSError:
-                # it has vanished from the bus meanwhile
+                # the function has vanished from the bus meanwhile
                 return
             self._rebind(host, state, address, _hosts_driver(
                 card, state['cards'][card.address], vf))
 
     def resets(self, address: str) -> list[list]:
-        """Return the resets of a card: [function, driver that it had]."""
+        """Return the resets of a card: [function, its driver at that time]."""
         return self._look()[1]['cards'][address].get('resets', [])
 
     def disturbed(self) -> list[str]:
@@ -450,7 +452,7 @@ class SimulatedKernel(sysfs.Reads,
         return self._look()[1].get('disturbed', [])
 
     def reboot(self) -> None:
-        """Reset the state of the kernel; the cards keep their functions."""
+        """Reset the state of the kernel; cards keep their functions."""
         with self._update() as (host, state):
             state.update(guests=[], stay=[], opened={})
             for address, card in host.cards.items():
@@ -467,16 +469,16 @@ class SimulatedKernel(sysfs.Reads,
     def vfio_module(self, function):
         host, state = self._look()
         card, _ = self._owner(host, state, function)
-        # in modules.alias are names of modules
+        # modules.alias has underscores in the names of modules
         return card.vfio_driver.replace('-', '_')
 
     def guest_writes(self, function: str, **what: str) -> None:
-        """Have the guest that has an FPGA region write into it.
+        """Let the guest that has an FPGA region write data into it.
 
-        :param function: PCI address of what the guest has.
-        :param what: ``registers``, which end with a reset, or ``memory`` of
-            the card, which a bitstream clears that is made for it.
-        :raises OSError: ENODEV where no guest has the function.
+        :param function: PCI address of the guest's function.
+        :param what: ``registers``, which a reset clears, or ``memory`` of the
+            card, which only a special bitstream clears.
+        :raises OSError: ENODEV if no guest has the function.
         """
         with self._update() as (host, state):
             port, mine = self._region_of_guest(host, state, function)
@@ -485,9 +487,9 @@ class SimulatedKernel(sysfs.Reads,
                     cards.place_of(port, kind), {})[kind] = value
 
     def guest_reads(self, function: str) -> dict[str, str]:
-        """What a guest finds in its region, as guest_writes() has it.
+        """Return the data of guest_writes() that a guest finds in its region.
 
-        :raises OSError: ENODEV where no guest has the function.
+        :raises OSError: ENODEV if no guest has the function.
         """
         host, state = self._look()
         port, mine = self._region_of_guest(host, state, function)
@@ -503,7 +505,7 @@ class SimulatedKernel(sysfs.Reads,
         return port or 0, mine
 
     def power_cycle(self) -> None:
-        """Reboot and restore the functions that the cards ship with.
+        """Reboot, and restore the factory functions of the cards.
 
         A dead card answers again.
         """
@@ -595,7 +597,7 @@ def _stamp(path):
 
 
 def _members(tree, function):
-    """The functions of an IOMMU group; itself alone without one."""
+    """Return the functions of an IOMMU group; only the function without one."""
     try:
         return sysfs.find(tree, f'{_PCI}/{function}/iommu_group/devices')[0]
     except OSError:
@@ -603,21 +605,22 @@ def _members(tree, function):
 
 
 def _is_of_a_guest(host, state, function):
-    """Whether a process has another function of its IOMMU group open."""
+    """Return whether a process has another function of its IOMMU group open.
+    """
     return bool(state['guests']) and any(
         member in state['guests'] and member != function
         for member in _members(_build(host, state), function))
 
 
 def _is_harmless(tree, function):
-    """Whether a guest can have other functions of its IOMMU group."""
+    """Return whether a guest can have other functions of its IOMMU group."""
     bound = sysfs.find(tree, f'{_PCI}/{function}')[0].get('driver')
     return bound is None or os.path.basename(bound) in _HARMLESS or (
         sysfs.is_for_vfio(os.path.basename(bound)))
 
 
 def _held(card, state):
-    """Whether a guest holds a VF or a mediated device of the card."""
+    """Return whether a guest has a VF or a mediated device of the card."""
     return any(name in state['guests']
                for name in card.in_use(state['cards'][card.address]))
 
@@ -628,7 +631,7 @@ def _settle(host, state):
 
 
 def _add_bridges(tree, host):
-    """Add root ports and the ports of switches, which are functions too."""
+    """Add root ports and switch ports, which are PCI functions, too."""
     for card in host.cards.values():
         place = f'devices/{"/".join(card.bridges[:1])}'
         for bridge in card.bridges[1:]:
@@ -642,18 +645,19 @@ def _add_bridges(tree, host):
 
 
 def _hosts_driver(card, mine, vf) -> str | None:
-    """What the kernel binds a function to that nothing else is said of."""
+    """Return the driver to which the kernel binds a function by default."""
     if vf is None:
         return card.driver
     return card.vf_driver if mine.get('autoprobe', True) else None
 
 
-#: with Scalable Mode and the dirty bits of its second stage, bits 43 and 45
+#: capability register of the IOMMU, with Scalable Mode and dirty tracking in
+#: its second stage (bits 43 and 45)
 _ECAP = '280000f050da'
 
 
 def _nodes(host):
-    """The NUMA nodes that have huge pages."""
+    """Return the NUMA nodes, with their huge pages."""
     found: sysfs.Directory = {}
     for kib, counts in host.huge_pages.items():
         for node, count in enumerate(counts):
@@ -682,7 +686,7 @@ def _build(host, state):
                    if not isinstance(node, dict)}
             sysfs.spoil(own, of_port)
             for name in of_port:
-                # the functions below it stay as they are
+                # the functions below the port are not affected
                 port.pop(name, None)
             port.update(own)
     if host.iommufd:
@@ -695,7 +699,7 @@ def _build(host, state):
             sysfs.find(tree, f'{_PCI}/{name}')[0]['iommu'] = sysfs.Link(
                 'devices/virtual/iommu/dmar0')
     for name in state['guests']:
-        # mediated devices are not there
+        # mediated devices have no entry there
         if name in tree['bus']['pci']['devices']:
             sysfs.find(tree, f'{_PCI}/{name}')[0]['enable'] = '1'
     return tree

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Network cards of the host, which a device rule may match by mistake.
+"""Network cards of the host, which an operator's rule may match by mistake.
 
-Flags of an interface: include/uapi/linux/if.h of Linux.
+Source of interface flags: include/uapi/linux/if.h of Linux.
 """
 
 import dataclasses

@@ -1,17 +1,16 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""NVMe disks with their uses by the host, their namespaces and their data.
+"""NVMe disks: their use by the host, their namespaces and their data.
 
-The data is what is on the media: Format NVM erases it where namespaces cover
-the whole capacity, Sanitize always.
+Data stands for the content of the media: Format NVM erases it if the namespaces
+cover the whole capacity, Sanitize always.
 
-Sources: the NVM Express Base Specification 2.0 for what a controller does
-(Format NVM; Sanitize, during which and in whose failure mode other commands
-are refused; Namespace Management; secondary controllers, which lose their
-flexible resources when they go offline, and which a reset of the primary
-controller takes offline); drivers/nvme/host of Linux for sysfs and for the
-states of a controller (nvme_ctrl_state). Errors are those that
-host.nvme_admin makes of a status. Trials with QEMU's controller are in
-tests/lab.
+Sources: the NVM Express Base Specification 2.0 for the behavior of a controller
+(Format NVM; Sanitize, during which and in whose failure mode other commands are
+refused; Namespace Management; secondary controllers, which lose their flexible
+resources when they go offline, and which a reset of the primary controller
+takes offline); drivers/nvme/host of Linux for sysfs and for the states of a
+controller (nvme_ctrl_state). Errors are those into which host.nvme_admin
+converts a status. Trials with QEMU's controller are in tests/lab.
 """
 
 import dataclasses
@@ -28,11 +27,11 @@ from nova_accel.sim import tree as sysfs
 
 #: seconds between two polls of a blocking operation
 _TICK = 0.02
-#: of a namespace with which a disk comes
+#: blocks, and bytes of a block, of an initial namespace
 _BLOCKS, _BLOCK_SIZE = 1 << 30, 512
-#: (bytes of data, bytes of metadata) of the blocks that it can have
+#: supported formats of a block: (bytes of data, bytes of metadata)
 _FORMATS = ((512, 0), (4096, 0), (512, 8))
-#: queues and interrupts of a VF that is online
+#: queues and interrupts of an online VF
 _RESOURCES = 3, 2
 _USES = re.compile('mounted at /.*|used as swap|dm-[0-9]+|md[0-9]+|btrfs|zfs')
 
@@ -57,7 +56,7 @@ def _methods(value):
     return value
 
 
-#: a disk with nothing to report (nvme_admin.HealthLog)
+#: health log of a healthy disk (nvme_admin.HealthLog)
 _WELL = {'warning': 0, 'spare': 100, 'least_spare': 10, 'used': 3}
 
 
@@ -69,28 +68,28 @@ class NvmeCard(card.Card):
     class_code: str = '0x010802'
     driver: str | None = 'nvme'
     namespaces: int = 1
-    #: whether other controllers may have paths to the namespaces, which then
-    #: belong to the subsystem
+    #: whether other controllers may have paths to the namespaces, which belong
+    #: to the subsystem then
     multipath: bool = False
     #: the host's use of the last partition
     use: str | None = None
     #: the data on the disk
     data: str = ''
-    #: what wipefs finds on the first namespace
+    #: signatures that wipefs finds on the first namespace
     signatures: tuple[str, ...] = ()
-    #: the methods of Sanitize that it has, and how long one takes
+    #: supported methods of Sanitize, and the seconds that one takes
     sanitize: tuple[str, ...] = ()
     sanitize_seconds: float = 0
     #: whether it has Namespace Management
     namespace_management: bool = True
     #: qualified name of its NVM subsystem, None for one of its own
     subsystem: str | None = None
-    #: secondary controllers of VFs after they are made: online or offline;
-    #: none without Virtualization Management
+    #: state of the secondary controllers of new VFs: online, offline, or none
+    #: (without Virtualization Management)
     secondary: str = 'online'
     #: private namespaces of each VF
     vf_namespaces: int = 1
-    #: whether Format NVM of one namespace erases all
+    #: whether Format NVM of one namespace erases all namespaces
     formats_all: bool = False
 
     FAULTS: ClassVar[dict] = {
@@ -99,20 +98,20 @@ class NvmeCard(card.Card):
         'format': reader.one_of('refused', 'unsupported'),
         'hang': reader.one_of('read', 'format', 'sanitize'),
         'controller': reader.one_of('dead', 'resetting'),
-        #: of the log page about its health: field -> number
+        #: changed fields of the health log: field -> number
         'health': lambda value: {name: int(value[name]) for name in value
                                  if name in _WELL},
-        #: the controller refuses to report what it can do
+        #: the controller refuses Identify
         'identify': reader.one_of('refused'),
         #: Namespace Management is refused, or has no effect
         'namespaces': reader.one_of('refused', 'ignored'),
         'reset': reader.one_of('refused'),
-        #: refused; ends in failure mode; and does not leave that mode
+        #: Sanitize is refused; fails; or fails permanently
         'sanitize': reader.one_of('refused', 'fails', 'locked'),
-        #: errno of reading signatures; ENOENT: without the tool
+        #: errno of reading signatures; ENOENT: wipefs is missing
         'signatures': reader.one_of('ENOENT', 'EIO', 'ETIMEDOUT'),
-        #: Virtualization Management is refused, or only to go online, or that
-        #: has no effect
+        #: Virtualization Management is refused; refused only to go online; or
+        #: going online has no effect
         'virtualization': reader.one_of('refused', 'offline', 'ignored'),
     }
 
@@ -150,8 +149,8 @@ class NvmeCard(card.Card):
                                for _ in range(self.namespaces)],
                 'sanitize': {'state': 'never', 'method': None, 'until': 0},
                 'vf_data': {},
-                # VF -> numbers of the other VFs that have its namespaces as
-                # well, 0 for the PF
+                # VF -> numbers of the VFs that share its namespaces, 0 for
+                # the PF
                 'shared': {}}
 
     def keeps(self):
@@ -178,12 +177,12 @@ class NvmeCard(card.Card):
     # The controller
 
     def capacity(self) -> int:
-        """Return the bytes of the disk."""
+        """Return the size of the disk in bytes."""
         return max(1, self.namespaces) * _BLOCKS * _BLOCK_SIZE
 
     @staticmethod
     def allocated(mine) -> int:
-        """Return the bytes of all namespaces."""
+        """Return the bytes that all namespaces occupy."""
         return sum(n[0] * n[1] for n in mine['namespaces'])
 
     def report(self, mine) -> nvme_admin.Controller:
@@ -202,14 +201,14 @@ class NvmeCard(card.Card):
                 if method in self.sanitize))
 
     def secondaries(self, mine) -> list[nvme_admin.Secondary]:
-        # there is one for each VF that can be made
+        # one for each possible VF
         states = [(vf['online'], *vf['resources']) for vf in mine['vfs']]
         states += [(False, 0, 0)] * (self.total_vfs - len(states))
         found = []
         for vf, (online, *resources) in enumerate(states, 1):
             spaces = others = None
             if self.namespace_management:
-                # those of its own, and those of others
+                # namespaces of its own, and shared ones
                 theirs = [int(n) for n, with_ in mine['shared'].items()
                           if vf in with_]
                 spaces = tuple(100 * owner + number
@@ -235,12 +234,12 @@ class NvmeCard(card.Card):
     def add_physical(self, tree, mine, function):
         if mine['driver'] != 'nvme':
             return
-        # numbers of controllers change, those of namespaces do not
+        # the numbers of controllers change, the numbers of namespaces do not
         number = mine['number']
         controller: sysfs.Directory = {
             'state': self.faulty(mine).get('controller', 'live'),
             'model': 'SIMULATED', 'dev': f'240:{number}',
-            # padded as in the data structure
+            # padded with spaces, as in the data structure
             'serial': mine['serial'].ljust(20),
             'firmware_rev': mine['firmware'].ljust(8),
             'subsysnqn': self.subsystem or (
@@ -258,7 +257,7 @@ class NvmeCard(card.Card):
                 'metadata_bytes': str(metadata),
                 'queue': {'logical_block_size': str(size)},
                 'dev': f'259:{number * 100 + 2 * n}', 'holders': {},
-                # reads are first; the fifth are the writes
+                # the fifth number counts writes
                 'stat': f'    0 0 0 0 {mine["writes"]} 0 0 0 0 0 0',
                 f'{disk}p1': {'partition': '1', 'holders': {},
                               'dev': self._number(mine, n)}}
@@ -297,15 +296,15 @@ class NvmeCard(card.Card):
         return f'259:{mine["number"] * 100 + 2 * n + 1}'
 
     def mounted(self, mine):
-        """Return its entries of Kernel.mounted_devices()."""
+        """Return its entries in the result of Kernel.mounted_devices()."""
         if mine['driver'] == 'nvme' and ' ' in (mine['use'] or ''):
             return {self._number(mine, len(mine['namespaces'])): mine['use']}
         return {}
 
 
 def _set_online(vf, online, resources=_RESOURCES):
-    """Set a secondary controller online with resources, as an operator does,
-    or offline without any."""
+    """Set a secondary controller online with resources, like an operator,
+    or offline without resources."""
     vf['online'], vf['resources'] = online, resources if online else (0, 0)
 
 
@@ -353,10 +352,9 @@ class NvmeOperations(operations.Operations):
         return [(f'nvme{mine["number"]}n1', kind) for kind in kinds]
 
     def _nvme(self, host, state, function, hold=False):
-        """Return the card with a controller of the host's driver, its state
-        and its faults.
+        """Return card, state and faults of a disk that the nvme driver has.
 
-        :param hold: open its disks exclusively.
+        :param hold: whether the caller opens its disks exclusively.
         """
         found, vf = self._owner(host, state, function)
         mine = state['cards'][found.address]
@@ -416,7 +414,7 @@ class NvmeOperations(operations.Operations):
 
     @staticmethod
     def _check_sanitize(mine, function):
-        # meanwhile, and in failure mode, the controller refuses the rest
+        # during Sanitize, and in failure mode, other commands are refused
         if mine['sanitize']['state'] in ('running', 'failed'):
             raise sysfs.error(errno.EIO, function)
 
@@ -507,7 +505,7 @@ class NvmeOperations(operations.Operations):
                 if faults.get('hang') != 'format':
                     if found.vf_namespaces:
                         mine['vf_data'].pop(str(vf), None)
-                        # it was attached to the PF for that
+                        # the namespace was attached to the PF meanwhile
                         mine['shared'].pop(str(vf), None)
                     return found.vf_namespaces
             time.sleep(_TICK)
@@ -524,12 +522,12 @@ class NvmeOperations(operations.Operations):
                 raise sysfs.error(errno.EIO, pf)
             secondary['online'] = faults.get('virtualization') != 'ignored'
 
-    # What tests and demonstrations do to the host
+    # Actions of tests and demonstrations on the host
 
     def use_disk(self, address: str, use: str | None) -> None:
-        """Mount or otherwise use the disk; None ends the use.
+        """Let the host use the disk, for example mount it; None ends the use.
 
-        For a VF, only check_disks() detects it.
+        If the disk is a VF, only check_disks() detects it.
 
         :param use: as in the description.
         """
@@ -542,9 +540,9 @@ class NvmeOperations(operations.Operations):
     def set_secondary(self, pf: str, vf: int, online: bool,
                       resources: tuple[int, int] = _RESOURCES) -> None:
         """Bring the controller of a VF online, with resources, or take it
-        offline, which takes them away.
+        offline, which releases them.
 
-        :param vf: its number, from 1.
+        :param vf: number of the VF, from 1.
         :param resources: queues and interrupts.
         """
         with self._update() as (_, state):
@@ -553,14 +551,14 @@ class NvmeOperations(operations.Operations):
     def share_namespaces(self, pf: str, vf: int, *others: int) -> None:
         """Attach the namespaces of a VF to other controllers as well.
 
-        :param vf: its number, from 1.
-        :param others: numbers of VFs, 0 for the PF; none to detach them.
+        :param vf: number of the VF, from 1.
+        :param others: numbers of VFs, 0 for the PF; none: detach from all.
         """
         with self._update() as (_, state):
             state['cards'][pf]['shared'][str(vf)] = list(others)
 
     def change_disk(self, address: str, **changes) -> None:
-        """Change serial, firmware or namespaces, as a guest or operator does.
+        """Change serial, firmware or namespaces, like a guest or operator.
 
         :param changes: namespaces is a list of lists: blocks, bytes of a
             block, bytes of its metadata, whether it is attached.
@@ -573,14 +571,14 @@ class NvmeOperations(operations.Operations):
 
     def sanitize_disk(self, address: str, method: str, seconds: float = 0,
                       ) -> None:
-        """Begin a sanitize operation, as a guest does with its disk."""
+        """Begin a sanitize operation, like a guest with its disk."""
         with self._update() as (_, state):
             state['cards'][address]['sanitize'] = {
                 'state': 'running', 'method': method,
                 'until': time.time() + seconds}
 
     def write_disk(self, address: str, data: str) -> None:
-        """Write data to a disk or to the namespaces of a VF, as a guest."""
+        """Write data to a disk or to the namespaces of a VF, like a guest."""
         with self._update() as (host, state):
             mine, vf = self._media(host, state, address)
             if vf is None:
@@ -590,9 +588,10 @@ class NvmeOperations(operations.Operations):
                 mine['vf_data'][vf] = data
 
     def sign_disk(self, address: str, *kinds: str) -> None:
-        """Write what wipefs finds to a disk, as mkfs and others do.
+        """Write signatures to a disk, like mkfs and others.
 
-        :param kinds: types as of wipefs; none for what wipefs --all leaves.
+        :param kinds: types as in the output of wipefs; none: erase them, like
+            wipefs --all.
         """
         with self._update() as (host, state):
             mine, _ = self._media(host, state, address)

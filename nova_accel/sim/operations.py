@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The base of the parts that make up a simulated kernel."""
+"""The base classes of the parts of a simulated kernel."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ import typing
 
 from nova_accel.sim import card
 
-#: what the cards and the kernel remember, see SimulatedKernel
+#: the state of cards and kernel, see SimulatedKernel
 State = dict[str, typing.Any]
 
 
@@ -16,26 +16,27 @@ class Host:
     """The description of a host."""
 
     iommu: bool
-    #: the parameter of the module vfio_pci
+    #: whether vfio_pci was loaded with disable_denylist
     disable_denylist: bool
-    #: of physical addresses
+    #: number of physical address bits
     address_bits: int
-    #: whether VFIO can report what a device has written
+    #: whether VFIO can report which memory a device has written
     iova_bitmap: bool
-    #: whether the kernel has iommufd, and an IOMMU of Intel logs what devices
-    #: write
+    #: whether the kernel has iommufd, and an IOMMU of Intel that logs writes of
+    #: devices
     iommufd: bool
-    #: KiB of a huge page -> how many were reserved on each NUMA node
-    #: (hugetlbpage.rst of Linux)
+    #: KiB of a huge page -> number reserved on each NUMA node (hugetlbpage.rst
+    #: of Linux)
     huge_pages: dict[int, list[int]]
     #: PCI address of the physical function -> card
     cards: dict[str, card.Card]
-    #: those of cards whose state changes as time passes
+    #: cards whose state changes as time passes
     timed: dict[str, card.Card] = dataclasses.field(default_factory=dict)
 
 
 class Operations:
-    """What SimulatedKernel provides for the operations of a kind of cards."""
+    """The interface of SimulatedKernel for the operations of a kind of cards.
+    """
 
     #: the description
     path: str
@@ -46,10 +47,10 @@ class Operations:
 
     def _update(self) -> contextlib.AbstractContextManager[
             tuple[Host, State]]:
-        """Lock the state for a change; kept unless the caller raises."""
+        """Lock the state for a change, stored unless the block raises."""
         raise NotImplementedError
 
-    # Any stands for the kind of card that the caller expects
+    # Any stands for the card class that the caller expects
     @staticmethod
     def _owner(host: Host, state: State, function: str,
                ) -> tuple[typing.Any, int | None]:

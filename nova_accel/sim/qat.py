@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """QAT cards under the kernel's drivers, from the sources of Linux 6.16.
 
-Below drivers/crypto/intel/qat/qat_common: state and services of adf_sysfs.c,
-VFs of adf_sriov.c, the heartbeat of adf_heartbeat.c, errors of
+Below drivers/crypto/intel/qat/qat_common: state and services from adf_sysfs.c,
+VFs from adf_sriov.c, the heartbeat from adf_heartbeat.c, errors from
 adf_sysfs_ras_counters.c.
 """
 
@@ -16,8 +16,8 @@ from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
-#: product -> device ids of PF and VF, their drivers, number of VFs, services
-#: at a time (0: they cannot be set)
+#: product -> device ids of PF and VF, their drivers, number of VFs, maximum
+#: number of simultaneous services (0: they cannot be set)
 PRODUCTS = {
     'DH895XCC': ('0435', '0443', 'dh895xcc', 'dh895xccvf', 32, 0),
     'C62X': ('37c8', '37c9', 'c6xx', 'c6xxvf', 16, 0),
@@ -28,9 +28,9 @@ PRODUCTS = {
 }
 #: services in the order in which the kernel writes them
 _SERVICES = ('asym', 'sym', 'dc', 'decomp', 'dcc')
-#: minimum of seconds between two reads of the heartbeat
+#: minimum seconds between two counted reads of the heartbeat
 _TIMER = 0.2
-#: reads without an answer after which the card counts as dead
+#: unanswered reads after which the card counts as dead
 _THRESHOLD = 3
 
 
@@ -39,7 +39,7 @@ class QatCard(card.Card):
     """The physical function of a QAT card."""
 
     class_code: str = '0x0b4000'
-    #: services at the boot of the host
+    #: services after a boot of the host
     services: str = 'sym;asym'
     most_services: int = 0
 
@@ -48,9 +48,9 @@ class QatCard(card.Card):
         **card.Card.FAULTS,
         # the host itself uses the card
         'busy': reader.boolean,
-        # services with which the card does not start: no firmware for them
+        # services with which the card does not start, for lack of firmware
         'fails_with': reader.text,
-        # 'silent', or how the read fails, as for an attribute
+        # 'silent', or the error of reading it, as for an attribute
         'heartbeat': reader.text,
         'errors_fatal': reader.natural,
     }
@@ -88,7 +88,7 @@ class QatCard(card.Card):
         super().check_vfs(mine, count)
 
     def make_vfs(self, state, mine, count):
-        # the driver makes all VFs, for any count
+        # the driver creates all VFs, whatever the number
         super().make_vfs(state, mine, self.total_vfs)
 
     def ends_vfs(self, attribute, value):
@@ -159,7 +159,7 @@ class QatCard(card.Card):
         function['qat'] = {
             'state': mine['state'], 'cfg_services': mine['services'],
             'num_rps': '64', 'pm_idle_enabled': '1', 'auto_reset': 'off',
-            # until the number of a ring is written to it
+            # readable only after the number of a ring was written to it
             'rp2srv': sysfs.Errno(errno.EINVAL)}
         if mine['state'] == 'up':
             function['qat_ras'] = {

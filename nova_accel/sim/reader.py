@@ -11,7 +11,7 @@ from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
 
-#: ten times as fast where PyYAML was built with libyaml
+#: ten times as fast if PyYAML was built with libyaml
 _Loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
 
 
@@ -37,7 +37,7 @@ def compose(path: str) -> 'Mapping':
 
 
 class Mapping:
-    """A mapping of the file with its line numbers."""
+    """A mapping in the file, with its line numbers."""
 
     def __init__(self, path, node, of):
         self.path, self.of = path, of
@@ -61,7 +61,7 @@ class Mapping:
             f'it.')
 
     def take(self, key, convert, *default):
-        """Take the value of a key, converted; required without default."""
+        """Remove and convert the value of a key; required without default."""
         node = self.items.pop(key, None)
         if node is None:
             if default:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""A kernel that notes all that drivers read through it, and changes nothing."""
+"""Record everything that drivers read from a kernel, and refuse changes."""
 
 from collections.abc import Callable
 import dataclasses
@@ -10,24 +10,24 @@ import typing
 
 from nova_accel.sim import tree as sysfs
 
-#: operations that only ask. Others change the host, and are refused
+#: operations that only read. Others change the host, and are refused
 QUESTIONS = frozenset((
     'has_iova_bitmap', 'mounted_devices', 'offers_xclbin',
     'physical_address_bits', 'read_afu',
     'read_device_serial', 'read_firmware', 'read_nvme', 'read_nvme_health',
     'read_nvme_sanitize', 'read_nvme_vfs', 'read_qat_heartbeat',
     'read_signatures', 'vfio_module', 'xclbin_layout'))
-#: an attribute that exists and was not read
+#: placeholder for an attribute that exists but was not read
 UNREAD = sysfs.Errno(errno.ENODATA)
 _TEXTS = (str, bytes)
 _DENIED = (errno.EACCES, errno.EPERM)
-#: as the kernel has it for one path (MAXSYMLINKS of Linux)
+#: maximum number of links in one path (MAXSYMLINKS of Linux)
 _LINKS = 40
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What an operation answered, or the number of its error."""
+    """The result of an operation, or the number of its error."""
 
     operation: str
     arguments: tuple
@@ -38,8 +38,8 @@ class Answer:
 class Recorder:
     """Records the reads of a host.kernel.Kernel. Thread-safe.
 
-    The tree has each attribute at its real path, as in the kernel. Hence
-    drivers that read it by another link find it, too.
+    The tree has each attribute at its real path, like the kernel. Hence drivers
+    find it through other links, too.
     """
 
     def __init__(self, kernel):
@@ -47,11 +47,11 @@ class Recorder:
         self._kernel = kernel
         self._lock = threading.Lock()
         self.tree: sysfs.Directory = {}
-        #: by operation and arguments
+        #: (operation, arguments) -> answer
         self.answers: dict[tuple, Answer] = {}
-        #: what could not be read without more permissions
+        #: paths and operations that need more permissions
         self.denied: set[str] = set()
-        #: path -> target of the link, None for what is not a link
+        #: path -> target of the link, None if the path is not a link
         self._links: dict[str, str | None] = {}
 
     # Reads, see Kernel
@@ -126,7 +126,7 @@ class Recorder:
         try:
             value = operation(*arguments)
         except Exception as error:
-            # without the privileged process the error is not an OSError
+            # without the privileged process, errors of other classes occur
             number = getattr(error, 'errno', None)
             if number in (*_DENIED, None):
                 self.denied.add(' '.join((name, *map(str, arguments))))
@@ -185,7 +185,7 @@ class Recorder:
         except NotADirectoryError:
             self._note(place, UNREAD)
         except OSError:
-            # a directory that may not be listed, or gone since
+            # the directory cannot be listed, or has disappeared
             pass
         else:
             self._note(place, {})
@@ -208,8 +208,8 @@ class Recorder:
                     found = directory[part] = {}
                 directory = found
             before = directory.get(name)
-            # what is known already is more than an empty directory, a part of
-            # the attribute, or an error that it has now
+            # keep what is known: it is more than an empty directory, a part of
+            # the attribute, or a later error
             if not (isinstance(before, dict) or isinstance(before, _TEXTS) and (
                     not isinstance(value, _TEXTS)
                     or len(before) >= len(value))):

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Stand-ins for what identifies a host or a device in a capture.
+"""Replace the identity of a host and its devices in a capture by stand-ins.
 
-The same value has the same stand-in everywhere in a capture, and two values
-have two. A stand-in has the form of its value, because drivers check it: the
-letters and digits of a serial number become a number.
+Within a capture, equal values have equal stand-ins, and different values have
+different ones. A stand-in has the form of its value, because drivers check it:
+the letters and digits of a serial number become a number.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,15 +21,15 @@ _ATTRIBUTES = frozenset((
     'address', 'phys_switch_id', 'permaddr', 'board_id'))
 _MAC = re.compile('(?<![0-9a-fA-F:])[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5}'
                   '(?![0-9a-fA-F:])')
-#: names of interfaces that systemd makes of the MAC address
+#: names of interfaces that systemd derives from the MAC address
 _NAMED_BY_MAC = re.compile('(?<=en[xs])[0-9a-f]{12}|(?<=wlx)[0-9a-f]{12}')
-#: a shorter value is replaced where it is read, and not in other text
+#: minimum length of a value that is also replaced within other text
 _LEAST = 6
 _HOST = 'host'
 
 
 class Redaction:
-    """Replaces in a whole capture; one object for each capture."""
+    """The stand-ins of one capture."""
 
     def __init__(self, hosts: Iterable[str]):
         """:param hosts: names of this host."""
@@ -55,7 +55,7 @@ class Redaction:
                 self._stand_in(answer.value.serial.strip())
 
     def _stand_in(self, value: str) -> str:
-        """The stand-in of a value; the value where it identifies nothing."""
+        """Return the stand-in of a value, or the value if it is not unique."""
         places = sum(map(str.isalnum, value))
         if not re.search('[1-9]', value):
             # all zeros, or a word such as "unknown": not a serial number
@@ -80,8 +80,8 @@ class Redaction:
         return node
 
     def name(self, path: str) -> str:
-        """Return a path with stand-ins. Names of hosts are not replaced,
-        because the kernel uses none in paths."""
+        """Return a path with stand-ins. Names of hosts stay, because the kernel
+        uses none in paths."""
         for value, stand_in in self._long():
             path = path.replace(value, stand_in)
         return _NAMED_BY_MAC.sub(lambda m: self._of_mac(m[0]), path)
@@ -92,7 +92,7 @@ class Redaction:
         return self._hosts.sub(_HOST, text) if self._hosts else text
 
     def value(self, value: typing.Any) -> typing.Any:
-        """Return an answer with stand-ins, of lists, mappings and texts."""
+        """Return an answer (lists, mappings and texts) with stand-ins."""
         if isinstance(value, dict):
             return {self.value(k): self.value(v) for k, v in value.items()}
         if isinstance(value, (list, tuple)):
@@ -102,12 +102,12 @@ class Redaction:
         return value
 
     def _of_mac(self, digits):
-        """In a name as in the attribute: without colons."""
+        """Return the stand-in for a MAC address without colons, in a name."""
         return self._stand_in(':'.join(
             digits[n:n + 2] for n in range(0, 12, 2))).replace(':', '')
 
     def _long(self):
-        """The longest first: one may be a part of another."""
+        """Return the values, the longest first: one may contain another."""
         return sorted(((v, s) for v, s in self.stand_ins.items()
                        if sum(map(str.isalnum, v)) >= _LEAST),
                       key=lambda item: -len(item[0]))

@@ -2,7 +2,7 @@
 """PTP hardware clocks: OCP time cards under ptp_ocp, and other clocks.
 
 Attributes and their texts are those of drivers/ptp/ptp_ocp.c and ptp_sysfs.c of
-Linux 7.2. What a reset leaves, SETTINGS, is an assumption.
+Linux 7.2. The settings after a reset (SETTINGS) are an assumption.
 
 The fault "attributes" sets values that change on real cards, such as the
 offset.
@@ -55,7 +55,7 @@ class ClockCard(card.Card):
                 'address': '52:54:00:12:34:56'})
 
     def add_class(self, tree, function, kind, name, attributes):
-        """Add a device of a class below its function and below /sys/class."""
+        """Add a device of a class, below its function and below /sys/class."""
         place = self.place()
         function.setdefault(kind, {})[name] = {
             **attributes, 'device': sysfs.Link(place)}
@@ -73,17 +73,17 @@ class TimeCard(ClockCard):
     gnss: str | None = 'SYNC'
     source: str = 'PPS'
     offset: int | None = 0
-    #: as devlink shows it
+    #: firmware version that devlink shows
     firmware: str = '32771'
-    #: that the kernel has given it
+    #: number of interrupts that the kernel has assigned
     interrupts: int = 17
 
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
-        #: attributes that the driver refuses to write
+        #: errno of writing an attribute
         'write': reader.one_of('EINVAL', 'EOPNOTSUPP', 'EIO'),
     }
-    #: what the card has when it was reset, beside the source
+    #: the settings after a reset, except the source
     SETTINGS: ClassVar[dict] = {
         'tod_correction': '0', **{f'freq{n}/seconds': '0' for n in range(1, 5)},
         # period, duty, phase, polarity, start
@@ -162,10 +162,10 @@ class TimecardOperations(operations.Operations):
                                   attribute)
             if (attribute.startswith('gen')
                     and found.interrupts <= 10 + int(attribute[3])):
-                # signal_out[] of ptp_ocp.c has nothing there: the kernel ends
+                # signal_out[] of ptp_ocp.c is empty there, and the kernel kills
                 # the thread that writes
                 raise RuntimeError('Oops: ptp_ocp_signal_enable')
-            # signal_store() in ptp_ocp.c takes up to four numbers
+            # signal_store() in ptp_ocp.c accepts up to four numbers
             mine['settings'][attribute] = (
                 TimeCard.SETTINGS[attribute] if attribute.startswith('gen')
                 and value == '0' else value)
@@ -186,10 +186,10 @@ class TimecardOperations(operations.Operations):
             raise sysfs.error(errno.ENODEV, function)
         return found, state['cards'][function]
 
-    # What tests and demonstrations do to the host
+    # Actions of tests and demonstrations on the host
 
     def change_timecard(self, address: str, **changes: str) -> None:
-        """Change a card as a guest can: serial, firmware, or a setting."""
+        """Change serial, firmware or a setting, like a guest."""
         with self._update() as (_, state):
             mine = state['cards'][address]
             for name, value in changes.items():

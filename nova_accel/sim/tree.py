@@ -17,11 +17,11 @@ class Link(str):
 
 
 class Errno(int):
-    """An attribute that cannot be read."""
+    """The errno of reading an attribute."""
 
 
 def error(number: int, of: str) -> OSError:
-    """Return an error as the kernel raises it."""
+    """Return an error like the kernel's."""
     return OSError(int(number), os.strerror(number), of)
 
 
@@ -56,11 +56,11 @@ class Reads:
     """The reads of host.kernel.Kernel, from a tree."""
 
     def _tree(self) -> Directory:
-        """Return /sys as it is now."""
+        """Return the present /sys."""
         raise NotImplementedError
 
     def _reads(self, place: str) -> None:
-        """Called before an attribute is read: may wait, or raise OSError."""
+        """Wait, or raise OSError, before an attribute is read."""
 
     def read(self, path):
         node = self._attribute(path)
@@ -74,7 +74,7 @@ class Reads:
                 )[:size]
 
     def read_some(self, path, names):
-        # raises where the directory does not exist
+        # raises if the directory does not exist
         self.listdir(path)
         found = {}
         for name in names:
@@ -111,8 +111,8 @@ class Reads:
         return node
 
 
-#: of Linux 6.12, drivers/pci/pcie/aer.c: attribute -> names, the last one that
-#: of the total
+#: attribute -> names of its counters, the total last, from
+#: drivers/pci/pcie/aer.c of Linux 6.12
 _ERROR_NAMES = {
     'aer_dev_correctable':
         'RxErr BadTLP BadDLLP Rollover Timeout NonFatalErr CorrIntErr HeaderOF '
@@ -132,7 +132,7 @@ def errors(attribute: str, **counts: int) -> str:
     """Return the text of an attribute with the counters of PCIe errors.
 
     :param attribute: aer_dev_correctable, aer_dev_fatal or aer_dev_nonfatal.
-    :param counts: of errors by name; others are 0.
+    :param counts: name of an error -> its counter; the others are 0.
     :raises KeyError: the kernel has no error of this name.
     """
     *names, total = _ERROR_NAMES[attribute].split()
@@ -147,8 +147,8 @@ _ERRORS = {attribute: errors(attribute) for attribute in _ERROR_NAMES}
 
 
 def is_for_vfio(driver: str | None) -> bool:
-    """Whether a driver is vfio-pci or a variant of it, by its name: those of
-    Linux 7.2 below drivers/vfio/pci all end so."""
+    """Return whether a driver is vfio-pci or a variant, by the end of its name,
+    which all drivers in drivers/vfio/pci of Linux 7.2 share."""
     return bool(driver) and str(driver).replace('_', '-').endswith('vfio-pci')
 
 

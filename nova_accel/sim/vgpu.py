@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""GPUs that are shared out, and parents of mediated devices without PCI.
+"""GPUs divided into vGPUs, and parents of mediated devices without PCI.
 
-Sources: drivers/vfio/mdev and samples/vfio-mdev of Linux, and reports of
-NVIDIA's vGPU drivers. One GPU carries vGPUs of one size at a time unless
-configured otherwise. A vGPU on one VF reduces what the catalogs of the
-sibling VFs offer.
+Sources: drivers/vfio/mdev and samples/vfio-mdev of Linux, and reports about
+NVIDIA's vGPU drivers. Unless configured otherwise, one GPU has vGPUs of one
+size at a time. A vGPU on one VF reduces the types that the catalogs of the
+other VFs list.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from nova_accel.sim import tree as sysfs
 
 FRAMEWORKS = ('mdev', 'sriov-mdev', 'vendor-vfio', 'sriov')
 
-#: of sysfs-driver-intel-xe-sriov in Documentation/ABI/testing of Linux
+#: attributes from sysfs-driver-intel-xe-sriov in Documentation/ABI of Linux
 _BULK = frozenset(f'sriov_admin/.bulk_profile/{name}' for name in (
     'vram_quota', 'exec_quantum_ms', 'preempt_timeout_us'))
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
@@ -30,10 +30,10 @@ _TICK = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class VgpuType:
-    #: 'nvidia-558', or '558' where the catalog has numbers
+    #: 'nvidia-558', or '558' if the catalog has numbers
     id: str
     name: str | None
-    #: units of the GPU that one vGPU takes
+    #: units of the GPU that one vGPU occupies
     units: int
 
 
@@ -43,7 +43,7 @@ class MdevParent(card.Card):
 
     types: tuple[VgpuType, ...] = ()
     units: int = 0
-    #: whether vGPUs of several sizes are possible at a time
+    #: whether vGPUs of several sizes can exist at a time
     mixed: bool = True
     device_api: str = 'vfio-pci'
 
@@ -99,14 +99,14 @@ class MdevParent(card.Card):
         return [self.type(m['type']) for m in mine['mdevs'].values()]
 
     def room(self, mine, wanted: VgpuType) -> int:
-        """Return how many of a type could be created now."""
+        """Return the number of vGPUs of a type that could be created now."""
         made = self.made(mine)
         if not self.mixed and any(t.units != wanted.units for t in made):
             return 0
         return (self.units - sum(t.units for t in made)) // wanted.units
 
     def parents(self, mine) -> list[str]:
-        """Return the functions that mediated devices are created on."""
+        """Return the functions on which mediated devices are created."""
         return [self.address]
 
     def available(self, mine, parent, wanted) -> int:
@@ -148,7 +148,8 @@ class MdevParent(card.Card):
             tree['kernel']['iommu_groups'][str(mdev['group'])] = {
                 'devices': {uuid: sysfs.Link(f'{place}/{uuid}')}}
             if not mdev['removing']:
-                # the kernel removes these before it waits for the last close
+                # the kernel removes the links before it waits for the last
+                # close
                 type_ = f'{place}/mdev_supported_types/{mdev["type"]}'
                 made['remove'] = sysfs.Errno(errno.EACCES)
                 made['mdev_type'] = sysfs.Link(type_)
@@ -199,7 +200,7 @@ class VgpuCard(MdevParent):
     def fresh(self, state):
         mine = super().fresh(state)
         if self.framework != 'sriov' or self.driver == 'gim':
-            # a service of the vendor runs its sriov-manage at boot
+            # at boot, a service of the vendor runs sriov-manage
             self.make_vfs(state, mine, self.vfs)
         return mine
 
@@ -216,7 +217,7 @@ class VgpuCard(MdevParent):
     def drivers(self):
         drivers = super().drivers()
         if self.framework in ('sriov-mdev', 'vendor-vfio'):
-            # VFs do not take it, and nothing here tries it with the GPU
+            # its VFs do not bind to it; the GPU itself is not tested
             drivers.discard('vfio-pci')
         return drivers
 
@@ -227,10 +228,10 @@ class VgpuCard(MdevParent):
     def make_vfs(self, state, mine, count):
         super().make_vfs(state, mine, count)
         if not count:
-            # all provisioning is released (sysfs-driver-intel-xe-sriov)
+            # xe releases all provisioning (sysfs-driver-intel-xe-sriov)
             mine.pop('quotas', None)
         elif self.driver == 'xe':
-            # equal parts, unless the operator has said what each gets
+            # equal parts, unless the operator has set quotas
             mine.setdefault('quotas', {}).setdefault(
                 'vram_quota', str((self.vram_mib << 20) // count))
         for vf in mine['vfs']:
@@ -273,12 +274,12 @@ class VgpuCard(MdevParent):
         room = super().available(mine, parent, wanted)
         if self.framework == 'mdev':
             return room
-        # each VF carries one, and does not count what its siblings will take
+            # each VF has one vGPU, and ignores what its siblings will occupy
         there = any(m['parent'] == parent for m in mine['mdevs'].values())
         return 0 if there else min(room, 1)
 
     def catalog(self, mine) -> dict[str, str | None]:
-        """Return number -> name of the types that could be created now.
+        """Return number -> name of the types that can be created now.
 
         All VFs have the same catalog.
         """
@@ -295,7 +296,7 @@ class VgpuCard(MdevParent):
         self._add_shares(tree, mine, self.address, function)
 
         if self.driver == 'xe' == mine['driver']:
-            # those of .bulk_profile can be written only
+            # attributes below .bulk_profile are write-only
             function['sriov_admin'] = {'.bulk_profile': {
                 path.rpartition('/')[2]: sysfs.Errno(errno.EACCES)
                 for path in _BULK}, **{
@@ -373,11 +374,11 @@ class MdevOperations(operations.Operations):
                 except OSError:
                     if first:
                         raise
-                    # the parent is gone, and the device with it
+                    # the parent and its devices have disappeared
                     return
                 mdev = mine['mdevs'][uuid]
                 if first and mdev['removing']:
-                    # the first removal removed the attribute
+                    # the first removal has removed the attribute
                     raise sysfs.error(errno.ENOENT, uuid)
                 if first and found.faulty(mine).get('busy'):
                     raise sysfs.error(errno.EBUSY, uuid)
@@ -396,17 +397,15 @@ class MdevOperations(operations.Operations):
                 return found, mine
         raise sysfs.error(errno.ENOENT, uuid)
 
-    # What tests and demonstrations do to the host
+    # Actions of tests and demonstrations on the host
 
     def guest_opens(self, name: str) -> None:
-        """Give a guest a device that has a VFIO driver already.
-
-        That is a mediated device, or the function of a hostdev that libvirt
-        does not manage.
+        """Let a guest open a device that has a VFIO driver already: a mediated
+        device, or the function of a hostdev that libvirt does not manage.
 
         :param name: its UUID, or its PCI address.
-        :raises OSError: ENODEV when it does not exist, EINVAL when the
-            function has no vGPU type, EBUSY when a guest has it.
+        :raises OSError: ENODEV if it does not exist, EINVAL if the function
+            has no vGPU type, EBUSY if a guest has it.
         """
         with self._update() as (host, state):
             if name in state['guests']:
@@ -427,7 +426,7 @@ class MdevOperations(operations.Operations):
             state['guests'].append(name)
 
     def guest_closes(self, name: str) -> None:
-        """Undo guest_opens."""
+        """Undo guest_opens()."""
         with self._update() as (host, state):
             state['guests'].remove(name)
             if not _UUID.fullmatch(name):

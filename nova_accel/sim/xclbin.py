@@ -16,16 +16,16 @@ def make_xclbin(path: str, function: str, interface: str, size: int = 4096,
                 platform: str = 'xilinx:u250:gen3x16:1.0') -> None:
     """Write an xclbin file for programming a simulated card.
 
-    Only IP_LAYOUT has the content of a real section. PARTITION_METADATA, a
-    device tree in real files, is the interface UUID alone.
+    Only the section IP_LAYOUT is realistic. PARTITION_METADATA, a device tree
+    in real files, contains only the interface UUID.
 
     :param function: UUID of the xclbin.
     :param interface: UUID of the shell, in the header.
-    :param size: length of the part for the hardware, bytes.
-    :param kernels: names; one instance of each.
-    :param payload_interface: UUID in PARTITION_METADATA if it differs.
-    :param stripped: leave out the part for the hardware.
-    :param versal: make that part a PDI.
+    :param size: length of the part for the hardware, in bytes.
+    :param kernels: names of kernels, each with one instance.
+    :param payload_interface: UUID in PARTITION_METADATA, if it differs.
+    :param stripped: whether to omit the part for the hardware.
+    :param versal: whether that part is a PDI.
     :raises ValueError: a UUID is malformed.
     """
     layout = struct.pack('<i4x', len(kernels)) + b''.join(
@@ -53,7 +53,7 @@ def make_xclbin(path: str, function: str, interface: str, size: int = 4096,
 
 
 def read(data: bytes) -> tuple[str, str, bytes, bytes]:
-    """Read such a file as a driver does.
+    """Parse a file of make_xclbin() like a driver.
 
     :returns: UUID, interface in PARTITION_METADATA, IP_LAYOUT, part for the
         hardware.

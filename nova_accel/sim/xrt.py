@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Cards under XRT, from the sources of its drivers (2026); no hardware seen.
+"""Cards under XRT, from the sources of its drivers (2026), without hardware.
 
-Below src/runtime_src/core/pcie/driver/linux/xocl: for attributes mgmt-sysfs.c
-and xocl_sysfs.c; for what is forgotten when a driver is bound xclmgmt_probe()
-in mgmt-core.c, and xocl_drv.c; for programming and its errors mgmt-ioctl.c and
-icap.c; for the reset icap.c.
+Sources below src/runtime_src/core/pcie/driver/linux/xocl: attributes from
+mgmt-sysfs.c and xocl_sysfs.c; loss of state when a driver is bound from
+xclmgmt_probe() in mgmt-core.c and xocl_drv.c; programming and its errors from
+mgmt-ioctl.c and icap.c; the reset from icap.c.
 """
 
 import dataclasses
@@ -29,13 +29,13 @@ PRODUCTS = {
     'U280': ('500c', '500d'), 'U50': ('5020', '5021'), 'U55C': ('505c', '505d'),
     'V70': ('5094', '5095'),
 }
-#: products whose driver does not record what it programmed
+#: products whose driver does not record the loaded function
 VERSAL = frozenset(('V70',))
-#: base and shell of a U250
+#: interface UUIDs of the base and the shell of a U250
 DEFAULT_INTERFACES = ('d5a7ee9a4b5c4e6b8a6c3f1f2b0c9d10',
                       '862c7020a250293e32036f19956669e5')
-#: LOAD_XCLBIN_KADDR and LOAD_XCLBIN_SLOT_KADDR, requests of the mailbox, which
-#: are taken because xocl had the card before; and LOAD_XCLBIN and
+#: requests of the mailbox: LOAD_XCLBIN_KADDR and LOAD_XCLBIN_SLOT_KADDR, which
+#: are accepted because xocl had the card before; LOAD_XCLBIN and
 #: LOAD_SLOT_XCLBIN
 _KADDR_REQUESTS, _LOAD_REQUESTS = 1 << 7 | 1 << 17, 1 << 8 | 1 << 18
 _MAILBOX = 'config_mailbox_channel_disable'
@@ -43,7 +43,7 @@ _FETCH = 'config_xclbin_change'
 _NEVER = 1e12
 #: seconds between two polls of a blocking operation
 _TICK = 0.02
-#: errno of a programming that leaves the card untouched
+#: errno of programmings that leave the card unchanged
 _REFUSALS = ('EBUSY', 'EINVAL', 'ENOENT', 'EOPNOTSUPP')
 
 
@@ -62,29 +62,29 @@ class XrtCard(card.Card):
     #: driver of the user function, initially and after a guest
     vf_driver: str | None = 'xocl'
     versal: bool = False
-    #: whether the card has a shell of XRT
+    #: whether the card has an XRT shell
     flashed: bool = True
     interfaces: tuple[str, ...] = DEFAULT_INTERFACES
     #: function that xocl has loaded initially
     function: str | None = None
-    #: requests of the mailbox that are refused after xclmgmt is bound
+    #: requests that the mailbox refuses after xclmgmt was bound
     mailbox_disabled: int = 0
     user_iommu_group: int | None = None
     programming_seconds: float = 0
-    #: from binding xocl until it finds the management function
+    #: seconds from binding xocl until it finds the management function
     ready_seconds: float = 0
 
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
         'hang': reader.checked(lambda v: v in ('read', 'program'),
                                'read or program'),
-        #: errno of closing requests of the mailbox, or that it has no effect
+        #: errno of closing the mailbox for requests, or it has no effect
         'mailbox': reader.one_of('EACCES', 'EIO', 'ignored'),
         'program_error': _errno_name,
         #: errno of placing files for guests
         'firmware': _errno_name,
         'reset_kills': reader.boolean,
-        #: the function is in use as far as icap knows: mgmt_reset does nothing
+        #: icap considers the function in use, and mgmt_reset does nothing
         'locked': reader.boolean,
     }
 
@@ -114,7 +114,7 @@ class XrtCard(card.Card):
     # State
 
     def fresh(self, state):
-        # the user function takes the place of the VFs of other kinds
+        # the user function is treated like the VFs of other kinds
         return {**super().fresh(state), 'loaded': None, 'shown': None,
                 'program': None, 'mailbox': self.mailbox_disabled,
                 'fetches': False,
@@ -145,8 +145,8 @@ class XrtCard(card.Card):
                 raise sysfs.error(errno.ENOENT, attribute)
             mine['fetches'] = value != '0'
             return None
-        # icap's platform_reset_axi_gate(), which says nothing of how it ended,
-        # does nothing while a bitstream is locked, and is not there on Versal
+        # icap's platform_reset_axi_gate() does not report its result, does
+        # nothing while a bitstream is locked, and is missing on Versal
         # (xclmgmt_ocl_reset() in mgmt-core.c)
         if not self.versal and not self.faulty(mine).get('locked'):
             card.forget(mine, 0, 'registers')
@@ -251,18 +251,18 @@ class XrtOperations(operations.Operations):
         self._load_xclbin(function, data)
 
     def guest_programs(self, user, path):
-        """Have the card of a guest programmed by its xocl, as XRT does since
-        2.15 whenever an application opens a function.
+        """Program the card like the xocl of its guest, which XRT since 2.15
+        does whenever an application opens a function.
 
-        Source: __icap_peer_xclbin_download() in icap.c, which ignores that the
-        mailbox is closed (mailbox_request(): EFAULT) and fails after its 50
-        seconds, without which no compute unit is registered; xclmgmt's side is
-        xclmgmt_mailbox_srv() in mgmt-core.c, with FETCH
-        xclmgmt_xclbin_fetch_and_download() in mgmt-utils.c.
+        Source: __icap_peer_xclbin_download() in icap.c, which ignores a closed
+        mailbox (mailbox_request(): EFAULT) and fails after its 50 seconds
+        without a registered compute unit; xclmgmt_mailbox_srv() in mgmt-core.c
+        for xclmgmt's side, and with FETCH xclmgmt_xclbin_fetch_and_download()
+        in mgmt-utils.c.
 
         :param user: PCI address of the user function.
-        :raises OSError: ETIMEDOUT when the mailbox refuses it, ENOENT when
-            the host has no such file.
+        :raises OSError: ETIMEDOUT if the mailbox refuses the request, ENOENT
+            if the host has no such file.
         """
         host, state = self._look()
         found, _ = self._owner(host, state, user)
@@ -284,7 +284,7 @@ class XrtOperations(operations.Operations):
         self._load_xclbin(found.address, data)
 
     def _xclbins(self):
-        """What is /lib/firmware/xilinx/xclbins on a host."""
+        """Return the directory that stands for /lib/firmware/xilinx/xclbins."""
         return f'{self.path}.xclbins'
 
     def offer_xclbin(self, function, path, size, function_uuid, interface,
@@ -326,19 +326,18 @@ class XrtOperations(operations.Operations):
             mine['mailbox'] = (mine['mailbox'] | requests) & ~opens
 
     def loaded_xclbin(self, function):
-        """The UUID of what the card carries, None where it is nothing; no
-        driver shows it."""
+        """Return the UUID of the loaded function, None without one; no driver
+        shows it."""
         loaded = self._look()[1]['cards'][function]['loaded']
         return loaded and loaded['function']
 
     def opens_mailbox(self, function):
-        """Have the mailbox take every request again, as after xclmgmt was
-        bound."""
+        """Let the mailbox accept all requests, as after xclmgmt was bound."""
         with self._update() as (_, state):
             state['cards'][function].update(mailbox=0, fetches=False)
 
     def xocl_programs(self, user, path):
-        """Program the card from the host, as xrt-smi program does."""
+        """Program the card from the host, like xrt-smi program."""
         host, state = self._look()
         found, _ = self._owner(host, state, user)
         with open(path, 'rb') as file:
@@ -390,8 +389,8 @@ class XrtOperations(operations.Operations):
         """
         faults = found.faulty(mine)
         name = faults.get('program_error')
-        # the kernel accepts files without an interface, and ignores files
-        # without a payload; this project's driver checks for both
+        # the kernel accepts files without an interface and ignores files
+        # without a payload; the driver of nova_accel checks for both
         if interface and interface not in found.interfaces:
             name = 'EINVAL'
         if name in _REFUSALS:
