@@ -195,7 +195,7 @@ class Maintenance:
                 f'{device.address}.')
 
     def _note_handover(self, device, region, method, result):
-        """Record the treatment of a region without a server in the journal.
+        """Write the treatment of a region without a server to the journal.
 
         :param region: the region before the treatment.
         """

@@ -52,7 +52,7 @@ class File(iniparser.BaseParser):
     # called by oslo.config
 
     def new_section(self, section):
-        """Record the beginning of a section, see iniparser.BaseParser."""
+        """Note the beginning of a section, see iniparser.BaseParser."""
         self._section = section if section == 'DEFAULT' else section.lower()
         self._last[self._section] = self.lineno - 1
         self._headers.setdefault(self._section, []).append(self.lineno - 1)
@@ -62,7 +62,7 @@ class File(iniparser.BaseParser):
         return super()._split_key_value(line)
 
     def assignment(self, key, value):
-        """Record an option, see iniparser.BaseParser."""
+        """Note an option, see iniparser.BaseParser."""
         end = self._begin + len(value)
         self.entries.append(Entry(self._section, key, '\n'.join(value),
                                   self._begin, end))

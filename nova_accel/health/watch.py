@@ -137,7 +137,7 @@ class Watch:
                 and address not in self._again)
 
     def note(self, address: str, signal: str) -> None:
-        """Record an event of a device for the next round."""
+        """Note an event of a device for the next round."""
         self._events.setdefault(address, []).append(signal)
 
     def acknowledge(self, address: str,
