@@ -264,8 +264,8 @@ nova-scheduler."""), ]
 ALL_OPTS = [*COMPUTE_OPTS, *BITSTREAM_OPTS, *PROFILE_OPTS, *API_OPTS,
             *SCHEDULER_OPTS]
 
-#: those that a capture has; the others say where things are on a host, or in
-#: OpenStack
+#: options that a capture contains; the others are about paths on the host, or
+#: about OpenStack
 CAPTURED_OPTS = [option for option in COMPUTE_OPTS
                  if option.name not in ('simulated_host', 'owner_trait')]
 
@@ -275,12 +275,12 @@ CONF.register_opts(ALL_OPTS, group=GROUP)
 
 
 def register_novas() -> None:
-    """Register the options of Nova to which those of nova_accel refer.
+    """Register the options of Nova that defaults of nova_accel's options use.
 
     For a process that does not load Nova's options: a command, or a privileged
     process.
     """
-    # as nova.conf.netconf and nova.conf.paths do
+    # like nova.conf.netconf and nova.conf.paths
     for option in (cfg.StrOpt('host', default=socket.gethostname()),
                    cfg.StrOpt('pybasedir', default=_nova_directory()),
                    cfg.StrOpt('state_path', default='$pybasedir')):
@@ -297,7 +297,7 @@ def _nova_directory() -> str:
 
 
 def files() -> list[str]:
-    """Return the configuration files that were read, in their order."""
+    """Return the configuration files that were read, in order."""
     try:
         found, directories = [*CONF.config_file], CONF.config_dir
     except cfg.NoSuchOptError:
@@ -309,10 +309,10 @@ def files() -> list[str]:
 
 
 def sections() -> dict[str, dict[str, list[str]]]:
-    """What the configuration files say, without regard to what is registered.
+    """Return the content of the configuration files, registered or not.
 
-    Names of sections are in lower case, as oslo.config compares them; DEFAULT
-    is as it is.
+    Names of sections are in lower case, as oslo.config compares them, except
+    DEFAULT.
 
     :returns: section -> option -> values.
     """
@@ -329,8 +329,8 @@ def sections() -> dict[str, dict[str, list[str]]]:
 
 
 def unknown() -> list[str]:
-    """A sentence for each option in [accel] that does not exist, and for
-    each section that is taken for [accel]."""
+    """Return a sentence for each option in [accel] that does not exist, and for
+    each section whose name is a misspelling of [accel]."""
     known = {name for option in ALL_OPTS
              for name in (option.name, option.dest)}
     there = sections()
@@ -349,20 +349,20 @@ def unknown() -> list[str]:
 
 
 def _is_like(section: str) -> bool:
-    """Whether a section that no service reads is taken for accel."""
+    """Return whether a section that no service reads resembles [accel]."""
     return section not in CONF and bool(
         'accel' in section
         or difflib.get_close_matches(section, ['accel'], 1))
 
 
 def malformed() -> list[str]:
-    """A sentence for each option in [accel] whose value is not of its type."""
+    """Return a sentence for each option in [accel] with a malformed value."""
     return [f'[accel] {name} cannot be read ({why}): correct it.'
             for name, why in unreadable().items()]
 
 
 def unreadable() -> dict[str, str]:
-    """Return why the value of an option in [accel] is not of its type."""
+    """Return name -> error, for options in [accel] with a malformed value."""
     found = {}
     for option in ALL_OPTS:
         try:
@@ -373,9 +373,9 @@ def unreadable() -> dict[str, str]:
 
 
 def why_invalid(error: Exception) -> str:
-    """What is wrong with a value, of an error of oslo.config about it."""
-    # ConfigSourceValueError (10.7) has no attributes; before this it names the
-    # option, and prints its own objects
+    """Return the part of an oslo.config error that describes a bad value."""
+    # ConfigSourceValueError (10.7) has no attributes; the part before this one
+    # names the option, and prints internal objects
     return ' '.join(str(error).partition(' is not valid: ')[2].split()) or (
         ' '.join(str(error).split()))
 

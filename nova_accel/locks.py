@@ -87,7 +87,7 @@ class Lock:
         """Take the lock.
 
         :param blocking: False: return False at once if it is held.
-        :raises LockTimeout: the limit passed; or the error given to __init__.
+        :raises LockTimeout: the limit passed; __init__() may set another class.
         """
         if not self._lock.acquire(blocking=False):
             if not blocking:

@@ -609,8 +609,8 @@ def _digest(driver, type_, vendor, product, family, subsystem, traits,
 
 
 def set_provider_name(node: str, addresses: Iterable[str]) -> str:
-    """Return the provider name of a set: of the form of a pool's name, and
-    the same for the same devices."""
+    """Return the provider name of a set. It has the form of a pool's name, and
+    depends only on the addresses."""
     digest = hashlib.sha256(json.dumps(sorted(addresses)).encode()).hexdigest()
     return device_provider_name(node, f'{_POOL}SET_{digest[:8]}')
 

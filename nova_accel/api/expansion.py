@@ -51,7 +51,7 @@ def expand_flavor(flavor):
 
     :param flavor: nova.objects.Flavor; not modified. It is returned itself if
         it needs no expansion.
-        :returns: nova.objects.Flavor without unsaved changes.
+    :returns: nova.objects.Flavor without unsaved changes.
     :raises nova.exception.InvalidRequest: with the message of nova_accel.
         Create and resize return it unchanged with status 400 (servers.py,
         INVALID_FLAVOR_IMAGE_EXCEPTIONS, Nova 31 to 34).

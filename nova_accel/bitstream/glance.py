@@ -561,7 +561,7 @@ def head(client, image: Image) -> bytes:
 
 
 def listed(client, filters: Mapping[str, str]) -> list[dict]:
-    """Return the entries of images that have these values.
+    """Return the entries of the images whose properties have these values.
 
     :raises BitstreamError: Glance refused the request.
     :raises GlanceUnavailable: Glance did not answer.

@@ -93,7 +93,8 @@ def memory(host) -> Iterator[Line]:
 
 def flavors(host) -> Iterator[Line]:
     """Check that guests of Nova's flavors start on this host and can address
-    all their devices. Asks Nova only if this can fail."""
+    all their devices. Nova is queried only if the host offers PCI functions,
+    because other devices cannot cause such problems."""
     guests = host.guests
     if not guests.hold_memory:
         return
@@ -174,9 +175,10 @@ class Guests:
 
     def problems(self, specs: Mapping[str, str], memory: int,
                  ) -> Iterator[tuple[str, str]]:
-        """Yield the problems of a guest on this host: the rest of a sentence
-        that begins with the guest, and the remedy. Yields nothing if the host
-        lacks a requested device.
+        """Yield the problems of a guest on this host, and their remedies.
+
+        A problem is a clause whose subject is the guest. Yields nothing if the
+        host lacks a requested device.
 
         :param specs: extra specs that a server is built with.
         :param memory: memory of the guest in bytes.

@@ -614,8 +614,8 @@ class Translation:
 
     def _specified(self, specs) -> Iterator[tuple[
             nova_pci.Spec, nova_pci.Function]]:
-        """Pair each function with its specification, in Nova the first that
-        matches."""
+        """Yield each function with the first specification that matches it,
+        which is the one that Nova applies."""
         for function in self._functions.values():
             for spec in specs:
                 if function in spec.functions:

@@ -159,8 +159,8 @@ def _by_project(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _findings(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
-    """Yield the provider and a text for each finding and each hold in a metrics
-    file. If a device has no provider: the device and the file's name."""
+    """Yield (provider, text) for each finding and each hold in a metrics file.
+    A device without a provider is named by its address and the file."""
     for line in lines:
         if not line.startswith(_FINDINGS):
             continue

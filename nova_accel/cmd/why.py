@@ -125,7 +125,7 @@ class Question:
 
     @classmethod
     def of(cls, flavor: Mapping, properties: Mapping[str, str]) -> 'Question':
-        """Return the question for a flavor with accelerators.
+        """Return the demands of a server of a flavor with accelerators.
 
         :raises InvalidRequest: nova-api would refuse it.
         :raises NotThere: it has no accelerators.
@@ -141,7 +141,7 @@ class Question:
     @classmethod
     def of_any(cls, flavor: Mapping, properties: Mapping[str, str],
                ) -> 'Question':
-        """Return the question for any flavor.
+        """Return the demands of a server of any flavor.
 
         :param flavor: as Nova's API shows it.
         :param properties: of the image of the server.
@@ -412,7 +412,8 @@ class Answer:
     # Providers
 
     def _of_provider(self, need, provider):
-        """Return (text, whether the provider can serve the need)."""
+        """Return what the table shows about a provider, and whether the
+        provider can serve the need."""
         found = reasons.of_provider(need, provider, self._who)
         if found:
             return found, False

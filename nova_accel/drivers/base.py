@@ -227,11 +227,11 @@ class AcceleratorDriver(abc.ABC):
         """
 
     def left_out(self, device: model.Device) -> str:
-        """Return the reason in nova.conf why find() or examine() no longer
-        return a device, a clause; '' if the device is gone.
+        """Explain why the driver no longer reports a device: return the reason
+        in nova.conf, as a clause; '' if the device has disappeared.
 
-        A device that the operator has left out is not a failure for the owner
-        of its server. Reads only what find() reads.
+        If the operator left the device out, the owner of its server is not
+        informed of a failure. Reads only what find() reads.
 
         :param device: as last returned by examine().
         :raises OSError: sysfs cannot be read; the device counts as gone.

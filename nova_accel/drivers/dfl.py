@@ -612,8 +612,8 @@ class DflDriver(base.PciDriver):
         After a failure the port stays disabled until dfl-pci is bound again.
         This method does so if no other port of the card is in use.
 
-        :raises IncompatibleBitstream: the card's present compat_id is not the
-            bitstream's; nothing was touched.
+        :raises IncompatibleBitstream: the bitstream is for another compat_id
+            than the card has now; nothing was changed.
         """
         address, index = device.address, region.index
         what = (f'{region.name} of {address} had to be programmed with '
@@ -840,7 +840,7 @@ def _stuck(function) -> str:
 
 
 def _is_of_one_board(mac: str) -> bool:
-    """Return whether a maker has assigned a MAC address to a single device:
-    not 0, not a group, not local (IEEE 802)."""
+    """Return whether a MAC address identifies a device: it is not 0, and
+    neither a group address nor a locally administered one (IEEE 802)."""
     return bool(re.fullmatch('[0-9a-f]{2}(:[0-9a-f]{2}){5}', mac)
                 and int(mac[:2], 16) & 3 == 0 and set(mac) != set('0:'))

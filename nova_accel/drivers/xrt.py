@@ -515,8 +515,8 @@ class XrtDriver(base.PciDriver):
     def program(self, device, region, bitstream):
         """See the base class.
 
-        :raises IncompatibleBitstream: the card's shell, read now, is not the
-            bitstream's; nothing was touched.
+        :raises IncompatibleBitstream: the bitstream is for another shell than
+            the card has now; nothing was changed.
         """
         address = device.address
         what = (f'{region.name} of {address} had to be programmed with '

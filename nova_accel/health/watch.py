@@ -4,7 +4,8 @@
 A *round* reads all signals of all devices. A *glance* is a round that reads
 only some signals (inventory.looks); several glances lie between two full
 rounds. The least growth of a counter, and the limit on devices that fail
-together, are measured from one full round to the next.
+together, are measured from one full round to the next. A *level* is a state
+that is read, neither a counter nor an event.
 
 =====================  ================================  ===================
 A finding              begins with                       ends with
