@@ -89,9 +89,10 @@ class Capture(command.Command):
                 f'({error.strerror}): give another name.') from error
         if recorded.denied:
             self._warn(
-                f'The file lacks what user {os.geteuid()} may not read: '
-                f'{", ".join(sorted(recorded.denied))}. To record it, run this '
-                f'as the user of nova-compute, with its nova.conf, or as root.')
+                f'The file lacks attributes that user {os.geteuid()} may not '
+                f'read: run this as the user of nova-compute, with its '
+                f'nova.conf, or as root, to have all of: '
+                f'{", ".join(sorted(recorded.denied))}.')
 
     def _warn(self, text):
         self._incomplete = True
