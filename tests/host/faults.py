@@ -12,6 +12,10 @@ nonsense it answers with something else: what /sys contains, what Glance,
 hangs    a call of the kernel returns only after the operation has ended; one
          of Placement, Glance, libvirt or Nova fails after two seconds
 ======== =====================================================================
+
+The file system of the bitstream cache is full once, and read-only if it goes
+on; the whole claim store is read-only from the begin of an operation to its
+end.
 """
 
 import builtins
@@ -19,6 +23,7 @@ import collections
 from collections.abc import Callable, Iterator
 import errno
 import os
+import sqlite3
 import threading
 import typing
 
@@ -60,6 +65,8 @@ NONSENSE: dict[str, typing.Any] = {
 _PLACEMENT = ('allocations', 'consumers', 'consumers_of', 'find_providers',
               'unknown_traits', 'reallocate', 'make_trait', 'show')
 _GLANCE = 'images', 'service_images', 'check_image'
+#: of Fault.call: SQLite refuses all that writes
+STORE = 'read-only store'
 #: of os, with a path of the bitstream cache
 _FILES = ('rename', 'symlink', 'unlink', 'listdir', 'makedirs', 'utime',
           'scandir', 'open', 'readlink', 'stat')
@@ -76,8 +83,9 @@ class Fault(typing.NamedTuple):
 class Faults:
     """Counts the calls of a process, and has one of them fail."""
 
-    def __init__(self, cache: str):
+    def __init__(self, cache: str, store: sqlite3.Connection):
         """:param cache: directory of the bitstream cache."""
+        self._store = store
         self.calls: collections.Counter = collections.Counter()
         self._fault: Fault | None = None
         self._over = threading.Event()
@@ -96,12 +104,17 @@ class Faults:
         self._over.clear()
         self.calls.clear()
         self._fault = fault
+        self._read_only(fault is not None and fault.call == STORE)
 
     def end(self) -> dict[str, int]:
         """No call fails any more; how many there were, by their names."""
         self._fault = None
+        self._read_only(False)
         self._over.set()
         return dict(self.calls)
+
+    def _read_only(self, on):
+        self._store.execute(f'PRAGMA query_only = {int(on)}')
 
     def _around(self, call: str, function: Callable) -> Callable:
         def called(*args, **kwargs):
@@ -136,17 +149,18 @@ class Faults:
             self._over.wait(SLOW)
         if fault.call == 'Glance.answer':
             return clouds.BUSY
-        raise _error(*fault.call.rpartition('.')[::2])
+        raise _error(*fault.call.rpartition('.')[::2], how=fault.how)
 
 
-def _error(kind: str, name: str) -> Exception:
+def _error(kind: str, name: str, how: str) -> Exception:
     if kind == 'ClaimStore':
         return exception.AcceleratorsUnavailable(
             'The claim store cannot be used (disk I/O error): replace it.')
     if kind in ('SimulatedKernel', ''):
         return OSError(errno.EIO, os.strerror(errno.EIO), 'a file')
     if kind == 'os':
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'a file')
+        number = errno.EROFS if how == 'on' else errno.ENOSPC
+        return OSError(number, os.strerror(number), 'a file')
     if name in _PLACEMENT:
         return exception.PlacementUnavailable('Placement does not answer.')
     if name in _GLANCE:
@@ -160,6 +174,7 @@ def of_calls(calls: dict[str, int]) -> Iterator[Fault]:
 
     :param calls: how many calls it made, by name.
     """
+    yield Fault(STORE, 1, 'on')
     for call, count in sorted(calls.items()):
         ways = ['once', 'on']
         if call in NONSENSE:

@@ -211,8 +211,8 @@ def _work(asked, points):
     host, failing = base.Host(asked['directory'], asked['path']), None
     while asked:
         if 'fault' in asked:
-            failing = failing or faults.Faults(asked['options'][
-                'bitstream_cache'])
+            failing = failing or faults.Faults(
+                asked['options']['bitstream_cache'], host.store._db)
             failing.begin(faults.Fault(*asked['fault']))
         with points.counted(asked['kill_at']):
             results = [getattr(host, name)(*args)

@@ -6,6 +6,7 @@ their programs read what nova_accel writes.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -15,8 +16,10 @@ import stat
 import subprocess
 import threading
 import time
+from unittest import mock
 from urllib import request as http
 
+import ddt
 import fixtures
 import testtools
 import yaml
@@ -138,6 +141,7 @@ class MetricsTestCase(health.HealthTestCase):
         return int(found[0].rpartition(' ')[2])
 
 
+@ddt.ddt
 class FileTest(MetricsTestCase):
 
     def test_states(self):
@@ -204,6 +208,25 @@ class FileTest(MetricsTestCase):
         self.assertEqual(1, self.log.output.count(
             '[accel] metrics_file cannot be written'))
         self.assertEqual('quarantined', self.states()[ONE])
+
+    @ddt.data('open', 'replace')
+    def test_file_system_is_full_or_read_only(self, call):
+        """The file of before stays, and the next one is written again."""
+        before, calls = self.written(), getattr(os, call)
+        for number in errno.ENOSPC, errno.EROFS:
+            def fails(path, *args, number=number):
+                if 'nova_accel.prom' in str(path):
+                    raise OSError(number, os.strerror(number), path)
+                return calls(path, *args)
+            with mock.patch.object(os, call, fails):
+                self.turn(**HALF)
+                self.settled(self.host.metrics)
+            self.assertIn(os.strerror(number), self.log.output)
+            with open(self.file) as file:
+                self.assertEqual(before, file.read())
+            self.assertEqual(['nova_accel.prom'], [
+                name for name in os.listdir(self.directory) if 'prom' in name])
+        self.assertNotEqual(before, self.written())
 
     def test_off_writes_nothing(self):
         self.written()

@@ -1,15 +1,21 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Files in a directory in which another user may place links and pipes."""
 
+import errno
+import itertools
 import os
+import resource
 import stat
+from unittest import mock
 
+import ddt
 import fixtures
 import testtools
 
 from nova_accel import files
 
 
+@ddt.ddt
 class FilesTest(testtools.TestCase):
 
     def setUp(self):
@@ -82,13 +88,31 @@ class FilesTest(testtools.TestCase):
         self.assertEqual({'metrics.prom', 'pipe'},
                          {*os.listdir(self.directory)})
 
-    def test_nothing_is_left_where_writing_fails(self):
-        self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.files.os.fchmod', _full))
-        for write in (files.create, files.replace):
-            self.assertRaises(OSError, write, self.path, 'new', 0o644)
-            self.assertEqual([], os.listdir(self.directory))
+    @ddt.data(*itertools.product(
+        ('open', 'fchmod', 'replace'),
+        (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO)))
+    @ddt.unpack
+    def test_file_system_refuses(self, call, number):
+        """The old file stays as it was, alone."""
+        files.replace(self.path, 'old')
+        error = OSError(number, os.strerror(number))
+        with mock.patch.object(os, call, side_effect=error):
+            found = self.assertRaises(
+                OSError, files.replace, self.path, 'new', 0o644)
+        self.assertEqual((number, self.path), (found.errno, found.filename))
+        self.assertEqual(['metrics.prom'], os.listdir(self.directory))
+        self.assertEqual('old', self.read())
 
-
-def _full(*_):
-    raise OSError(28, 'No space left on device')
+    def test_file_system_becomes_full(self):
+        """The kernel writes a part of it: here as for too large a file, for
+        which a test needs no file system of its own (setrlimit(2))."""
+        files.replace(self.path, 'old')
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
+        for write, path in ((files.replace, self.path),
+                            (files.create, f'{self.path}.other')):
+            error = self.assertRaises(OSError, write, path, 'x' * 65537)
+            self.assertEqual(errno.EFBIG, error.errno)
+        self.assertEqual(['metrics.prom'], os.listdir(self.directory))
+        self.assertEqual('old', self.read())
