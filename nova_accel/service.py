@@ -158,8 +158,9 @@ class Host:
             try:
                 go_on()
             except Exception as error:
-                LOG.warning('The time in which nova-compute did not run is not '
-                            'counted yet (%s); it is tried again', error)
+                LOG.warning('The use of devices while nova-compute did not run '
+                            'is not counted yet (%s); nova-compute tries again',
+                            error)
 
     def close(self) -> None:
         """Stop the scans of devices; plugs in progress finish."""

@@ -70,8 +70,8 @@ class Maintenance:
         except exception.DeviceUnavailable as error:
             raise exception.DeviceUnavailable(
                 f'{name} waits to be cleaned while it is being programmed, '
-                f'which does not end: no server gets it before it is clean, '
-                f'and that is tried each minute.') from error
+                f'which does not end: no server gets it before it is clean; '
+                f'nova-compute tries again each minute.') from error
         claims = [held.get(c.handle, c) for c in claims]
         self._publisher.show_devices(claims)
         self._releases.release_to_the_end(claims)

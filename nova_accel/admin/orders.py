@@ -105,7 +105,8 @@ class Orders:
         try:
             self._store.answer_order(order.number, *self._carried_out(order))
         except exception.AcceleratorsUnavailable as error:
-            LOG.error('An order of nova-accel is not answered: %s', error)
+            LOG.error('The answer to an order of nova-accel cannot be stored: '
+                      '%s', error)
 
     def _carried_out(self, order):
         LOG.info('The operator orders: %s %s', order.verb,
@@ -140,5 +141,5 @@ class Orders:
                              holds.of_disabled(row).value, row.since,
                              text.printable(row.reason, 200))
         for address in sorted(before.keys() - now.keys()):
-            LOG.info('Device %s is not disabled any more', address)
+            LOG.info('Device %s is enabled again', address)
         return before.keys() ^ now.keys()

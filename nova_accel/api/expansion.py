@@ -252,9 +252,8 @@ def _check_rebuild(image_api, context, instance, image):
                 f'correct its accel{one.group}:bitstream_id.') from None
         except Exception as error:
             # not fatal: nova-compute requests the image again
-            LOG.warning('It is not known whether there is an image %s for '
-                        'server %s: %s', one.bitstream_id, instance.uuid,
-                        error)
+            LOG.warning('Image %s for server %s could not be looked up: %s',
+                        one.bitstream_id, instance.uuid, error)
 
 
 def _unshelve(original):

@@ -114,7 +114,7 @@ class Drain(_Disables, output.Table):
         return LEFT if self._left and not parsed_args.at else 0
 
     def _plan(self, parsed_args) -> str:
-        """Have the device disabled at a time; returns its address."""
+        """Plan to disable the device at a time; return its address."""
         at, why = parsed_args.at, _line('--because', parsed_args.because)
         if not why or parsed_args.reason:
             raise exception.InvalidRequest(

@@ -164,7 +164,7 @@ class AcceleratorDriver(abc.ABC):
 
         Called by nova-accel check alone: once without a device, then for each
         device of this driver that examine() returned. Reads only, with or
-        without privileges. If it blocks, one line of the answer is missing.
+        without privileges. If it blocks, the command omits this device.
 
         :param device: None to check what all devices need, for example a tool.
         :raises OSError: the device does not answer.
@@ -970,15 +970,16 @@ class PciDriver(AcceleratorDriver):
         if kept:
             raise exception.DeviceError(
                 f'{address} must be reset after its server, and its driver on '
-                f'the host may not let it go ({kept}): end that process, and '
-                f'it is tried again.')
+                f'the host may not let it go ({kept}): end that process; '
+                f'nova-compute tries again.')
         try:
             for at in handle.functions:
                 used = usage.usage(self.kernel, at)
                 if used:
                     raise exception.DeviceError(
                         f'{at} must be reset after its server, and the host '
-                        f'uses it ({used}): end that, and it is tried again.')
+                        f'uses it ({used}): end that use; nova-compute tries '
+                        f'again.')
             done = []
             returned = []
             for function in (*handle.functions, *others):
@@ -1000,8 +1001,8 @@ class PciDriver(AcceleratorDriver):
             raise exception.DeviceError(
                 f'{address} must be reset after its server, and that failed '
                 f'{"" if at == address else f"at {at} "}'
-                f'({error.strerror}): see the kernel log; it is tried again, '
-                f'and a power cycle may help.') from error
+                f'({error.strerror}): see the kernel log; nova-compute tries '
+                f'again, and a power cycle may help.') from error
         return Cleaned(', '.join(done), shown_of(done[0]))
 
     def reset_function(self, device: model.Device, function: str,

@@ -367,8 +367,8 @@ def _run(kernel, device, action, vf):
                   ' '.join(members), action, problem)
         raise exception.DeviceError(
             f'The partition of {device.address} had to be {action}d, and '
-            f'{OPTION} failed, as the log of nova-compute says: run it by '
-            f'hand; it is tried again.')
+            f'{OPTION} failed: see the log of nova-compute, and run it by '
+            f'hand; nova-compute tries again.')
 
 
 def _call(action, members, vf='') -> str:

@@ -166,8 +166,8 @@ class GpuDriver(slot.SlotDriver):
             raise exception.NotCleared(
                 f'{address} was reset after its server, and '
                 f'{handover.OPTION} demands that its memory is shown to be '
-                f'clear, which it is not, because {facts["why"]}: it is tried '
-                f'again.')
+                f'clear, which it is not, because {facts["why"]}: nova-compute '
+                f'tries again.')
         before = json.loads(use.last_shown() or '{}').get('modes', {})
         for name, value in facts.get('modes', {}).items():
             had = before.get(name, value)
@@ -232,8 +232,8 @@ class GpuDriver(slot.SlotDriver):
         if failed := nvidia.failure(family, watched):
             raise exception.NotCleared(
                 f'{function} was reset after its server, and it has not '
-                f'cleared its memory, because {failed}: it is tried again, '
-                f'and a power cycle may help.')
+                f'cleared its memory, because {failed}: nova-compute tries '
+                f'again, and a power cycle may help.')
         facts: dict[str, typing.Any] = {
             'read_by': by, 'words': nvidia.words(family, watched),
             'milliseconds': watched.seen[-1][0],

@@ -520,7 +520,7 @@ class NvmeDriver(base.PciDriver):
             raise exception.DeviceError(
                 f'{handle.address} had to be erased after its server, and '
                 f'that failed ({error.strerror}): erase it with nvme format, '
-                f'or free it, and it is tried again.') from error
+                f'or end its use; nova-compute tries again.') from error
 
     def health(self, device):
         """Read the bus and, while the host's driver has the disk, its SMART
@@ -636,7 +636,8 @@ class NvmeDriver(base.PciDriver):
             raise exception.DeviceError(
                 f'{address} had to be erased after its server, and Sanitize '
                 f'({method}) ended in failure mode: replace the disk, or set '
-                f'[accel] handover to operator for it; it is tried again.')
+                f'[accel] handover to operator for it; nova-compute tries '
+                f'again.')
 
     def _await_sanitize(self, address, status):
         progress, deadline = None, 0.0
@@ -649,7 +650,7 @@ class NvmeDriver(base.PciDriver):
                     f'{address} had to be erased after its server, and '
                     f'Sanitize has stayed at {progress} percent for '
                     f'{_PROGRESS_SECONDS} seconds: replace the disk if that '
-                    f'does not end; it is tried again.')
+                    f'does not end; nova-compute tries again.')
             time.sleep(_POLL_SECONDS)
             status = self.kernel.read_nvme_sanitize(address)
         return status
@@ -673,7 +674,7 @@ class NvmeDriver(base.PciDriver):
                 f'{address} has other namespaces than before its server, and '
                 f'its controller has no Namespace Management to restore them: '
                 f'restore {_shown(str(n) for n in layout)} with the tool of '
-                f'its vendor, and it is tried again.')
+                f'its vendor; nova-compute tries again.')
         self.kernel.restore_nvme_namespaces(address, layout)
         found = self.kernel.read_nvme(address)
         if not _has_sizes_of(found, layout):
@@ -704,8 +705,8 @@ class NvmeDriver(base.PciDriver):
                 and not self.kernel.format_nvme_vf(pf, number)):
             raise exception.DeviceError(
                 f'{vf} had to be erased after its server, and it has no '
-                f'namespace: attach one to its secondary controller, and it '
-                f'is tried again.')
+                f'namespace: attach one to its secondary controller; '
+                f'nova-compute tries again.')
         try:
             self.kernel.reset_nvme_vf(pf, number, *resources)
         except OSError as error:
@@ -714,8 +715,8 @@ class NvmeDriver(base.PciDriver):
             raise exception.DeviceError(
                 f'{vf} had to be brought online after its server, and that '
                 f'failed without queues and interrupts ({error.strerror}): '
-                f'give its secondary controller some with nvme virt-mgmt, and '
-                f'it is tried again.') from error
+                f'give its secondary controller some with nvme virt-mgmt; '
+                f'nova-compute tries again.') from error
         if not any(found.vf == number and found.online
                    for found in self.kernel.read_nvme_vfs(pf)):
             raise OSError(errno.EIO, 'its secondary controller is offline')

@@ -275,8 +275,8 @@ class DeviceRules:
                 self._limited.add(driver)
 
     def known(self, devices: Iterable[model.Device]) -> None:
-        """Like found(), for devices of an earlier start, even absent ones: the
-        other devices of their drivers stay left out."""
+        """Note, like found(), the devices of an earlier start, even absent
+        ones. Otherwise a restart would offer other devices of their drivers."""
         self._limited.update(
             device.driver for device in devices
             if any(rule.matches_device(device) for rule in self.include))

@@ -157,10 +157,10 @@ class SlotDriver(base.PciDriver):
             raise exception.DeviceError(
                 f'{handle.address} had to be reset after its server, and its '
                 f'slot cannot be read ({error.strerror}): see the kernel log; '
-                f'it is tried again.') from error
+                f'nova-compute tries again.') from error
         if used:
             raise exception.DeviceError(
                 f'{handle.address} had to be reset after its server with '
-                f'{used[0]} of the same slot, and {used[1]}: end that, and it '
-                f'is tried again.')
+                f'{used[0]} of the same slot, and {used[1]}: end that use; '
+                f'nova-compute tries again.')
         return self.reset(device, handle, company)

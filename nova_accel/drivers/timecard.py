@@ -288,8 +288,8 @@ class TimecardDriver(base.PciDriver):
         except (OSError, ValueError) as error:
             raise exception.DeviceError(
                 f'{address} had to be compared and set as before its server, '
-                f'and that failed ({error}): see the kernel log; it is tried '
-                f'again.') from error
+                f'and that failed ({error}): see the kernel log; nova-compute '
+                f'tries again.') from error
         return base.Cleaned(
             f'{done}, compared, {restored} '
             f'setting{"" if restored == 1 else "s"} restored',

@@ -31,7 +31,7 @@ _Mode, _State = signals.Mode, signals.State
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Why a device is not OK."""
+    """A problem of a device, which a signal or a mark reports."""
 
     signal: str
     about: str

@@ -30,7 +30,7 @@ class Paused:
         self._inventory = inventory
         self._holdings = holdings
         self.background = limited.Background(
-            self.run, 'It is not known which guests QEMU has paused')
+            self.run, 'Guests that QEMU has paused cannot be detected')
 
     def run(self) -> None:
         """Update the signal on the devices of paused guests; start a look if it
