@@ -190,9 +190,8 @@ class Maintenance:
         shown = self._inventory.shown.by_part()
         self._publisher.show({shown[key] for key in [
             (device.address, region.index)] if key in shown})
-        return (f'{device.address} {region.name} {done} image {image}; it is '
-                f'given to no server before nova-accel enable '
-                f'{device.address}.')
+        return (f'{device.address} {region.name} {done} image {image}; no '
+                f'server gets it before nova-accel enable {device.address}.')
 
     def _note_handover(self, device, region, method, result):
         """Write the treatment of a region without a server to the journal.

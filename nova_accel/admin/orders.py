@@ -136,8 +136,8 @@ class Orders:
         for address in sorted(now):
             for row in now[address]:
                 if row not in before.get(address, ()):
-                    LOG.info('Device %s is %s since %s (%s); it is given to '
-                             'no other server', address,
+                    LOG.info('Device %s is %s since %s (%s); no other server '
+                             'gets it', address,
                              holds.of_disabled(row).value, row.since,
                              text.printable(row.reason, 200))
         for address in sorted(before.keys() - now.keys()):

@@ -366,8 +366,8 @@ class ProgramTest(RegionTestCase):
         answer = self.done(
             'program', A, self.image if wanted == 'image' else wanted)
         self.assertEqual(
-            f'{A} region0 is programmed with image {self.image}; it is given '
-            f'to no server before nova-accel enable {A}.', answer)
+            f'{A} region0 is programmed with image {self.image}; no server '
+            f'gets it before nova-accel enable {A}.', answer)
         region = self.region()
         self.assertEqual(
             (plain(FUNCTION), self.image, model.OPERATOR),
@@ -443,8 +443,8 @@ class ProgramTest(RegionTestCase):
         self.config.config(fixed_devices=[A], group='accel')
         self.restart()
         self.assertEqual(
-            f'{A} region0 already has the function of image {image}; it is '
-            f'given to no server before nova-accel enable {A}.',
+            f'{A} region0 already has the function of image {image}; no '
+            f'server gets it before nova-accel enable {A}.',
             self.done('program', A, 'first'))
         self.assertNothing()
         self.assertEqual(
