@@ -81,7 +81,7 @@ class CannotLookTest(commands.CommandTestCase):
                 ({'exc': ConnectionRefusedError('refused')}, 'refused'),
                 ({'status_code': 503}, '503'),
                 ({'status_code': 403}, '403'),
-                ({'text': '<html>'}, 'no answer came')):
+                ({'text': '<html>'}, 'no response came')):
             with self.subTest(text):
                 self.mock.get(f'{PLACEMENT}/resource_providers', **answer)
                 self.assertSays('Placement was asked for /resource_providers, '
