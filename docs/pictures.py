@@ -8,6 +8,7 @@ the page, and has the colors of light and dark.
 import ast
 import datetime
 import html
+import json
 import pathlib
 import re
 import textwrap
@@ -425,9 +426,28 @@ def page() -> Screenshot:
                        'quarantined: fatal_errors')])), 1090)
 
 
+def dashboard() -> Picture:
+    """The panels of the dashboard for Grafana, without values."""
+    board = json.loads((pathlib.Path(__file__).parents[1] / 'etc/nova_accel'
+                        / 'grafana/nova_accel.json').read_text())
+    picture = Picture('The panels of the dashboard')
+    picture.text(8, 18, board['title'], 'head')
+    top = below = 28
+    row = 0
+    kinds = {'stat': 'number', 'timeseries': 'graph'}
+    for panel in board['panels']:
+        place = panel['gridPos']
+        if place['y'] != row:
+            row, top = place['y'], below
+        below = picture.box(
+            8 + place['x'] * 14, top, place['w'] * 14 - 6, panel['title'],
+            kinds.get(panel['type'], panel['type']), height=60) + 8
+    return picture
+
+
 PICTURES = {picture.__name__: picture for picture in (
     request, region, hands, packing, processes, hosts, migration, groups,
-    states, page)}
+    states, dashboard, page)}
 
 
 def main():

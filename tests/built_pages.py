@@ -64,7 +64,13 @@ SEARCHES = {
     'fenced': 'troubleshooting', 'Deleting': 'troubleshooting',
     'paused server': 'troubleshooting', 'hanging': 'troubleshooting',
     'quarantined': 'operate/withheld', 'in-use': 'operate/withheld',
-    'does not start': 'troubleshooting', 'exchanged': 'troubleshooting'}
+    'does not start': 'troubleshooting', 'exchanged': 'troubleshooting',
+    'Xid 79': 'troubleshooting', 'GPU lost': 'troubleshooting',
+    'dead card': 'troubleshooting', 'card gone': 'troubleshooting',
+    'failed GPU': 'troubleshooting', 'ECC errors': 'troubleshooting',
+    'disk has data': 'troubleshooting', 'reset failed': 'troubleshooting',
+    'GPU not in guest': 'troubleshooting', 'error 802': 'troubleshooting',
+    'server ERROR': 'troubleshooting', 'stuck': 'troubleshooting'}
 #: elements whose text is as it stands
 _CODE = {'pre', 'code', 'tt', 'kbd', 'script', 'style', 'title'}
 _VOID = {'area', 'base', 'br', 'col', 'hr', 'img', 'input', 'link', 'meta',
