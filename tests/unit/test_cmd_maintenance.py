@@ -152,6 +152,6 @@ class MaintenanceTest(commands.StoreCommandTestCase):
             self.assertEqual(1, result.returncode)
             self.assertIn('did not begin the order within 1 s, and it is '
                           'withdrawn', result.stderr)
-            self.assertNotIn('goes on', result.stderr)
+            self.assertNotIn('continues', result.stderr)
         self.store.refresh()
         self.assertEqual((), self.store.orders())
