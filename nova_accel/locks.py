@@ -75,7 +75,7 @@ class Lock:
         """
         self.name = name
         self.place = ORDER.index(name)
-        self._what = what or f'What the lock "{name}" protects'
+        self._what = what or f'The objects of the lock "{name}"'
         self._seconds = seconds
         self._error = error
         self._lock: typing.Any = (

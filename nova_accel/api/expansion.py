@@ -174,9 +174,9 @@ def _refuse_confidential(flavor, read_image):
     if asks:
         raise nova_exception.InvalidRequest(
             f'The flavor {flavor.name} has accelerators, and it or the image '
-            f'asks for encrypted memory (mem_encryption), of which a device '
-            f'of the host can read nothing: use a flavor or an image without '
-            f'one of the two.')
+            f'asks for encrypted memory (mem_encryption), which devices of '
+            f'the host cannot read: use a flavor without accelerators, or no '
+            f'encrypted memory.')
 
 
 def _snapshot_volume_backed(original):

@@ -83,7 +83,8 @@ VALIDATORS = [
                'description': 'required, preferred (the default) or none.'}),
     base.ExtraSpecValidator(
         name='accel:same',
-        description='What all accelerators of the server have to be below.',
+        description='All accelerators of the server have to be below one NUMA '
+                    'node or one PCI root complex.',
         value={'type': str, 'enum': ['numa', 'pcie_root'],
                'description': 'numa or pcie_root.'}),
     base.ExtraSpecValidator(

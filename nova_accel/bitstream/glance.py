@@ -425,7 +425,8 @@ def _service_client():
 
 
 def without_version(endpoint: str) -> str:
-    """Return an endpoint of the catalog as glanceclient needs it here."""
+    """Return an endpoint of the catalog without the version of the API, which
+    glanceclient adds."""
     return re.sub(r'/v[0-9.]+/?$', '/', endpoint)
 
 

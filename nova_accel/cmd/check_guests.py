@@ -84,10 +84,10 @@ def memory(host) -> Iterator[Line]:
              or CONF.initial_ram_allocation_ratio)
     if ratio > 1 and host.guests.hold_memory:
         yield Line(
-            WARNING, f'Nova gives {ratio:g} times the memory of this host to '
-                     f'guests, and VFIO holds all memory of a guest that has '
-                     f'a PCI device as long as it runs: guests together can '
-                     f'need more than there is, and the kernel ends one',
+            WARNING, f'Nova gives guests up to {ratio:g} times the memory of '
+                     f'this host, and VFIO pins all memory of a running guest '
+                     f'with a PCI device: if guests need more memory than the '
+                     f'host has, the kernel kills one',
             'set [DEFAULT] ram_allocation_ratio = 1.0 here')
 
 

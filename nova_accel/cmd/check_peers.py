@@ -44,20 +44,21 @@ def _of_switch(host, switch, addresses):
     ports = sorted({port for found in redirects.values() for port in found})
     if ports:
         some = ', '.join(a for a in addresses if redirects[a])
-        yield Line(OK, f'what {some} send to other devices below the switch '
-                       f'{switch} goes up to the root complex, by ACS of '
+        yield Line(OK, f'requests of {some} to other devices below the switch '
+                       f'{switch} go up to the root complex, by ACS of '
                        f'{", ".join(ports)}')
     direct = ', '.join(a for a in addresses if not redirects[a])
     groups = {tuple(pci.group_members(host.kernel, address) or ())
               for address in addresses}
     if direct and len(groups) > 1:
         yield Line(
-            WARNING, f'what {direct} send to other devices below the switch '
-                     f'{switch} does not pass the IOMMU, and those have other '
-                     f'IOMMU groups: a server can reach devices of others',
+            WARNING, f'requests of {direct} to other devices below the switch '
+                     f'{switch} bypass the IOMMU, although these devices have '
+                     f'other IOMMU groups: a server can reach devices of '
+                     f'others',
             'have the kernel set ACS: without pcie_acs_override, '
             'disable_acs_redir and config_acs on its command line; or give '
             'them together, with device_sets')
     elif direct:
-        yield Line(OK, f'what {direct} send to other devices below the switch '
-                       f'{switch} goes there directly')
+        yield Line(OK, f'requests of {direct} to other devices below the '
+                       f'switch {switch} go there directly')

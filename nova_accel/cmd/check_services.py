@@ -232,7 +232,8 @@ def entry_point(host) -> Iterator[Line]:
 
 
 def profiles_load(host) -> Iterator[Line]:
-    """Check the files of profiles, and where the profiles lead to."""
+    """Check the files of profiles, and that regions and images exist for
+    them."""
     path = CONF.accel.device_profiles
     if not os.path.exists(path):
         yield Line(WARNING,

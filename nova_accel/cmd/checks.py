@@ -195,7 +195,7 @@ class Host:
             # an error of Nova: nova-compute would not start with Nova's own
             # driver either
             self.refused.append(
-                f'Nova cannot read what it has of PCI devices and vGPUs '
+                f'Nova cannot read its options for PCI devices and vGPUs '
                 f'({conf.why_invalid(error)}): correct [pci] device_spec or '
                 f'[devices] enabled_mdev_types.')
 
@@ -227,7 +227,7 @@ def _options(host) -> Iterator[Line]:
         yield Line(
             WARNING, f'[accel] simulated_host is {CONF.accel.simulated_host}',
             'a simulated host ends at Placement, because libvirt refuses '
-            'simulated devices: remove the option where servers must run')
+            'simulated devices: remove the option if servers must run here')
 
 
 def _nova(host) -> Iterator[Line]:
@@ -550,8 +550,8 @@ def _answers(host, device) -> Iterator[Line]:
         if pci.is_for_vfio(host.kernel, device.address):
             # a guest has it
             return
-        yield Line(WARNING, f'it does not answer what {device.driver} asks of '
-                            f'it with privileges ({error.strerror or error})',
+        yield Line(WARNING, f'the driver {device.driver} cannot read it with '
+                            f'privileges ({error.strerror or error})',
                    'see the line on privileges and the kernel log')
 
 

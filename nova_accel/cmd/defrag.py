@@ -77,8 +77,8 @@ class Defrag(clouds.Asks, output.Table):
         self._is_well = plan is not None
         if parsed_args.do and (plan is None or plan.id != parsed_args.do):
             raise exception.InvalidRequest(
-                f'Plan {parsed_args.do} was not carried out, because it is '
-                f'not what would be done now: nothing was moved; give the '
+                f'Plan {parsed_args.do} was not carried out, because the '
+                f'present plan is another one: nothing was moved; give the '
                 f'command without --do, and read the plan again.')
         if plan is None:
             self.app.stderr.write(

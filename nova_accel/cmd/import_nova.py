@@ -158,7 +158,7 @@ class Translation:
         self.notes += [
             'Before you change nova.conf, move the servers that have these '
             'devices to other hosts.',
-            'nova-accel check says what else nova.conf needs.']
+            'nova-accel check shows what else nova.conf needs.']
         self._leave_vfs()
         self._choose_rules()
         self._write()
@@ -267,7 +267,7 @@ class Translation:
             return False
         if spec.spec is None:
             self._leave(f'{of} names a device by its network interface, and '
-                        f'nova_accel knows PCI addresses: it stays. Write '
+                        f'nova_accel needs a PCI address: it stays. Write '
                         f'"address" for "devname", or leave it to Nova.')
             return False
         if not spec.functions:
@@ -444,8 +444,8 @@ class Translation:
                             f'what you do not want to be given.')
         if CONF[section].max_instances:
             self._leave(f'[{section}] max_instances is not translated: the '
-                        f'GPU says how many there can be; to offer fewer '
-                        f'raise "reserved" of its provider.')
+                        f'GPU reports the number; to offer fewer, raise '
+                        f'"reserved" of its provider.')
 
     def _remove_types(self, found):
         for file, entry in self._entries(_MDEV_TYPES):
@@ -591,7 +591,7 @@ class Translation:
             problem = 'a profile cannot have its name: rename it'
         elif any(device.handles and not given & device.functions()
                  for device in map(self._after.get, moved) if device):
-            problem = 'it asks for whole devices, of which VFs are given'
+            problem = 'it requests whole devices, and only VFs are offered'
         group = None if problem else self._group(moved)
         if not group:
             self._leave(

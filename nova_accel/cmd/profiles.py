@@ -149,10 +149,10 @@ def _without_shell(found):
                  and not any(map(naming.is_content, wanted.required))]
         if open_:
             yield (f'WARNING: {profile.where}: {len(open_)} of the groups of '
-                   f'{profile.name!r} ask for a function, and no trait says '
-                   f'of which type the region is; where regions have several '
-                   f'types, a server may get one without an image for it: '
-                   f'add trait:CUSTOM_FPGA_<VENDOR>_REGION_<TYPE>: required.')
+                   f'{profile.name!r} request a function without the trait of '
+                   f'a region type; if regions have several types, a server '
+                   f'may get one without an image for it: add '
+                   f'trait:CUSTOM_FPGA_<VENDOR>_REGION_<TYPE>: required.')
 
 
 def _taken(found):

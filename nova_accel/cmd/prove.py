@@ -32,7 +32,7 @@ from nova_accel import model
 
 CONF = conf.CONF
 OK, FAILED, SKIPPED = 'ok', 'failed', 'skipped'
-_ERASES = 'it may change what the device has: give --erase'
+_ERASES = 'it may change the content of the device: give --erase'
 
 
 class Prove(output.Table):
@@ -70,8 +70,8 @@ class Prove(output.Table):
         self.check_columns(parsed_args, self.COLUMNS)
         if parsed_args.bitstream and not parsed_args.erase:
             raise exception.InvalidRequest(
-                '--bitstream replaces what the device carries: give --erase, '
-                'too.')
+                '--bitstream replaces the function of the device: give '
+                '--erase, too.')
         device = _free(store.read(parsed_args), parsed_args.device)
         _use_privileges()
         kernel = machine.open_kernel(CONF.host)

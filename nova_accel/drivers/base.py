@@ -872,8 +872,8 @@ class PciDriver(AcceleratorDriver):
         return f'the driver {self.NAME} reads nothing of it that shows it'
 
     def _check_proof(self, device):
-        """:raises NotOffered: [accel] handover demands what cannot be shown.
-        """
+        """:raises NotOffered: [accel] handover requires evidence of cleaning
+            that the driver cannot give."""
         if any(handover.demands_proof(device, handle.address)
                for handle in device.all_handles):
             if why := self.unshowable(device):

@@ -232,7 +232,7 @@ def obstacle_of_vgpus(kernel, device: model.Device) -> str:
     return (_unknown_module(device.address) if _fabric_manager() else
             f'NVSwitches join it with other GPUs, and CUDA fails in the guest '
             f'of a vGPU without an active partition (error 802): set {OPTION} '
-            f'= {LIBRARY}, or {STATIC} where you have seen to it')
+            f'= {LIBRARY}, or {STATIC} if you have activated it')
 
 
 def has_partition(kernel, device: model.Device) -> bool:

@@ -63,11 +63,11 @@ def obstacle(kernel, address: str) -> str:
                 f'to [accel] enabled_drivers, or {_WAY_OUT}')
     manager = _manager(kernel, address, bound)
     if manager == 'nvidia':
-        return (f'the vGPU manager of NVIDIA has it, and has made no VFs yet: '
+        return (f'the vGPU manager of NVIDIA has it, and no VFs exist yet: '
                 f'have "sriov-manage -e {address}" run, or {_WAY_OUT}')
     if manager:
-        return (f'it belongs to the driver {manager} of AMD, which has made '
-                f'no VFs yet: load it with vf_num, or {_WAY_OUT}')
+        return (f'it belongs to the driver {manager} of AMD, which has '
+                f'created no VFs yet: load it with vf_num, or {_WAY_OUT}')
     return ''
 
 

@@ -714,7 +714,7 @@ def _whole(types: Iterable[VgpuType], offer: _Offer,
         raise base.Defect(
             f'NVSwitches join it with other GPUs, and its vGPUs are mediated '
             f'devices, for which no partition is activated: set '
-            f'{fabric.OPTION} = {fabric.STATIC} where you have seen to it')
+            f'{fabric.OPTION} = {fabric.STATIC} if you have activated it')
     whole = max(map(_size, (*traits.values(), *(
         before.state_traits if before else ()))), default=0)
     found = [t for t in types if whole and _size(traits[t.name]) == whole]
@@ -762,8 +762,8 @@ def _no_such_type(created_type: str) -> str:
     """Return why no type of a GPU matches that of a server, as a clause."""
     return ('the driver of its GPU has no type of that name'
             if naming.is_custom(created_type) else
-            'that number, by which alone its claim knows the type, may mean '
-            'another type since')
+            'the claim contains only the number of its type, which may mean '
+            'another type now')
 
 
 def _way_on(fresh: bool) -> str:

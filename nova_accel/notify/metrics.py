@@ -33,18 +33,18 @@ CONF = conf.CONF
 _GAUGE, _COUNTER = 'gauge', 'counter'
 #: name without the prefix -> (type, help)
 METRICS = {
-    'device_info': (_GAUGE, 'What a device is; always 1.'),
+    'device_info': (_GAUGE, 'Properties of a device; always 1.'),
     'device_state': (
-        _GAUGE, 'Whether a device is in a state: 1 for the one, else 0.'),
+        _GAUGE, 'State of a device: 1 for its present state, else 0.'),
     'device_disabled': (
-        _GAUGE, 'Whether nova-accel disable has named a device.'),
+        _GAUGE, 'Whether the operator has disabled a device.'),
     'device_finding': (
-        _GAUGE, 'A finding about a device; 1 while there is one.'),
+        _GAUGE, 'A finding about a device: 1 while it exists.'),
     'holds': (_GAUGE, 'Holds by which a device or region is withheld.'),
-    'handles': (_GAUGE, 'What servers can get of a device or region.'),
-    'claims': (_GAUGE, 'What servers have of a device or region.'),
+    'handles': (_GAUGE, 'Handles of a device or region that servers can get.'),
+    'claims': (_GAUGE, 'Handles of a device or region that servers have.'),
     'unreleased_claims': (
-        _GAUGE, 'What servers have lost and could not be cleaned.'),
+        _GAUGE, 'Handles that servers released and that are not clean.'),
     'handovers_total': (
         _COUNTER, 'Hand-overs that have ended, by their result.'),
     'programmings_total': (
@@ -53,7 +53,7 @@ METRICS = {
         _COUNTER, 'Seconds in which regions were being programmed.'),
     'programming_wait_seconds_total': (
         _COUNTER, 'Seconds in which programmings waited for their card.'),
-    'devices': (_GAUGE, 'What servers can have, by project and state.'),
+    'devices': (_GAUGE, 'Handles for servers, by project and state.'),
     'claim_seconds_total': (
         _COUNTER, 'Seconds in which servers of a project had devices.'),
     'cache_bytes': (_GAUGE, 'Bytes in the cache of bitstreams.'),

@@ -256,7 +256,7 @@ CASES = {
     'sharing.obstacle/amd': Case(
         'gpu', gpu(vendor='1002', device='744c', driver='gim', total_vfs=16),
         *lie('exists', lambda path: path == 'module/gim', lambda truth: True),
-        'of AMD, which has made no VFs yet'),
+        'of AMD, which has created no VFs yet'),
     'fabric._joined/hive': Case(
         'gpu', gpu(vendor='1002', device='744c', driver='amdgpu'),
         says('xgmi_hive_id', '18013298997854213')[0],

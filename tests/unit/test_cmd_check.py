@@ -809,12 +809,12 @@ class SwitchesTest(CheckTestCase):
                 if line['Check'] == 'switches']
 
     def test_as_linux_sets_it(self):
-        way = ('send to other devices below the switch {} goes up to the '
-               'root complex, by ACS of {}')
+        way = ('to other devices below the switch {} go up to the root '
+               'complex, by ACS of {}')
         self.assertEqual([
-            ('ok', f'what {", ".join(self.GPUS)} ' + way.format(
+            ('ok', f'requests of {", ".join(self.GPUS)} ' + way.format(
                 self.UP, ', '.join((*self.DOWN, *self.BELOW_DOWN)))),
-            ('ok', f'what {", ".join(self.GPUS[2:])} ' + way.format(
+            ('ok', f'requests of {", ".join(self.GPUS[2:])} ' + way.format(
                 self.BELOW, ', '.join(self.BELOW_DOWN)))], self.switches())
 
     def test_directly(self):
@@ -822,8 +822,8 @@ class SwitchesTest(CheckTestCase):
         self.set('accel', device_sets=' '.join(self.GPUS))
         found = self.switches((0, 0, 0, 0), groups=(1, 1, 1, 1))
         self.assertEqual([
-            ('ok', f'what {", ".join(gpus)} send to other devices below the '
-                   f'switch {switch} goes there directly')
+            ('ok', f'requests of {", ".join(gpus)} to other devices below the '
+                   f'switch {switch} go there directly')
             for gpus, switch in ((self.GPUS, self.UP),
                                  (self.GPUS[2:], self.BELOW))], found)
 
@@ -833,9 +833,9 @@ class SwitchesTest(CheckTestCase):
         self.assertEqual(['warning', 'ok', 'ok'], [
             result for result, _ in found])
         self.assertEqual(
-            f'what {self.GPUS[1]} send to other devices below the switch '
-            f'{self.UP} does not pass the IOMMU, and those have other IOMMU '
-            f'groups: a server can reach devices of others', found[0][1])
+            f'requests of {self.GPUS[1]} to other devices below the switch '
+            f'{self.UP} bypass the IOMMU, although these devices have other '
+            f'IOMMU groups: a server can reach devices of others', found[0][1])
 
     def test_one_by_one(self):
         """Two servers cannot have devices of one IOMMU group."""

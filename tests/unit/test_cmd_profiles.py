@@ -171,7 +171,7 @@ class CheckTest(ProfilesTestCase):
         result = self.call()
         self.assertEqual(0, result.returncode)
         self.assertIn("WARNING: ", result.stderr)
-        self.assertIn("1 of the groups of 'nlb' ask for a function",
+        self.assertIn("1 of the groups of 'nlb' request a function",
                       result.stderr)
         self.assertIn('REGION_<TYPE>: required', result.stderr)
 
