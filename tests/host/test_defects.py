@@ -126,7 +126,7 @@ def xrt(**more):
 
 
 #: with the error of the kernel, or without
-WANTED = f'{sriov.OPTION} wants'
+WANTED = f'{sriov.OPTION} requests'
 USER = f'{A[:-1]}1'
 VF = f'{A[:-1]}1'
 BOARD = {'product': 'N6001', 'vfs': 3, 'afu_vfs': 3}
