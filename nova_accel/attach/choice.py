@@ -106,10 +106,9 @@ class Choice:
             (one.device for found in free.values() for one in found),
             server.affinity.one_root), 70, placeholder=' ...')
         raise exception.DeviceUnavailable(
-            f'Server {server.uuid} wants all accelerators '
-            f'{server.affinity}{_of_guest(server)}, and of what it was '
-            f'allocated this host '
-            f'has free {where}: the build is retried on another host.')
+            f'Server {server.uuid} needs all accelerators '
+            f'{server.affinity}{_of_guest(server)}, and the free ones on this '
+            f'host are {where}: the build is retried on another host.')
 
     def is_current(self, chosen: Chosen) -> bool:
         offered = self._inventory.offers.now()

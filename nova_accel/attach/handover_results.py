@@ -59,8 +59,8 @@ class HandoverResults:
             result = 'waits for the operator'
         elif not done and policy is not handover.Policy.NONE and (
                 claim.region_index is None and not claim.created_type):
-            LOG.warning('%s, which server %s had, is given to the next server '
-                        'as it is: the driver %s has cleaned nothing, and the '
+            LOG.warning('%s, which server %s had, is not cleaned for the next '
+                        'server: the driver %s has cleaned nothing, and the '
                         'policy is %s', claim.handle.address, claim.holder,
                         device.driver, policy.value)
         self._note_unclean(claim, device, policy, done)

@@ -209,8 +209,8 @@ class Holdings:
                            and not now[0].prepared):
                 raise exception.DeviceUnavailable(
                     f'{claim.handle.address} had to be prepared for server '
-                    f'{claim.instance_uuid}, which has lost it meanwhile: see '
-                    f'why that took so long.')
+                    f'{claim.instance_uuid}, which has released it meanwhile: '
+                    f'find out why that took so long.')
             self._store.update(now, driver_memory=memory, prepared=True)
 
     def mark_prepared(self, claim: model.Claim, prepared: bool) -> None:

@@ -80,9 +80,9 @@ class MigratableDevices:
         """:param of: a claim or a request."""
         if device is None or not device.migrates_by:
             raise exception.DeviceUnavailable(
-                f'A guest cannot take {handle.address} along when it migrates '
-                f'live ({device.stays if device else "it is gone"}): migrate '
-                f'it cold.')
+                f'The state of {handle.address} cannot move with a guest in a '
+                f'live migration ({device.stays if device else "it is gone"}): '
+                f'migrate it cold.')
         return model.MigratableDevice(
             of.group, of.resource_class, handle.type.value,
             ' '.join(filter(None, (

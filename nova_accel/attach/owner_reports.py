@@ -52,7 +52,7 @@ class OwnerReports:
                 if keys and not server.task_state:
                     self._answer(server, keys)
             except Exception as error:
-                LOG.error('The reports of the owner of server %s are taken '
+                LOG.error('The reports of the owner of server %s are read '
                           'later: %s', server.uuid, error,
                           exc_info=exception.without_sentence(error))
 
@@ -109,7 +109,7 @@ class OwnerReports:
         if not new:
             first = min(row.time for row in recent.values())
             raise exception.InvalidRequest(
-                f'each device is reported once a day, and was at {first}: '
+                f'each device can be reported once a day, and was at {first}: '
                 f'report it again after '
                 f'{datetime.datetime.fromisoformat(first) + _DAY}.')
         for address in sorted(new):

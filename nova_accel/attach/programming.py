@@ -120,10 +120,10 @@ class Programming:
             if provider and self._publisher.was_free(provider)]
         if better:
             LOG.warning(
-                'Server %(server)s was sent to %(region)s, which does not '
-                'carry the function that it asks for, and %(better)s of this '
-                'host is free and carries it: is AcceleratorFilter in '
-                '[filter_scheduler] enabled_filters of nova-scheduler? A '
+                'Server %(server)s was scheduled to %(region)s, which does not '
+                'carry the requested function, although %(better)s of this '
+                'host is free and carries it: check that AcceleratorFilter is '
+                'in [filter_scheduler] enabled_filters of nova-scheduler. A '
                 'server that is forced to a host bypasses it.',
                 {'server': claims[0].holder,
                  'region': f'{device.address} {region.name}',

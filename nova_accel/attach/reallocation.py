@@ -57,9 +57,9 @@ class Reallocation:
         for server_uuid in {c.instance_uuid for c in claims}:
             self._once.log(
                 ('unallocated', server_uuid), LOG.warning,
-                'Server %s holds accelerators of which Placement has none '
-                'allocated to it, as after an unshelve that failed; they are '
-                'offered to no other server. Confirm or revert its resize, '
+                'Server %s holds accelerators that Placement has not allocated '
+                'to it, for example after a failed unshelve; no other server '
+                'gets them. Confirm or revert its resize, '
                 'shelve and unshelve it, or delete it.', server_uuid)
 
     def reallocate(self, server_uuid: str, claims: Collection[model.Claim],
@@ -90,8 +90,8 @@ class Reallocation:
                                LOG.warning, '%s', error)
                 left += mine
                 continue
-            LOG.warning('Server %s holds accelerators of which Placement had '
-                        'none allocated to %s: they are allocated again',
+            LOG.warning('Server %s holds accelerators that Placement had not '
+                        'allocated to %s: they are allocated again',
                         server_uuid, 'it' if consumer == server_uuid
                         else f'its migration {consumer}')
         return left

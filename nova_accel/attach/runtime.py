@@ -311,7 +311,7 @@ class RuntimeProgramming:
         addresses = ', '.join(c.handle.address for c in claims)
         raise exception.DeviceDetached(exception.for_owner_and_log(
             error, LOG.error,
-            f'{addresses} could not go back into its guest')) from error
+            f'{addresses} could not be attached again')) from error
 
 
 def _wishes(server):

@@ -239,9 +239,9 @@ class Settling:
             # cleaned with the whole function
             if any(hold.kind is holds.Kind.OVERLAP for hold in offered.holds_of(
                     (device.address, region.index if region else None))):
-                raise _Unknown('servers have VFs of it that are not there, or '
-                               'all of it; create the VFs again, or shelve or '
-                               'delete these servers')
+                raise _Unknown('servers have VFs of it that do not exist now, '
+                               'or all of it; create the VFs again, or shelve '
+                               'or delete these servers')
 
     def _check_no_guest_has(self, device, rows, free, guests):
         """Check that no guest has a free handle of the device.
@@ -283,7 +283,7 @@ class Settling:
             raise _Unknown(
                 f'Placement has allocated {name} to '
                 f'{", ".join(sorted(owners))}, and neither a claim nor a guest '
-                f'says which device; {_ADVICE}')
+                f'shows which device; {_ADVICE}')
 
     # Unclean handles
 

@@ -209,9 +209,9 @@ class StoreAge:
         if todo:
             LOG.warning(
                 'Placement has allocated accelerators to %s for which this '
-                'host has no claims, as after an older copy of the claim '
-                'store was put back: all other devices of these classes are '
-                'withheld until both agree', ', '.join(sorted(
+                'host has no claims, for example because an older copy of the '
+                'claim store was restored: all other devices of these classes '
+                'are withheld until both agree', ', '.join(sorted(
                     {server for some in short.values() for server in some})))
             self._holdings.settle(todo=self._withhold(todo))
 

@@ -377,7 +377,7 @@ class Answer:
                 return [f'{near.KEY} requires a {level.name}, and the host '
                         f'reports none ([accel] near)']
         if offered and not kept:
-            return [f'the flavor wants all accelerators '
+            return [f'the flavor needs all accelerators '
                     f'{self._scheduling.affinity}, and they are on '
                     + self._scheduling.fewest_places(offered)]
         if offered:

@@ -92,7 +92,7 @@ class Domains:
             future.result(CONF.accel.device_timeout)
         except Exception as error:
             LOG.warning('The domains of this host are not known, and servers '
-                        'that require to be near each other do not come here: '
+                        'that must be near each other are not scheduled here: '
                         '%s', error or 'it is still looked for')
 
     def show(self, tree, node: str) -> None:

@@ -200,9 +200,9 @@ def _find(library, handle, wanted):
     for module, address in mine[0].modules().items():
         if address and address != wanted[module].address:
             raise Failed(
-                f'[accel] gpu_modules says that module {module} is '
-                f'{wanted[module].address}, and Fabric Manager that it is '
-                f'{address}: correct the option.')
+                f'[accel] gpu_modules has {wanted[module].address} for module '
+                f'{module}, and Fabric Manager reports {address}: correct the '
+                f'option.')
     return mine[0], [p for p in partitions if p.number != mine[0].number]
 
 

@@ -897,7 +897,7 @@ def mapped(path: str, offset: int, size: int):
             raise OSError(errno.EINVAL, f'{path} is not a regular file')
         if size == 0 or offset + size > found.st_size:
             raise OSError(errno.EINVAL, f'{path} has {found.st_size} bytes, '
-                          f'asked are {size} from {offset}')
+                          f'and {size} from {offset} were requested')
         begin = offset - offset % mmap.ALLOCATIONGRANULARITY
         # private and writable because ctypes accepts no other mapping
         area = mmap.mmap(fd, offset - begin + size, access=mmap.ACCESS_COPY,

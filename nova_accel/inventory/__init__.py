@@ -166,7 +166,7 @@ class Inventory:
         if others:
             raise exception.DeviceUnavailable(
                 f'{name} cannot be worked on, because it is withheld '
-                f'({holds.reasons(others)}): see to that first.')
+                f'({holds.reasons(others)}): resolve that first.')
         for part in chosen:
             for offer in offered.of(part):
                 if offer.claim and offer.state is offers.State.HELD:

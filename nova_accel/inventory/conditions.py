@@ -82,7 +82,7 @@ class Conditions:
                 if signals.FENCED in table.reports.notes(address).marks:
                     table.withheld.withhold(
                         address, Kind.UNHEALTHY,
-                        'it was not well before nova-compute started')
+                        'it was unhealthy before nova-compute started')
 
     def note(self, change: host_kernel.Change, kernel) -> bool:
         """Count an event of the kernel in the next round.

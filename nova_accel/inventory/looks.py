@@ -303,7 +303,7 @@ class Looks:
         except Exception as error:
             if self._closed.is_set():
                 return
-            LOG.warning('The kernel does not report when devices come and go '
+            LOG.warning('The kernel does not report which devices come or go '
                         '(%s); changes are noticed within %d s', error,
                         CONF.accel.discovery_interval)
 

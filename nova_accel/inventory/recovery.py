@@ -131,7 +131,7 @@ class Recovery:
                       'that helps: boot the host, or exchange the card',
                       address, '; '.join(reasons))
             return
-        LOG.warning('Device %s had failed (%s), and is well after: %s',
+        LOG.warning('Device %s had failed (%s), and has recovered by: %s',
                     address, '; '.join(reasons), step)
         if not self._health.is_drilled(address):
             self._health.mark(address, signals.RECOVERED)

@@ -197,7 +197,7 @@ def _where_the_flavor_demands(hosts, scheduling, spec):
         scheduling.refused = (schedulings.Refusal.GUEST if guest
                               else schedulings.Refusal.PLACES)
         LOG.info(
-            'Server %(server)s wants all accelerators %(where)s, and no host '
+            'Server %(server)s needs all accelerators %(where)s, and no host '
             'has that: %(there)s.',
             {'server': spec.instance_uuid, 'where': f'{scheduling.affinity}'
              + (', where its guest fits' if guest else ''),

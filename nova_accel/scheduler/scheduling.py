@@ -216,8 +216,9 @@ class Schedulings:
                 or not any(level.required for level in begun.affinity.levels)
                 or begun.expected.lost >= _AGAIN):
             return False
-        LOG.info('The room that was chosen for server %s and those requested '
-                 'with it is taken: another is chosen.', spec.instance_uuid)
+        LOG.info('Other requests took the room that was chosen for server %s '
+                 'and servers requested with it: other room is chosen.',
+                 spec.instance_uuid)
         if 'instance_group' in spec and spec.instance_group:
             # Nova has added hosts that it chose for servers of this request
             spec.instance_group.hosts = list(begun.expected.hosts)

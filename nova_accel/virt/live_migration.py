@@ -147,10 +147,10 @@ class LiveMigrations:
         self._check_versions(instance, 'old', vfio.IOMMUFD_VERSIONS)
         if left := self._cloud.without_iommufd(instance.uuid, needed):
             _refuse(f'The guest of server {instance.uuid} has '
-                    f'{", ".join(sorted(left))} without iommufd, as from '
-                    f'before an upgrade of libvirt, and the IOMMU does not '
-                    f'log what it writes: reboot the server hard, and then '
-                    f'migrate it.')
+                    f'{", ".join(sorted(left))} without iommufd, for example '
+                    f'because it started before an upgrade of libvirt, and '
+                    f'the IOMMU does not track its writes: reboot the server '
+                    f'hard, and then migrate it.')
 
     def _check_downtime(self, instance):
         limit = nova_cloud.server_of(instance).max_downtime

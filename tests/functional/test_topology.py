@@ -34,7 +34,7 @@ class NumaPoolTest(pools.PoolsTestBase):
         self.assertIn('No valid host was found. Accelerators: no host for '
                       'this server has all of them free on one NUMA node: ',
                       self.fault(failed))
-        self.assertIn('wants all accelerators on one NUMA node, and no host '
+        self.assertIn('needs all accelerators on one NUMA node, and no host '
                       'has that: compute1 offers them on CUSTOM_ACCELERATOR_'
                       'NUMA_0, CUSTOM_ACCELERATOR_NUMA_1.',
                       self.stdlog.logger.output)

@@ -355,7 +355,7 @@ class PoolTest(WhyTestCase):
         for trait in traits:
             self.pool('compute2', 2, trait[-1], [L40S, trait])
         self.assertIn(
-            f'wants all accelerators on one NUMA node, and they are on '
+            f'needs all accelerators on one NUMA node, and they are on '
             f'{", ".join(traits)}',
             self.reason(gpus(2, 1, **{'accel:numa_affinity': 'required'}),
                         'compute2', '--host', 'compute2'))

@@ -181,8 +181,8 @@ class AcmeDriver(base.AcceleratorDriver):
 
     def assertNotCleaned(self):
         self.assertEqual(('none', 'not cleaned'), self.method())
-        self.assertIn('is given to the next server as it is: the driver acme '
-                      'has cleaned nothing, and the policy is clear',
+        self.assertIn('is not cleaned for the next server: the driver acme has '
+                      'cleaned nothing, and the policy is clear',
                       self.log.output)
 
     def test_policy_none(self):

@@ -134,8 +134,8 @@ class ReportTest(ReportsTestCase):
         # a pass that was killed before it removed the key
         self.assertEqual(first, self.report())
         self.assertEqual(
-            f'accel:report1: refused: each device is reported once a day, and '
-            f'was at {time}: report it again after {after}.',
+            f'accel:report1: refused: each device can be reported once a day, '
+            f'and was at {time}: report it again after {after}.',
             self.report('hang: now this'))
         self.days_pass(1.01)
         self.assertIn('received', self.report('hang: now this'))

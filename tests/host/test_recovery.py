@@ -70,8 +70,8 @@ class LadderTest(health.HealthTestCase):
         self.fails(attributes=HALF, ends_by='card reset')
         self.assertEqual('card reset', self.recover())
         self.assertEqual('suspect', self.states()[ONE])
-        self.assertIn('had failed (its PCIe link has 4 lanes of 16), and is '
-                      'well after: card reset', self.log.output)
+        self.assertIn('had failed (its PCIe link has 4 lanes of 16), and has '
+                      'recovered by: card reset', self.log.output)
 
     def test_reset_causes_errors(self):
         """They do not fence what it has brought back."""

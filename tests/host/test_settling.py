@@ -216,7 +216,7 @@ class DiskTest(SettlingTestCase):
             self.host.reconciler.run()
             self.assertEqual([ONE, TWO, THREE], self.fenced())
         self.assertIn(f'Placement has allocated {SSD} to {server}, and '
-                      f'neither a claim nor a guest says which device',
+                      f'neither a claim nor a guest shows which device',
                       self.log.output)
         error = self.assertRaises(exception.DeviceUnavailable,
                                   self.host.start_guest, server)
@@ -604,7 +604,7 @@ class NvmeVfTest(SettlingTestCase):
         self.host.reconciler.run()
         self.assertEqual([ONE], self.fenced())
         self.assertEqual(before, self.data())
-        self.assertIn('a guest says which device', self.log.output)
+        self.assertIn('a guest shows which device', self.log.output)
         self.assertRaises(exception.DeviceUnavailable,
                           self.host.start_guest, self.servers[0])
         # the operator decides
@@ -643,7 +643,7 @@ class NvmeVfTest(SettlingTestCase):
         self.host.reconciler.run()
         self.host.settle()
         self.assertEqual(before, self.data())
-        self.assertIn('a guest says which device', self.log.output)
+        self.assertIn('a guest shows which device', self.log.output)
 
     def test_guest_has_one_that_is_not_offered_now(self):
         """What is free is not taken for what the server lacks."""

@@ -27,7 +27,7 @@ class ToldTest(base.HostTestCase):
         new, self.seen = lines[self.seen:], len(lines)
         # said of the host of an earlier test, which is gone
         return [line for line in new
-                if 'does not report when devices' not in line
+                if 'does not report which devices' not in line
                 or self.directory in line]
 
     def test_server(self):

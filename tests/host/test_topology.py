@@ -188,9 +188,9 @@ class DemandedTest(TopologyTestCase):
             self.assertHas(server, A, B, C, D)
             self.host.delete(server)
             self.assertIn(
-                'wants all accelerators on one NUMA node, and of what it was '
-                'allocated this host has free 4 GPU on node 0, 4 GPU on node '
-                '1: the build is retried on another host.',
+                'needs all accelerators on one NUMA node, and the free ones '
+                'on this host are 4 GPU on node 0, 4 GPU on node 1: the build '
+                'is retried on another host.',
                 self.refused(5, **specs))
 
     def test_as_many_nodes_as_the_guest_has(self):
@@ -210,9 +210,9 @@ class DemandedTest(TopologyTestCase):
         on_1 = {'numa_nodes': [1]}
         self.assertHas(self.boot(3, specs=required, **on_1), E, F, G)
         self.assertIn(
-            'wants all accelerators on one NUMA node of its guest (1), and of '
-            'what it was allocated this host has free 4 GPU on node 0, 1 GPU '
-            'on node 1: the build', self.refused(2, nova=on_1, **required))
+            'needs all accelerators on one NUMA node of its guest (1), and the '
+            'free ones on this host are 4 GPU on node 0, 1 GPU on node 1: the '
+            'build', self.refused(2, nova=on_1, **required))
         both = self.boot(2, 2, numa_nodes=[0, 1], specs={
             **required, 'hw:numa_nodes': '2'})
         self.assertHas(both, A, B, C, D)
@@ -243,8 +243,8 @@ class DemandedTest(TopologyTestCase):
         self.start()
         specs = {'accel:same': 'pcie_root'}
         self.assertIn(
-            'below one PCI root complex, and of what it was allocated this '
-            'host has free 2 GPU below pci0000:10, 2 GPU below pci0000:20, ',
+            'below one PCI root complex, and the free ones on this host are 2 '
+            'GPU below pci0000:10, 2 GPU below pci0000:20, ',
             self.refused(3, **specs))
         self.assertHas(self.boot(1, 1, specs=specs), C, D)
         self.refused(2, 1, **specs)

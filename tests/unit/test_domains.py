@@ -141,7 +141,7 @@ class LookTest(DomainsTestCase):
         self.config.config(device_timeout=1, group='accel')
         with self.assertLogs(domains.LOG.logger, 'WARNING') as log:
             self.domains.begin()
-        self.assertIn('do not come here', log.output[0])
+        self.assertIn('are not scheduled here', log.output[0])
         self.assertFalse(self.domains.found)
 
     def test_tree(self):

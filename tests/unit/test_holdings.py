@@ -132,7 +132,7 @@ class HoldingsTest(testtools.TestCase):
             if state is State.DELETING and not prepared:
                 error = self.assertRaises(exception.DeviceUnavailable,
                                           self.holdings.remember, one, '1')
-                self.assertIn('has lost it meanwhile', str(error))
+                self.assertIn('has released it meanwhile', str(error))
                 self.assertEqual([one], self.store.claims())
             else:
                 self.holdings.remember(one, '1')

@@ -160,8 +160,9 @@ class ChangeTest(testtools.TestCase):
         for other, read in (('00000000:1C:00.0', '0000:1c:00.0'),
                             ('00010000:1B:00.0', '10000:1b:00.0')):
             manager.knows[3] = other.encode()
-            self.assertIn(f'module 3 is 0000:1b:00.0, and Fabric Manager that '
-                          f'it is {read}', self.refused(manager, 'deactivate'))
+            self.assertIn(
+                f'0000:1b:00.0 for module 3, and Fabric Manager reports {read}',
+                self.refused(manager, 'deactivate'))
 
     def test_address(self):
         manager = FabricManager()

@@ -169,7 +169,7 @@ class PlacesTest(FilterTestCase):
                                   **{'accel:same': 'numa'})
         self.assertEqual({}, left)
         self.assertIs(scheduling.Refusal.PLACES, self.scheduling.refused)
-        for text in ('wants all accelerators on one NUMA node, and no host',
+        for text in ('needs all accelerators on one NUMA node, and no host',
                      'a offers them on CUSTOM_ACCELERATOR_NUMA_0, '
                      'CUSTOM_ACCELERATOR_NUMA_1; b offers'):
             self.assertIn(text, line)

@@ -133,7 +133,7 @@ class Nvme(Health):
         self.wait_state(disk, 'quarantined', 'suspect')
         self.wait_state(disk, 'suspect')
         self.assertFound(disk, 'recovered')
-        self.assertTrue(self.log('is well after: controller reset'))
+        self.assertTrue(self.log('has recovered by: controller reset'))
         machine.disk()
         self.compute.kill()
         machine.check(f'rm {METRICS}')
