@@ -4,8 +4,13 @@
 A vGPU is removed, an FPGA region is cleaned by attach.cleaning, and other
 handles by release() or RESETS of their driver (drivers.contract). All handles
 are cleaned at the same time. A handle that is not clean keeps its claim, and
-is retried. For example, a disk does not end its erasure within [accel]
-device_timeout: the call continues, and ends the claim when it succeeds.
+is retried.
+
+For example, server A has a disk, and is deleted. attach.releases makes its
+claim DELETING. The driver erases the disk, attach.handover_results writes the
+result into the journal, the claim ends, and Placement shows the disk as free.
+If the erasure takes longer than [accel] device_timeout, the call continues, and
+ends the claim when it succeeds.
 
 The card of a claim may be absent, or at another address: see _follow() and
 _clean_when_back().
