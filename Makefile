@@ -274,7 +274,7 @@ tempest-setup:
 	@$(PYTHON) -m tests.tempest build
 
 tempest-up:
-	@$(PYTHON) -m tests.tempest up
+	@$(PYTHON) -m tests.tempest up $(SUITES)
 
 tempest-test:
 	@$(PYTHON) -m tests.tempest test $(SUITES)

@@ -120,13 +120,15 @@ class Cloud:
         :param hotplug: they let go of devices that they are asked for.
         """
         kernel = self.image('probe-kernel', '/image/probe.elf',
-                            disk_format='aki', container_format='aki')
+                            disk_format='aki', container_format='aki',
+                            visibility='public')
         with tempfile.NamedTemporaryFile() as file:
             file.truncate(1 << 20)
             return self.image(
                 'probe-hotplug' if hotplug else 'probe', file.name,
                 disk_format='raw', container_format='bare',
-                kernel_id=kernel.id, hw_machine_type='q35',
+                visibility='public', kernel_id=kernel.id,
+                hw_machine_type='q35',
                 **({'os_command_line': 'hotplug'} if hotplug else {}))
 
     def bitstream(self, function=None, cut=None, properties=None, **kw):

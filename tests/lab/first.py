@@ -113,9 +113,8 @@ def control(network, controller=CONTROLLER, **more):
     say('glance, nova-api, nova-scheduler, nova-conductor')
 
 
-def start():
-    os.environ.update(ENVIRONMENT)
-    prepare()
+def power_on():
+    """Start the virtual machine, which boots beside everything else."""
     subprocess.run('ip addr add 10.0.2.15/32 dev lo'.split(), check=True)
     (RUN / 'ssh').mkdir()
     processes.call('ssh', 'ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f',
@@ -127,8 +126,10 @@ def start():
         f'{f"interpreted, because {why}" if why else "by KVM"}')
     machine.power_on()
     shutil.copy(plugin(), machine.SHARE)
-    control(lambda: processes.start('network', sys.executable,
-                                    lab.LAB / 'no_network.py', 9696))
+
+
+def start_compute():
+    """Install nova_accel in the machine, and start nova-compute."""
     machine.wait_booted()
     say(f'the virtual machine: {machine.check("uname -sr")}, all drivers')
     machine.check('/mnt/lab/compute', 900)
@@ -136,6 +137,15 @@ def start():
     from tests.lab import cloud
     cloud.Cloud().wait_ready()
     say('nova-compute is up, its accelerators are in Placement')
+
+
+def start():
+    os.environ.update(ENVIRONMENT)
+    prepare()
+    power_on()
+    control(lambda: processes.start('network', sys.executable,
+                                    lab.LAB / 'no_network.py', 9696))
+    start_compute()
 
 
 def main(start=start):

@@ -27,7 +27,8 @@ ENVIRONMENT = {
     'OS_USER_DOMAIN_ID': 'default', 'OS_PROJECT_DOMAIN_ID': 'default',
     'OS_IDENTITY_API_VERSION': '3', 'OS_REGION_NAME': 'RegionOne',
     'OS_COMPUTE_API_VERSION': '2.96', 'OS_PLACEMENT_API_VERSION': '1.39'}
-#: $0 the chroot, $1 home of the lab, $2 the sources; then a command
+#: $0 the chroot, $1 home of the room, $2 the sources, $3 the image of the
+#: lab's machine; then a command
 ENTER = '''
 # the root is a mount: "ip netns" changes its propagation
 mount --bind "$0" "$0"
@@ -36,12 +37,12 @@ mount -t proc proc "$0/proc"
 mount --rbind /dev "$0/dev"
 mount -t tmpfs tmpfs "$0/tmp"
 mount --bind "$1/run" "$0/lab"
-mount --bind "$1/image" "$0/image"
+mount --bind "$3" "$0/image"
 mount --bind "$1/seed" "$0/seed"
 mount --bind "$2" "$0/src"
 mount -o remount,bind,ro "$0/src"
 tree=$0
-shift 2
+shift 3
 cd "$tree/src"
 exec chroot "$tree" /bin/sh -ec 'cd /src; exec "$@"' sh "$@"
 '''
@@ -96,11 +97,13 @@ def begin(home, first='tests.lab.first') -> None:
         shutil.rmtree(run, ignore_errors=True)
         (run / 'log').mkdir(parents=True)
         (home / 'seed').mkdir(exist_ok=True)
+        image = lab.home() / 'image'
+        image.mkdir(parents=True, exist_ok=True)
         with open(run / 'log/first.log', 'wb') as log:
             process = subprocess.Popen(
                 ['unshare', '--mount', '--uts', '--net', '--pid', '--fork',
                  '--kill-child', '--propagation', 'private', 'sh', '-ec',
-                 ENTER, home / 'tree', home, lab.SOURCE,
+                 ENTER, home / 'tree', home, lab.SOURCE, image,
                  '/opt/openstack/bin/python', '-m', first],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd='/',
                 env=ENVIRONMENT, start_new_session=True)

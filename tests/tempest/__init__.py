@@ -15,6 +15,8 @@ keeps the <hostdev> elements of guests away from QEMU.
                its volumes files
     ports      a mechanism driver of neutron
     volumes    a driver of cinder
+    in_lab     the first process if the compute host is the lab's machine
+    hosts      the compute hosts, whichever they are
     hostdevs   nova-compute, whose libvirt knows simulated devices
     suites     which tests run, with which flavors
     judge      in the room: runs them, and returns the verdict

@@ -2,7 +2,8 @@
 """python3 -m tests.tempest COMMAND
 
     build            make what the cloud runs in, once
-    up               start it
+    up [lab]         start it; lab: its compute host is the virtual machine of
+                     the lab, for the suite of that name
     test [SUITE...]  run the suites and give the verdict, in a cloud that is up;
                      --part: only what part.txt has; --only REGEX
     prove [SUITE...] build, up, test, down; with the same options
@@ -10,15 +11,20 @@
 """
 
 from tests import lab
+from tests.lab import build as lab_build
 from tests.lab import room
 from tests.tempest import build, home
 
 
-def start(place):
+def start(place, suites):
+    is_lab = 'lab' in suites
     # a cloud that is up is not built again
     if not room.keeper(place):
         build.make(place)
-    room.begin(place, 'tests.tempest.first')
+        if is_lab:
+            lab_build.build(lab.home())
+    room.begin(place, 'tests.tempest.in_lab' if is_lab else
+               'tests.tempest.first')
 
 
 def test(place, arguments):
@@ -32,11 +38,11 @@ def main(arguments):
     if command == 'build':
         build.make(place)
     elif command == 'up':
-        start(place)
+        start(place, rest)
     elif command == 'test':
         return test(place, rest)
     elif command == 'prove':
-        start(place)
+        start(place, rest)
         try:
             return test(place, rest)
         finally:

@@ -16,7 +16,7 @@ import uuid
 
 from tests.lab import databases
 from tests.lab import processes
-from tests.tempest import COMPUTES, computes
+from tests.tempest import hosts
 
 PORT = 6666
 
@@ -35,9 +35,8 @@ def profile_file(name) -> pathlib.Path:
 def requests(server):
     """Return a request for each device that servers, or one server, have."""
     found = []
-    for host in COMPUTES:
-        for claim in json.loads(accel(
-                'claims', '-f', 'json', *computes.configuration(host)).stdout):
+    for host in hosts.names():
+        for claim in hosts.claims(host):
             owner, handle = claim['Server'], claim['Handle']
             if not owner or not handle or server not in (None, owner):
                 continue
@@ -67,7 +66,7 @@ def answer(method, path, query, body):
             json.dump({'device_profiles': [profile]}, file)
             file.flush()
             done = accel('import', 'profiles', '--write',
-                         *computes.CONTROLLER, file.name)
+                         *hosts.controller(), file.name)
         if done.returncode:
             return '400 Bad Request', {'error': done.stderr}
         return '201 Created', profile

@@ -6,7 +6,7 @@ import os
 from tests.lab import databases
 from tests.lab import first
 from tests.lab import processes
-from tests.tempest import build, COMPUTES, computes, CONF, cyborg, HERE
+from tests.tempest import build, COMPUTES, computes, CONF, cyborg, HERE, hosts
 
 ENVIRONMENT = {
     **first.ENVIRONMENT,
@@ -36,31 +36,36 @@ def more_content():
         identity.find_role('service'))
 
 
-def start():
-    os.environ.update(ENVIRONMENT)
-    first.prepare()
-    for name in ('neutron', 'cinder'):
-        (processes.RUN / name).mkdir()
-    computes.make_network()
-    for host in COMPUTES:
-        computes.make_host(host)
-    first.plugin()
+def control():
+    """Start the services of the controller, all but cinder."""
+    (processes.RUN / 'neutron').mkdir()
     first.control(
         # neutron loads tests.tempest.ports by its entry point
         lambda: processes.serve(
             'network', 'tests.tempest.neutron_api:application', 9696,
             PYTHONPATH='/src'),
-        computes.CONTROLLER, more=more_content,
+        hosts.controller(), more=more_content,
         ingredients=(HERE / 'first.py', CONF / 'neutron.conf',
                      CONF / 'cinder.conf',
                      build.CONSTRAINTS))
+    processes.serve('cyborg', 'tests.tempest.cyborg:application', cyborg.PORT,
+                    PYTHONPATH='/src')
+    processes.wait('cyborg', lambda: processes.answers(cyborg.PORT))
+
+
+def start():
+    os.environ.update(ENVIRONMENT)
+    first.prepare()
+    (processes.RUN / 'cinder').mkdir()
+    computes.make_network()
+    for host in COMPUTES:
+        computes.make_host(host)
+    first.plugin()
+    control()
     processes.serve('cinder', 'tests.tempest.cinder_api:application', 8776,
                     PYTHONPATH='/src')
     for name in ('cinder-scheduler', 'cinder-volume'):
         processes.start(name, databases.BIN / name, *CINDER, PYTHONPATH='/src')
-    processes.serve('cyborg', 'tests.tempest.cyborg:application', cyborg.PORT,
-                    PYTHONPATH='/src')
-    processes.wait('cyborg', lambda: processes.answers(cyborg.PORT))
     for host in COMPUTES:
         processes.wait(f'libvirtd-{host}', lambda: computes.answers(host))
     for host in COMPUTES:

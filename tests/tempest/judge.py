@@ -30,7 +30,7 @@ def run(name: str, patterns: list[str], content: suites.Content) -> dict:
     directory = processes.RUN / 'tempest' / name
     shutil.rmtree(directory, ignore_errors=True)
     (directory / 'stestr').mkdir(parents=True)
-    suite = suites.SUITES[name]
+    suite = suites.here()[name]
     conf = content.configure(suite, directory)
     stestr = [sys.executable, '-m', 'stestr', '--test-path',
               TOP / 'tempest/test_discover', '--top-dir', TOP, '--repo-url',
@@ -50,14 +50,14 @@ def run(name: str, patterns: list[str], content: suites.Content) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(prog='python -m tests.tempest test')
     parser.add_argument('suites', nargs='*', metavar='SUITE',
-                        help=f'of {", ".join(suites.SUITES)}; default: all')
+                        help=f'of {", ".join(suites.here())}; default: all')
     which = parser.add_mutually_exclusive_group()
     which.add_argument('--part', action='store_true',
                        help='the fixed selection of part.txt')
     which.add_argument('--only', metavar='REGEX',
                        help='tests whose id has this in it')
     arguments = parser.parse_args()
-    unknown = set(arguments.suites) - suites.SUITES.keys()
+    unknown = set(arguments.suites) - suites.here().keys()
     if unknown:
         parser.error(f'no such suite: {", ".join(sorted(unknown))}')
     directory = processes.RUN / 'tempest'
@@ -65,8 +65,8 @@ def main() -> int:
     content = suites.Content(directory)
     marks = leftovers.Marks()
     wrong = []
-    for name in arguments.suites or suites.SUITES:
-        patterns = [suites.SUITES[name].tests]
+    for name in arguments.suites or suites.here():
+        patterns = [suites.here()[name].tests]
         if arguments.only:
             patterns = [arguments.only]
         elif arguments.part:

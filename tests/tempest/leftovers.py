@@ -11,7 +11,7 @@ import time
 from tests.lab import cloud
 from tests.lab import databases
 from tests.lab import processes
-from tests.tempest import COMPUTES, computes
+from tests.tempest import COMPUTES, computes, hosts
 
 #: seconds in which devices are cleaned, and deleted servers gone
 SETTLES = 120
@@ -24,25 +24,17 @@ _OURS = re.compile(r'^.* (?:ERROR|CRITICAL) .*nova_accel(?!/scheduler/seam).*$'
                    r'|^hostdevs: .*$', re.M)
 
 
-def _json(*command):
-    return json.loads(subprocess.run(
-        [str(word) for word in command], stdout=subprocess.PIPE, text=True,
-        check=True).stdout)
-
-
 def _status(*command):
     return subprocess.run(
         [str(word) for word in (databases.BIN / 'nova-manage',
-                                *computes.CONTROLLER, *command)],
+                                *hosts.controller(), *command)],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
 
 
 def claims(host):
     """Return the claims of a host that a server has, or that are not done."""
-    return [claim for claim in _json(
-        databases.BIN / 'nova-accel', 'claims', '-f', 'json',
-        *computes.configuration(host))
-        if claim['Server'] or claim['State'] != 'free']
+    return [claim for claim in hosts.claims(host)
+            if claim['Server'] or claim['State'] != 'free']
 
 
 def in_cloud() -> list[str]:
@@ -50,11 +42,11 @@ def in_cloud() -> list[str]:
     there = cloud.Cloud()
     found = [f'server {s.id} is {s.status}'
              for s in there.compute.servers(all_projects=True)]
-    for host in COMPUTES:
+    for host in hosts.names():
         found += [f'{host} has the claim {claim}' for claim in claims(host)]
-        listed = computes.virsh(host, 'list', '--all', '--name')
         found += [f'{host} has the guest {name}'
-                  for name in listed.stdout.split()]
+                  for name in hosts.guests(host)]
+    for host in () if hosts.is_machine() else COMPUTES:
         state = computes.devices(host).with_suffix('.yaml.state')
         if state.exists():
             guests = json.loads(state.read_text())['guests']

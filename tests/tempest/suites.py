@@ -8,7 +8,7 @@ import sys
 
 import yaml
 
-from tests.tempest import COMPUTES, CONF, HERE
+from tests.tempest import COMPUTES, CONF, HERE, hosts
 
 PERMITTED = HERE / 'permitted.txt'
 PART = HERE / 'part.txt'
@@ -40,8 +40,11 @@ class Suite:
     options: dict = dataclasses.field(default_factory=dict)
     #: processes of stestr
     workers: int = 2
+    #: the compute host is the lab's machine, whose guests see their devices
+    in_lab: bool = False
 
 
+_CYBORG = r'^cyborg_tempest_plugin\.tests\.scenario'
 SUITES = {
     # an FPGA with a function that is programmed; a resize gives a GPU
     'compute': Suite(r'^tempest\.api\.compute', ('fpga', 'gpu')),
@@ -52,8 +55,7 @@ SUITES = {
         'compute-feature-enabled': {
             'block_migration_for_live_migration': 'true'}}),
     # its tests make their own flavors, with a device profile
-    'cyborg': Suite(r'^cyborg_tempest_plugin\.tests\.scenario',
-                    ('plain', 'plain'), INSIDE),
+    'cyborg': Suite(_CYBORG, ('plain', 'plain'), INSIDE),
     # the tests of vGPUs make their own flavors, with VGPU
     'vgpu': Suite(r'^whitebox_tempest_plugin\.api\.compute\.test_vgpu',
                   ('plain', 'plain'), {
@@ -62,10 +64,22 @@ SUITES = {
     # each stops one of two nova-computes
     'evacuation': Suite(r'^whitebox_tempest_plugin\.api\.compute\.'
                         r'test_server_evacuation', ('fpga', 'gpu'),
-                        workers=1)}
+                        workers=1),
+    # everything is interpreted; the card has no VFs, and is given whole
+    'lab': Suite(_CYBORG, ('plain', 'plain'), {
+        **INSIDE, 'cyborg_pci': {'product_id': '09c4'},
+        'compute': {**INSIDE['compute'], 'min_compute_nodes': '1',
+                    'build_timeout': '1800'},
+        'image': {'build_timeout': '1800'}}, workers=1, in_lab=True)}
 
 
-def hosts() -> dict:
+def here() -> dict[str, Suite]:
+    """Return the suites of the cloud that is up."""
+    return {name: suite for name, suite in SUITES.items()
+            if suite.in_lab == hosts.is_machine()}
+
+
+def whitebox_hosts() -> dict:
     """Return how whitebox-tempest-plugin stops and starts nova-compute."""
     command = f'{sys.executable} -m tests.tempest.computes'
     return {host: {'services': {'libvirt': {}, 'nova-compute': {
@@ -103,7 +117,8 @@ class Content:
         guest = directory / 'guest.raw'
         guest.write_bytes(boot_sector().ljust(1 << 20, b'\0'))
         self._ids = {
-            name: self._cloud.image(
+            name: self._cloud.probe().id if hosts.is_machine() else
+            self._cloud.image(
                 name, str(guest), disk_format='raw', container_format='bare',
                 visibility='public').id for name in ('guest-1', 'guest-2')}
         for name, specs in FLAVORS.items():
@@ -119,6 +134,11 @@ class Content:
                     'name': name, 'accel:live_migration': 'detach',
                     'groups': [{'resources:FPGA': 1,
                                 'accel:function_id': function}]}))
+        if hosts.is_machine():
+            # guests have the whole card, and could have programmed it
+            self._cloud.bitstream(properties={
+                'accel:clears': 'registers',
+                'accel:region_type_id': cloud.INTERFACE})
         for name, cidr, more in (
                 ('public', '172.24.4.0/24', {'is_router_external': True}),
                 (SHARED, '10.99.0.0/16', {'is_shared': True})):
@@ -157,7 +177,7 @@ class Content:
                     parser.add_section(section)
                 for option, value in values.items():
                     parser[section][option] = str(value)
-        (directory / 'nodes.yaml').write_text(yaml.safe_dump(hosts()))
+        (directory / 'nodes.yaml').write_text(yaml.safe_dump(whitebox_hosts()))
         path = directory / 'tempest.conf'
         with open(path, 'w') as file:
             parser.write(file)
