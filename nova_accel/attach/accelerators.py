@@ -148,15 +148,13 @@ class Accelerators:
 
     def can_have(self, server: request.Server,
                  allocations: plan.Allocations, moving: bool = False) -> bool:
-        """Return whether plug() would find the devices that the flavor
-        demands.
+        """Return whether plug() would find the devices that the flavor demands.
 
         Reads memory and the store, and claims nothing: Nova calls it under the
         lock that each build needs. Handles that are being cleaned count as
         free, because plug() waits for them.
 
-        :param server: its numa_nodes are the host nodes that its guest may
-            use.
+        :param server: its numa_nodes are the host nodes that its guest may use.
         :param allocations: as for plug().
         :param moving: ignore its present claims, because it moves, perhaps
             within this host: they stay set aside until the move is confirmed.

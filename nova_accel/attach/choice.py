@@ -184,8 +184,7 @@ def _is_suspect(offer):
 def _not_refused(free, wanted):
     """Return the offers that the groups of a request accept. If only some
     devices of a pool are suspect, Placement does not show the trait, so the
-    host checks it.
-    """
+    host checks it."""
     if any(naming.SUSPECT in one.forbidden for one in wanted):
         return [found for found in free if not _is_suspect(found)]
     if any(naming.SUSPECT in one.required for one in wanted):
@@ -202,8 +201,7 @@ def _well(free, amount):
 
 
 def _limits(server: request.Server) -> Iterator[closeness.Limit | None]:
-    """Yield the limits for the devices of a server, the preferred one first.
-    """
+    """Yield the limits for the devices of a server, the preferred one first."""
     affinity, nodes = server.affinity, server.numa_nodes
     limit = None
     if affinity.one_root:

@@ -137,10 +137,9 @@ class Regions:
     def _replace(self, device, region, claims):
         """Replace the content that a project loaded.
 
-        The operator's image that the server was given does not clear the
-        memory of the card. It is used only if the operator has no clearing
-        image, not if Glance does not answer or the file of the clearing image
-        is unusable.
+        The operator's image that the server was given does not clear the memory
+        of the card. It is used only if the operator has no clearing image, not
+        if Glance does not answer or the file of the clearing image is unusable.
         """
         try:
             return self._images.clear(device, region)

@@ -28,8 +28,7 @@ class Descriptions:
         self._holdings = holdings
 
     def mediated_devices(self) -> set[str]:
-        """Return the UUIDs of nova_accel's mediated devices, present or not.
-        """
+        """Return the UUIDs of nova_accel's mediated devices, present or not."""
         found = [c.handle for c in self._holdings.all()]
         for device in self._inventory.devices.values():
             found += device.handles

@@ -93,8 +93,7 @@ class Guests:
         self._plugging[server.uuid] = plugging
 
     def is_under_way(self, server_uuid: str) -> bool:
-        """Return whether a plug of the server has begun and is still needed.
-        """
+        """Return whether a plug of the server has begun and is still needed."""
         return server_uuid in self._plugging
 
     @contextlib.contextmanager

@@ -125,8 +125,7 @@ class Holdings:
             card loses it, and cleaned after the server. None for devices
             without regions.
         :param by_owner: whether the owner of the server chose the content. If
-            so, the operator's image to program after the server stays as it
-            is.
+            so, the operator's image to program after the server stays as it is.
         """
         claims = list(claims)
         changes: dict[str, Any] = {}

@@ -131,8 +131,7 @@ class Snapshot:
     def is_lost(self, claim: model.Claim) -> bool:
         """Return True if Placement has no allocation for the claim, or if the
         allocation is smaller than the number of claims and this claim is in
-        excess.
-        """
+        excess."""
         if not self.is_allocated(claim):
             return True
         if self.consumers is None or claim.role is model.Role.OLD:

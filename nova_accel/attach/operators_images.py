@@ -111,8 +111,7 @@ class OperatorsImages:
         :returns: the image's id.
         :raises BitstreamError: the operator has no such image.
         :raises IncompatibleBitstream: the image is for another type of region.
-        :raises AcceleratorError: of other kinds: the region was not
-            programmed.
+        :raises AcceleratorError: of other kinds: the region was not programmed.
         """
         client = self._cloud.service_images()
         image = glance.find_ordered(client, name, region.region_type_uuid)

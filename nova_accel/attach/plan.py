@@ -196,8 +196,7 @@ def _as_allocated(own, held):
 
 
 def _for_us(requests, own):
-    """Leave out requests for Nova's vGPUs in resource classes that both use.
-    """
+    """Leave out requests for Nova's vGPUs in resource classes that both use."""
     offered = {name for allocation in own for name in allocation.resources}
     return [wanted for wanted in requests if wanted.resource_class in offered
             or naming.is_custom(wanted.resource_class)]

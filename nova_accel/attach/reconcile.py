@@ -206,8 +206,7 @@ class Reconciler:
     def _remember_cards(self, snapshot):
         """Add the serial number to claims for which it could not be read
         before. While the guest has the device, the card in the slot is its
-        own.
-        """
+        own."""
         inventory = self._inventory
         found = []
         for claim in snapshot.claims():

@@ -111,8 +111,7 @@ class Releases:
         return len(claims)
 
     def release_to_the_end(self, claims: Iterable[model.Claim]) -> None:
-        """Release the given claims, as release() does, and wait until they
-        end.
+        """Release the given claims, as release() does, and wait until they end.
 
         :raises DeviceUnavailable: a device is not clean after that; it is
             retried.

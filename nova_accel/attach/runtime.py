@@ -238,8 +238,7 @@ class RuntimeProgramming:
         """Program a region of a running server with another bitstream.
 
         After a failure the server has its device back with the earlier
-        function. If that cannot be restored, the device stays out of the
-        guest.
+        function. If that cannot be restored, the device stays out of the guest.
 
         :raises AcceleratorError: the server has its device with the earlier
             function.

@@ -175,8 +175,7 @@ def _errors(found, where) -> Iterator[signals.Reading]:
 
 @functools.lru_cache(maxsize=64)
 def _counters(text: str) -> Mapping[str, int]:
-    """Return the counters above 0 of lines '<name> <count>', without the
-    total.
+    """Return the counters above 0 of lines '<name> <count>', without the total.
 
     Most functions have the same text: no errors.
     """

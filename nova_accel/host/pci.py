@@ -369,8 +369,7 @@ def obstacle(kernel, function: str, companions=()) -> str:
 
 
 def is_denied(kernel, function: str) -> bool:
-    """Return whether vfio-pci refuses the function because of its deny list.
-    """
+    """Return whether vfio-pci refuses the function because of its deny list."""
     if (identifier(kernel, function, 'vendor') != '8086'
             or identifier(kernel, function, 'device') not in _DENYLIST):
         return False

@@ -125,8 +125,7 @@ def credentials_for_processes() -> tuple:
 def credentials_here() -> tuple[int, int]:
     """Return the effective user id, and the effective capabilities as a bit
     mask, with which calls run. Capabilities are those of a thread. Source:
-    proc(5).
-    """
+    proc(5)."""
     with open('/proc/thread-self/status', encoding='ascii') as file:
         mask, = [int(line.split()[1], 16) for line in file
                  if line.startswith('CapEff:')]
@@ -271,11 +270,10 @@ def program_xclbin(function: str, path: str, size: int) -> None:
     :param path: absolute path of the xclbin file.
     :param size: its length according to its header, bytes.
     :raises OSError: EINVAL or ENOENT when the file is for another shell,
-        EOPNOTSUPP for the same with a shell without UUIDs, EKEYREJECTED
-        for its signature, EBUSY while the present function is in use,
-        ENOTTY when the card is not ready, ENODEV when it has no device
-        node, EIO and others when the card failed. Source: icap.c and
-        mgmt-ioctl.c of XRT's xclmgmt.
+        EOPNOTSUPP for the same with a shell without UUIDs, EKEYREJECTED for its
+        signature, EBUSY while the present function is in use, ENOTTY when the
+        card is not ready, ENODEV when it has no device node, EIO and others
+        when the card failed. Source: icap.c and mgmt-ioctl.c of XRT's xclmgmt.
     """
     check_function(function)
     with mapped(path, 0, size) as start:
@@ -618,8 +616,7 @@ def start_nvme_sanitize(function: str, method: str) -> None:
 def exit_nvme_sanitize_failure(function: str) -> None:
     """End the failure mode that follows a failed sanitize operation.
 
-    :raises OSError: EIO when the controller refuses, ENODEV without
-        controller.
+    :raises OSError: EIO when the controller refuses, ENODEV without controller.
     """
     with _controller(function) as fd:
         nvme_admin.exit_sanitize_failure(fd)
@@ -654,10 +651,9 @@ def format_nvme_vf(pf: str, vf: int) -> int:
 
     :param vf: its number, from 1.
     :returns: how many namespaces it has.
-    :raises OSError: EBUSY when another VF has one of them as well,
-        EOPNOTSUPP when the PF has no Format NVM, Namespace Management or
-        Virtualization Management, or formats all namespaces at once,
-        otherwise as read_nvme().
+    :raises OSError: EBUSY when another VF has one of them as well, EOPNOTSUPP
+        when the PF has no Format NVM, Namespace Management or Virtualization
+        Management, or formats all namespaces at once, otherwise as read_nvme().
     """
     check_number('VF', vf, MAX_VFS)
     with _controller(pf) as fd, contextlib.ExitStack() as stack:

@@ -2,10 +2,9 @@
 """Find the processes of the host that have device nodes of a function open.
 
 When a function is unbound, its driver may wait for the last close without a
-limit: nvidia does (nv_pci_remove() in nv-pci.c of its open kernel modules),
-and sound (snd_card_free() of Linux). libvirt would wait as well. Therefore
-nova-compute asks which processes have a node open before it unbinds a
-function.
+limit: nvidia does (nv_pci_remove() in nv-pci.c of its open kernel modules), and
+sound (snd_card_free() of Linux). libvirt would wait as well. Therefore
+nova-compute asks which processes have a node open before it unbinds a function.
 """
 
 from collections.abc import Iterable

@@ -119,13 +119,12 @@ def opened(kernel, handle: model.AttachHandle,
     has open; '' if none.
 
     vfio-pci and its variants enable a function that is opened
-    (vfio_pci_core_enable() of Linux), but a driver of the host may have left
-    it enabled. A group can be opened once: vfio_group_fops_open() in
+    (vfio_pci_core_enable() of Linux), but a driver of the host may have left it
+    enabled. A group can be opened once: vfio_group_fops_open() in
     drivers/vfio/group.c refuses it with EBUSY while a process has the group
     open, or a device of it by /dev/vfio/devices (vfio_device_block_group(),
-    Linux 6.6). If the group has no node, for example without
-    CONFIG_VFIO_GROUP, the processes with an open node of the function are
-    searched.
+    Linux 6.6). If the group has no node, for example without CONFIG_VFIO_GROUP,
+    the processes with an open node of the function are searched.
 
     :param others: other members of its groups.
     """
@@ -250,8 +249,7 @@ def _version(kernel, driver) -> str:
 
 
 def _firmware(kernel, device) -> list[str]:
-    """Return the versions of the firmware from devlink, which mlx5 supports.
-    """
+    """Return the versions of the firmware from devlink, which mlx5 supports."""
     if not pci.ADDRESS.fullmatch(device):
         return []
     found = kernel.read_firmware(device)

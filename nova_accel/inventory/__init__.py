@@ -130,8 +130,7 @@ class Inventory:
 
     def find(self, address: str, index: int | None,
              ) -> tuple[model.Device, model.Region | None]:
-        """Return a device for a new claim, and its region if index is not
-        None.
+        """Return a device for a new claim, and its region if index is not None.
 
         :raises DeviceUnavailable: the device is absent, or it or its region is
             withheld.

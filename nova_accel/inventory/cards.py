@@ -184,8 +184,7 @@ class Cards:
 
 
 class Batch:
-    """A batch of calls for several keys. Iterating yields each call as it
-    ends.
+    """A batch of calls for several keys. Iterating yields each call as it ends.
 
     Calls may be added during the iteration. Calls for the same key run one
     after the other.
@@ -202,8 +201,7 @@ class Batch:
             patient: bool = False) -> None:
         """Add a call, with the parameters of Cards.call().
 
-        :param about: becomes the field about of the call that iteration
-            yields.
+        :param about: becomes the field about of the call that iteration yields.
         """
         self._waiting.append(_Call(
             key, what, functools.partial(function, *args), self._seconds,

@@ -134,8 +134,7 @@ class Examiner:
 
     def _read(self, name: str, address: str, serial: str | None, ports: str,
               ) -> tuple[model.Device | None, model.Device | None]:
-        """Read a card by its driver; return the last report and the new one.
-        """
+        """Read a card by its driver; return the last report and the new one."""
         before = self._reports.reported(address)
         if before and before.driver != name:
             before = None
@@ -183,8 +182,7 @@ class Examiner:
                             ) -> tuple[model.Device, str]:
         """Return a device, and the conflict if one of Nova's options names the
         device. If an option names another function of its slot, the device is
-        quarantined.
-        """
+        quarantined."""
         conflict = self._conflict(dataclasses.replace(device, company=()))
         if conflict or not device.company:
             return device, conflict

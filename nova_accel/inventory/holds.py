@@ -207,8 +207,7 @@ def of_disabled(row: values.Disabled) -> Kind:
 
 
 def kind_of_gone(notes: values.Notes) -> Kind:
-    """Return the kind of the hold of a device that its driver does not find.
-    """
+    """Return the kind of the hold of a device that its driver does not find."""
     return Kind.LEFT_OUT if notes.left_out else Kind.GONE
 
 

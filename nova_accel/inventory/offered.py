@@ -34,8 +34,7 @@ class Offered:
 
     def now(self, ends: Collection[str] = (),
             moved: Iterable[model.Claim] = ()) -> offers.Offers:
-        """Return which handles servers can get, and the reasons for the
-        others.
+        """Return which handles servers can get, and the reasons for the others.
 
         :param ends: UUIDs of claims that end soon, which are ignored.
         :param moved: future versions of claims, used in place of those in the

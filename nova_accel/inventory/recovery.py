@@ -195,8 +195,7 @@ def _failed_regions(device: model.Device) -> list[str]:
 def _is_used(kernel, device: model.Device) -> bool:
     """Return whether a process has a part of a device open: through VFIO, for
     example a guest that Nova does not know, or through a node of a host
-    driver.
-    """
+    driver."""
     for function in device.functions():
         with contextlib.suppress(OSError):
             if pci.is_open(kernel, function):

@@ -85,8 +85,7 @@ class Shared:
     def _check(self, device: model.Device, owners: dict[str, str]) -> None:
         """Withhold a device if another driver has one of its functions.
 
-        :param owners: function -> driver; receives the functions of the
-            device.
+        :param owners: function -> driver; receives the functions of the device.
         """
         functions = device.functions()
         others = sorted({owners.get(f, device.driver)

@@ -77,14 +77,12 @@ class Shown:
     def providers(self) -> dict[str, Provider]:
         """Return nova_accel's providers by uuid, parents before children, for
         the compute node of Nova's last report; {} before the first
-        update_tree().
-        """
+        update_tree()."""
         root = self.root
         return self.providers_of(*root) if root else {}
 
     def provider_of(self, claim: model.Claim) -> str | None:
-        """Return the uuid of the provider that shows the device of a claim
-        now.
+        """Return the uuid of the provider that shows the device of a claim now.
 
         claim.provider_uuid is the provider from which it is allocated,
         possibly another one until the allocation moves (attach.reshape).
@@ -214,8 +212,7 @@ class Shown:
 
     def publish(self, provider_uuid: str,
                 placement: provider_tree.Placement) -> None:
-        """Write a provider to Placement now, without waiting for Nova's
-        report.
+        """Write a provider to Placement now, without waiting for Nova's report.
 
         :raises KeyError: nova_accel has no such provider.
         :raises AcceleratorsUnavailable: the store cannot be used.

@@ -129,8 +129,7 @@ class _Pass:
 
 
 class Tree:
-    """Not thread-safe: Nova calls under its resource tracker's
-    lock."""
+    """Not thread-safe: Nova calls under its resource tracker's lock."""
 
     def __init__(self, store: claim_store.ClaimStore):
         self._store = store

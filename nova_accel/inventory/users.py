@@ -9,11 +9,10 @@ one attribute of sysfs is read. The privileged process opens its group only if
 the kernel has enabled its function.
 
 Other processes have nodes of a host driver open, such as /dev/nvidia0, and the
-driver may not release its function before they close them. A build asks for
-the processes with nodes of the functions that it chooses. If a process has one
-open for more than a moment, the handle is in use until a look finds none.
-Looks ask this only for handles in use, because it requires a walk through
-/proc.
+driver may not release its function before they close them. A build asks for the
+processes with nodes of the functions that it chooses. If a process has one open
+for more than a moment, the handle is in use until a look finds none. Looks ask
+this only for handles in use, because it requires a walk through /proc.
 """
 
 from collections.abc import Callable, Collection, Mapping

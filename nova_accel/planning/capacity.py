@@ -64,8 +64,7 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """The resources that each server needs from one provider, and how often.
-    """
+    """The resources that each server needs from one provider, and how often."""
 
     amounts: tuple[tuple[str, int], ...]
     required: frozenset[str]

@@ -191,8 +191,7 @@ def _of_one(group, costs, unknown, candidate):
 def _exact(cost):
     """Round a cost so that sums of equal costs are equal in any order:
     floating-point numbers that are multiples of a power of two are added
-    exactly.
-    """
+    exactly."""
     return round(cost * 2 ** 20) / 2 ** 20
 
 

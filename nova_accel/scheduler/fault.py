@@ -87,8 +87,7 @@ def _ask(get, query, groups) -> missing.Answer:
 
     A question for candidates makes Placement read all hosts of the cloud, even
     for one host. A question for providers of a group costs much less. If no
-    provider has the group, or the host of one has all groups, it is
-    sufficient.
+    provider has the group, or the host of one has all groups, it is sufficient.
 
     :raises ConnectionError: Placement does not answer.
     """

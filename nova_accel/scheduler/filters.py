@@ -2,10 +2,9 @@
 """A filter that orders the allocation candidates of each host.
 
 It drops candidates and hosts in two cases only. The flavor demands that all
-devices are on one NUMA node, below one PCI root complex, or on the nodes of
-the guest. Or a host has providers of nova_accel in Placement, but its
-nova-compute runs another driver, which would start the server without its
-devices.
+devices are on one NUMA node, below one PCI root complex, or on the nodes of the
+guest. Or a host has providers of nova_accel in Placement, but its nova-compute
+runs another driver, which would start the server without its devices.
 
 Nova claims element 0 of host_state.allocation_candidates
 (scheduler manager, 31 to 34) and calls weighers only with two or more hosts.
@@ -250,8 +249,7 @@ def _guest(scheduling, spec):
 
 
 def _fits(host, guest, shown):
-    """Return whether a guest fits on the nodes of its devices; True if
-    unknown.
+    """Return whether a guest fits on the nodes of its devices; True if unknown.
 
     Nova claims one candidate of a host, and does not try the next one when
     nova-compute refuses. Memory and processors are checked, with the limits

@@ -256,8 +256,7 @@ class Schedulings:
     def end(self, spec) -> None:
         """Forget a request. Nova's object has a reference to itself, and
         Placement's answer would stay in memory until Python collects such
-        cycles.
-        """
+        cycles."""
         with self._lock:
             self._begun.pop(spec, None)
             self._expected.pop(spec, None)

@@ -1,6 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Wrap methods of Nova's scheduler to read data that no filter or weigher
-gets.
+"""Wrap methods of Nova's scheduler to read data that no filter or weigher gets.
 
 Provider summaries: SchedulerManager._schedule has the request and the
 summaries of Placement's answer, passes both to _get_all_host_states, and
@@ -77,8 +76,7 @@ def install(begin: Callable[[typing.Any, typing.Any], typing.Any]) -> bool:
 
 
 def install_answer(look: Callable[..., typing.Any]) -> bool:
-    """Call a function with Placement's answer before Nova reads it;
-    idempotent.
+    """Call a function with Placement's answer before Nova reads it; idempotent.
 
     :param look: takes the SchedulerManager, the context, the RequestSpec, the
         candidates by provider and the summaries, and may add to both. Its

@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A weigher that prefers hosts with the wanted functions already loaded, with
-devices that are close to each other, and fuller hosts.
-"""
+devices that are close to each other, and fuller hosts."""
 
 from nova.scheduler import utils
 from nova.scheduler import weights

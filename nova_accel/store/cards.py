@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The tables of cards and their regions: their identity, their content, data
-that servers may have left, and disabled devices.
-"""
+that servers may have left, and disabled devices."""
 
 from collections.abc import Iterable, Mapping
 import contextlib

@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The table of claims: which server has which handle, and which handles wait
-for the operator.
-"""
+for the operator."""
 
 from collections.abc import Collection, Iterable, Mapping
 import dataclasses

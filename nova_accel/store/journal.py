@@ -1,8 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The tables of orders, hand-overs and attempts: requests of commands to
 nova-compute, cleanings after servers, and programmings of projects'
-bitstreams.
-"""
+bitstreams."""
 
 from collections.abc import Collection
 import dataclasses

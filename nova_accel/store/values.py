@@ -153,8 +153,7 @@ class Card:
 
     @property
     def origins(self) -> dict[int, str | None]:
-        """Return the index -> Region.origin of regions that were programmed.
-        """
+        """Return the index -> Region.origin of regions that were programmed."""
         return {index: loaded.origin for index, loaded in self.loaded.items()}
 
 

@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Find devices that Nova's own options name as well: two servers could get
-them.
-"""
+them."""
 
 import dataclasses
 

@@ -126,10 +126,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Keep the allocations of a server whose rebuild fails.
 
         Nova deletes the allocations of the server on this host, as after a
-        failed evacuation to it (ComputeManager.rebuild_instance, 31 to 34).
-        But a server of this host stays, with its devices: they must stay
-        allocated, because they count for its project and no other server may
-        get them.
+        failed evacuation to it (ComputeManager.rebuild_instance, 31 to 34). But
+        a server of this host stays, with its devices: they must stay allocated,
+        because they count for its project and no other server may get them.
         """
         delete = getattr(manager.rt,
                          'delete_allocation_for_evacuated_instance', None)
@@ -339,8 +338,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             if uuid not in own}
 
     def _get_existing_mdevs_not_assigned(self, *args, **kwargs):
-        """Hide nova_accel's mediated devices when Nova looks for a free one.
-        """
+        """Hide nova_accel's mediated devices when Nova looks for a free one."""
         return (super()._get_existing_mdevs_not_assigned(*args, **kwargs)
                 - self.parts.descriptions.mediated_devices())
 

@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Translate our errors into Nova's: whether another host is tried, and the
-fault that users read.
-"""
+fault that users read."""
 
 from collections.abc import Callable
 import contextlib

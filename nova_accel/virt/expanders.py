@@ -171,8 +171,7 @@ def _cells(xml) -> dict[int, int]:
 
 
 def port_of(device: str, xml: str) -> int | None:
-    """Return the former port of a device that is attached again, if it is
-    free.
+    """Return the former port of a device that is attached again, if it is free.
 
     :param device: address as in model.AttachHandle.
     :param xml: of the guest, from libvirt.

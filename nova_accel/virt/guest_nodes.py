@@ -1,11 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Make Nova place a guest on the NUMA nodes of its accelerators.
 
-For flavors with accel:numa_affinity=required. Nova chooses the nodes of a
-guest when it claims resources (nova.compute.claims.Claim), by free memory and
-processors, before it calls the driver. If all devices that a server can get
-are on the other node, the build would fail here, and on each host of this
-kind.
+For flavors with accel:numa_affinity=required. Nova chooses the nodes of a guest
+when it claims resources (nova.compute.claims.Claim), by free memory and
+processors, before it calls the driver. If all devices that a server can get are
+on the other node, the build would fail here, and on each host of this kind.
 
 Two places of Nova (31 to 34) are wrapped: the resource tracker's claims, which
 have the allocations, and Claim._test_numa_topology, which fits the guest into

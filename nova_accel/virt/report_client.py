@@ -2,9 +2,8 @@
 """Save requests of Nova's report client for hosts with many providers.
 
 Nova (31 to 34) reports a host to Placement at each claim and in each periodic
-pass (ResourceTracker._update_to_placement). Two of its queries send one
-request per provider, and a host with 512 FPGA regions has 641 providers or
-more:
+pass (ResourceTracker._update_to_placement). Two of its queries send one request
+per provider, and a host with 512 FPGA regions has 641 providers or more:
 
 * Allocations, at each report. Nova reads the answer only to move allocations,
   when nova-compute starts, and for its own PCI devices ([pci]
