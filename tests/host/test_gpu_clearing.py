@@ -7,15 +7,15 @@ import json
 from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.host import pci
+from tests.host import handovers
 from tests.host import killed_operations
-from tests.host import test_reset
 from tests.unit.host import A
 
-GPU = test_reset.GPU
+GPU = handovers.HandoverTestCase.CLASS
 CARD = {'address': A, 'reset_method': 'flr bus', 'iommu_group': 7}
 
 
-class TestCase(test_reset.HandoverTestCase):
+class TestCase(handovers.HandoverTestCase):
 
     POOLS = 'none'
 

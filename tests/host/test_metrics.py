@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import socket
 import stat
 import subprocess
@@ -32,80 +31,26 @@ from nova_accel.notify import metrics
 from nova_accel.notify import notices
 from nova_accel.store import values
 from tests.host import base
+from tests.host import ceilometer
 from tests.host import health
 from tests.host.health import HALF, ONE, TWO, WORN
 from tests.unit.host import A, OTHER
 from tests.unit.inventory_host import fpga
 
-ETC = os.path.join(os.path.dirname(__file__), '../../etc/nova_accel')
-RULES = os.path.join(ETC, 'prometheus/nova_accel.rules.yaml')
-DASHBOARD = os.path.join(ETC, 'grafana/nova_accel.json')
-METERS = os.path.join(ETC, 'ceilometer/meters.d/nova_accel.yaml')
-EVENTS = os.path.join(ETC, 'ceilometer/event_definitions.yaml')
-RESOURCES = os.path.join(ETC, 'ceilometer/gnocchi_resources.yaml')
+RULES = os.path.join(ceilometer.ETC, 'prometheus/nova_accel.rules.yaml')
+DASHBOARD = os.path.join(ceilometer.ETC, 'grafana/nova_accel.json')
 PAGES = [os.path.join(
     os.path.dirname(__file__), f'../../docs/source/operate/{name}.rst')
     for name in ('health', 'usage')]
-#: prints what Ceilometer makes of a notification: samples and traits
-_READ = """
-import json, sys, yaml
-from ceilometer import sample, service
-from ceilometer.event import converter
-from ceilometer.meter import notifications
-from ceilometer.publisher import gnocchi
-from stevedore import extension
-conf = service.prepare_service([], [])
-conf.set_override('meter_definitions_dirs', [sys.argv[1]], 'meter')
-conf.set_override('definitions_cfg_file', sys.argv[2], 'event')
-message = json.load(sys.stdin)
-meters = notifications.ProcessMeterNotifications(conf, None)
-plugins = extension.ExtensionManager(
-    namespace='ceilometer.event.trait_plugin')
-resources = {name: resource for resource in [
-    gnocchi.ResourcesDefinition(item, 'low', None, plugins)
-    for item in yaml.safe_load(open(sys.argv[3]))]
-    for name in resource.metrics}
-samples = [{'name': s.name, 'volume': s.volume, 'resource_id': s.resource_id,
-            'metadata': s.resource_metadata,
-            'is_in_gnocchi': s.name in resources,
-            'attributes': resources[s.name].sample_attributes(s)}
-           for s in meters.build_sample(message)]
-event = converter.setup_events(conf, plugins).to_event('info', message)
-print(json.dumps([samples, {t.name: t.value for t in event.traits}]))
-"""
 #: seconds in which real programs have read a file that has just been written
 SECONDS = 60
 
 
-def needs(test, *programs):
-    for program in programs:
-        if not shutil.which(program):
-            test.skipTest(f'{program} is not installed: see bindep.txt')
-
-
-def _yaml(path):
-    with open(path, encoding='utf-8') as file:
-        return yaml.safe_load(file)
-
-
 def promtool(test, *arguments, **more):
-    needs(test, 'promtool')
+    ceilometer.needs(test, 'promtool')
     done = subprocess.run(['promtool', *arguments], capture_output=True,
                           text=True, timeout=60, **more)
     test.assertEqual((0, ''), (done.returncode, done.stderr), done.stdout)
-
-
-def by_ceilometer(test, message):
-    """Samples and traits of a notification."""
-    needs(test, 'ceilometer-agent-notification')
-    python = os.path.join(os.path.dirname(os.path.realpath(
-        shutil.which('ceilometer-agent-notification'))), 'python')
-    done = subprocess.run(
-        [python, '-W', 'ignore', '-c', _READ, os.path.dirname(METERS),
-         EVENTS, RESOURCES], input=json.dumps(message),
-        capture_output=True, text=True, timeout=120)
-    test.assertEqual(0, done.returncode, done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 class MetricsTestCase(health.HealthTestCase):
@@ -457,7 +402,9 @@ class CeilometerTest(NoticesTestCase):
 
     def test_paths(self):
         """Each is of a field that the notification has."""
-        for texts in str(_yaml(METERS)['metric'][0]), str(_yaml(EVENTS)[0]):
+        meter, *_ = ceilometer.read(ceilometer.METERS)['metric']
+        event, *_ = ceilometer.read(ceilometer.EVENTS)
+        for texts in str(meter), str(event):
             named = {*re.findall(r'payload\.([a-z_]+)', texts)}
             self.assertLessEqual(named, self.message['payload'].keys())
             self.assertGreater(len(named), 5)
@@ -465,8 +412,8 @@ class CeilometerTest(NoticesTestCase):
     def test_resource_of_gnocchi(self):
         """It is of the meter; the page creates the same attributes."""
         for meter, resource, page in zip(
-                _yaml(METERS)['metric'], _yaml(RESOURCES), PAGES,
-                strict=True):
+                ceilometer.read(ceilometer.METERS)['metric'],
+                ceilometer.read(ceilometer.RESOURCES), PAGES, strict=True):
             self.assertEqual([meter['name']], list(resource['metrics']))
             self.assertEqual(
                 {name: f'resource_metadata.{name}'
@@ -483,7 +430,7 @@ class CeilometerTest(NoticesTestCase):
 
     def test_ceilometer_takes_them(self):
         """By its own loaders, in the Python that it is installed in."""
-        (sample,), event = by_ceilometer(self, self.message)
+        (sample,), event = ceilometer.by_ceilometer(self, self.message)
         self.assertEqual(
             ('accelerator.device.state.changes', 1, f'compute1_{ONE}'),
             tuple(sample[key] for key in ('name', 'volume', 'resource_id')))
@@ -552,7 +499,7 @@ class PrometheusTest(MetricsTestCase):
         return None
 
     def test_alert(self):
-        needs(self, 'prometheus', 'prometheus-node-exporter')
+        ceilometer.needs(self, 'prometheus', 'prometheus-node-exporter')
         ports = exporter, prometheus = self.port(), self.port()
         files = os.path.join(self.directory, 'textfiles')
         os.mkdir(files)

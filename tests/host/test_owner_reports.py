@@ -13,9 +13,9 @@ from nova_accel import naming
 from nova_accel.notify import notices
 from nova_accel.store import journal
 from nova_accel import text
+from tests.host import ceilometer
 from tests.host import health
 from tests.host.health import HealthTestCase, ONE, THREE, TWO
-from tests.host.test_metrics import EVENTS
 
 CATEGORIES = ', '.join(owner_reports.CATEGORIES)
 
@@ -233,7 +233,7 @@ class ReportTest(ReportsTestCase):
             (ONE, self.server, 'memory', 'Xid 63', 'CARD'),
             tuple(payload[name] for name in (
                 'device', 'server', 'category', 'words', 'type')))
-        with open(EVENTS) as file:
+        with open(ceilometer.EVENTS) as file:
             _, shipped = yaml.safe_load(file)
         self.assertEqual(notices.REPORT, shipped['event_type'])
         # what virt.cloud adds

@@ -14,6 +14,7 @@ from nova_accel import model
 from nova_accel.store import values
 from tests.host import base
 from tests.host import cloud as clouds
+from tests.host import handovers
 from tests.unit.host import A, B, FUNCTION, plain, vf
 
 GPU, AI, CLOCK, SSD = (f'CUSTOM_ACCELERATOR_{type_}' for type_ in (
@@ -25,51 +26,7 @@ NPU = {'address': A, 'vendor': '19e5', 'device': 'd801', 'class': '0x120000',
 FIRST, SECOND = '0000:5e:00.1', '0000:5e:00.2'
 
 
-class HandoverTestCase(base.HostTestCase):
-
-    CLASS = GPU
-
-    def boot(self, address=A):
-        return self.host.boot(
-            {f'resources1:{self.CLASS}': '1'},
-            self.host.allocation(address, self.CLASS))
-
-    def handovers(self):
-        return self.host.store.handovers()
-
-    def results(self):
-        return [(h.handle, h.method, h.result) for h in self.handovers()]
-
-    def fault(self, **fault):
-        self.simulated.kernel.set_fault(A, **fault)
-
-    def resets(self):
-        return self.simulated.kernel.resets(A)
-
-    def provider(self, address=A):
-        provider, = self.providers(self.host.cloud.read(), address)
-        return provider
-
-    def providers(self, state, address):
-        """Those that show a device, by its address or the end of a name."""
-        shown = self.host.inventory.shown.providers()
-        return [p for uuid, p in state['providers'].items()
-                if p['inventory'] and (
-                    p['name'].endswith(address)
-                    or uuid in shown and shown[uuid].pool
-                    and address in shown[uuid].addresses)]
-
-    def reserved(self, address=A):
-        item = self.provider(address)['inventory'][self.CLASS]
-        return item['reserved'], item['total']
-
-    def report(self):
-        # what one pass takes away from Placement is forgotten in the next
-        for _ in range(3):
-            self.host.report()
-
-
-class ResetTest(HandoverTestCase):
+class ResetTest(handovers.HandoverTestCase):
 
     POOLS = 'none'
 
@@ -182,7 +139,7 @@ class ResetTest(HandoverTestCase):
         self.assertIn('gpu=wipe', str(error))
 
 
-class RecordTest(HandoverTestCase):
+class RecordTest(handovers.HandoverTestCase):
 
     def test_region(self):
         self.CLASS = base.FPGA
@@ -301,7 +258,7 @@ class RecordTest(HandoverTestCase):
                          kernel.data_of_disk(vf(A, number - 1)))
 
 
-class SlotTest(HandoverTestCase):
+class SlotTest(handovers.HandoverTestCase):
     """A card whose second function is in an IOMMU group of its own, where a
     tenant looks for what the one before left in it."""
 
@@ -345,7 +302,7 @@ class SlotTest(HandoverTestCase):
         self.host.inventory.configuration.check()
 
 
-class QatTest(HandoverTestCase):
+class QatTest(handovers.HandoverTestCase):
 
     CLASS = 'CUSTOM_ACCELERATOR_QAT'
 
@@ -368,7 +325,7 @@ class QatTest(HandoverTestCase):
         self.assertEqual((0, 16), self.reserved())
 
 
-class TimecardTest(HandoverTestCase):
+class TimecardTest(handovers.HandoverTestCase):
 
     CLASS = CLOCK
 
@@ -422,7 +379,7 @@ class TimecardTest(HandoverTestCase):
             pci.path(A, 'timecard', name, 'sma1')))
 
 
-class OperatorTest(HandoverTestCase):
+class OperatorTest(handovers.HandoverTestCase):
     """Devices of one-time use: the operator releases them."""
 
     def start(self, *cards, **kinds):

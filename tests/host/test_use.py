@@ -14,15 +14,16 @@ from prometheus_client import parser
 
 from nova_accel.notify import metrics
 from nova_accel.notify import usage
+from nova_accel.store import values
 from tests.host import base
+from tests.host import ceilometer
 from tests.host import health
-from tests.host import test_metrics
 from tests.host.health import CARD, HALF, ONE, TWO
-from tests.unit import test_uses
+from tests.unit import clock
 from tests.unit.host import A, FUNCTION
 
 GROUP = grp.getgrgid(os.getegid()).gr_name
-RATING = os.path.join(test_metrics.ETC, 'cloudkitty/metrics.yml')
+RATING = os.path.join(ceilometer.ETC, 'cloudkitty/metrics.yml')
 
 
 class UseTestCase(health.HealthTestCase):
@@ -31,7 +32,7 @@ class UseTestCase(health.HealthTestCase):
 
     def setUp(self):
         super().setUp()
-        self.clock = test_uses.Clock(self)
+        self.clock = clock.Clock(self)
         self.file = os.path.join(self.directory, 'nova_accel.prom')
         self.start(ONE, TWO, metrics_file=self.file, metrics_group=GROUP)
         self.quiet()
@@ -227,8 +228,8 @@ class NotificationsTest(UseTestCase):
                          [(p['type'], p['part']) for p in self.payloads()])
 
     def test_due(self):
-        use = test_uses.values.Use(1, 'c', 's', '', '', '', '', '', '', '',
-                                   '', 'now', 10.0)
+        use = values.Use(1, 'c', 's', '', '', '', '', '', '', '',
+                         '', 'now', 10.0)
         self.assertEqual(['begin'], [*usage.due(use)])
 
 
@@ -362,7 +363,7 @@ class OthersTest(UseTestCase):
                          '2026-11-22T02:17:43+00:00'}}
 
     def test_meter(self):
-        meter = test_metrics._yaml(test_metrics.METERS)['metric'][1]
+        meter = ceilometer.read(ceilometer.METERS)['metric'][1]
         named = {*re.findall(r'payload\.([a-z_]+)', str(meter))}
         self.assertLessEqual(named, self.message()['payload'].keys())
         for event in 'begin', 'exists', 'end':
@@ -372,7 +373,7 @@ class OthersTest(UseTestCase):
 
     def test_ceilometer_takes_it(self):
         message = self.message()
-        (sample,), _ = test_metrics.by_ceilometer(self, message)
+        (sample,), _ = ceilometer.by_ceilometer(self, message)
         self.assertEqual(
             ('accelerator.usage', 90, message['payload']['claim']),
             tuple(sample[key] for key in ('name', 'volume', 'resource_id')))
@@ -394,7 +395,7 @@ class OthersTest(UseTestCase):
 
             def __init__(self):
                 self.conf = self.check_configuration(
-                    test_metrics._yaml(RATING))
+                    ceilometer.read(RATING))
         known = Collector()
         name, = known.conf
         start = base_.tzutils.dt_from_iso('2026-11-22T02:00:00+00:00')

@@ -11,7 +11,7 @@ from nova_accel.cmd import usage
 from nova_accel import model
 from tests.unit import commands
 from tests.unit.claims import claim, handle
-from tests.unit.test_uses import Clock
+from tests.unit.clock import Clock
 
 _ROW = ('compute1', 'c', 's', 'p', 'f', 'GPU', 'H200', '',
         '2026-11-22T00:00:00.000000+00:00', '2026-11-22T01:00:00.000000+00:00',

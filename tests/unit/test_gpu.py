@@ -20,35 +20,10 @@ from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
-from tests.unit import configured
-from tests.unit.host import A, B, SimulatedHost
+from tests.unit.gpus import COMPANY, SOUND, TestCase, USB
+from tests.unit.host import A, B
 
 OK, QUARANTINED = model.Health.OK, model.Health.QUARANTINED
-SOUND, USB = f'{A[:-1]}1', f'{A[:-1]}2'
-#: what such a card has in its slot
-COMPANY = [
-    {'address': SOUND, 'vendor': '10de', 'device': '10fa',
-     'class': '0x040300', 'driver': 'snd_hda_intel', 'iommu_group': 7},
-    {'address': USB, 'vendor': '10de', 'device': '1ad8',
-     'class': '0x0c0330', 'driver': 'xhci_hcd', 'iommu_group': 7}]
-
-
-class TestCase(configured.TestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.config.config(group='accel', include_devices=['address=*'])
-
-    def start(self, *gpus, **more):
-        self.kernel = self.useFixture(
-            SimulatedHost(gpus=list(gpus), **more)).kernel
-        self.driver = gpu.GpuDriver(self.kernel)
-        return self.driver.discover()
-
-    def refused(self, device, *said):
-        self.assertEqual((QUARANTINED, ()), (device.health, device.handles))
-        for text in said:
-            self.assertIn(text, device.reason)
 
 
 class BeforeSriovManageTest(TestCase):

@@ -14,7 +14,7 @@ from nova_accel import exception
 from nova_accel.host import nvidia
 from nova_accel.host import pci
 from nova_accel import model
-from tests.unit import test_gpu
+from tests.unit import gpus
 from tests.unit.host import A
 
 #: a product of each family
@@ -22,7 +22,7 @@ PRODUCTS = {'turing': '1eb8', 'ga100': '20b5', 'ampere': '2236',
             'ada': '26b9', 'hopper': '2331', 'gb100': '2901', 'gb202': '2bb5'}
 
 
-class TestCase(test_gpu.TestCase):
+class TestCase(gpus.TestCase):
 
     def start(self, *others, policy='gpu=clear', **more):
         self.config.config(
@@ -114,7 +114,7 @@ class ReleaseTest(TestCase):
         self.assertEqual('nvidia', pci.driver(self.kernel, A))
 
     def test_slot_with_another_function(self):
-        self.start(*test_gpu.COMPANY)
+        self.start(*gpus.COMPANY)
         done = self.release()
         self.assertIn('reset flr', done)
         self.assertNotShown(base.facts_of(done), 'not its bus')
