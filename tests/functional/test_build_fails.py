@@ -2,7 +2,6 @@
 """What goes wrong says why, and leaves nothing behind."""
 
 from unittest import mock
-import uuid
 
 import fixtures
 from nova.compute import manager
@@ -111,12 +110,6 @@ class BuildFailsTest(base.AcceleratorTestBase):
             self.assertIn(word, response.body['badRequest']['message'])
         self.assertNothingLeft()
 
-    def test_unknown_profile(self):
-        self.write_profiles({'name': 'known', 'groups': [
-            {'resources:CUSTOM_ACCELERATOR_FPGA': 1}]})
-        self.assertBadRequest({'accel:device_profile': 'unknown'},
-                              "'unknown'", 'ask the operator')
-
     def test_malformed_profile(self):
         with open(self.profiles, 'w') as file:
             file.write('- name: p\n  groups:\n  - resurces:X: 1\n')
@@ -138,40 +131,6 @@ class BuildFailsTest(base.AcceleratorTestBase):
             self.assertBadRequest(specs, word)
 
     # Cards
-
-    def test_programming_fails_and_the_build_moves_on(self):
-        self.upload_bitstream(FUNCTION)
-        hosts = set()
-        self.kernel('compute1').set_fault(DEVICE, pr_error='crc')
-        self.kernel('compute2').set_fault(DEVICE, pr_error='crc')
-        server = self.assertRefused(self.specs, 'CRC')
-        self.assertIsNone(
-            self.api.get_server(server['id'])['OS-EXT-SRV-ATTR:host'])
-        for good in ('compute1', 'compute2'):
-            for host in self.HOSTS:
-                self.kernel(host).set_fault(
-                    DEVICE, pr_error=None if host == good else 'operation')
-            server = self.boot(self.specs)
-            hosts.add(server['OS-EXT-SRV-ATTR:host'])
-            self.assertEqual(good, server['OS-EXT-SRV-ATTR:host'])
-            self.assertEqual([good], [h for h in self.HOSTS
-                                      if self.claims(h)])
-            self._delete_server(server)
-            # the other must not be preferred for having the function
-            self.report()
-            for host in self.HOSTS:
-                self.kernel(host).set_fault(DEVICE, pr_error=None)
-            self.upload_other(good)
-        self.assertEqual(set(self.HOSTS), hosts)
-
-    def upload_other(self, host):
-        """Replace the function on a host, so that it has to be programmed."""
-        function = str(uuid.uuid4())
-        self.upload_bitstream(function)
-        server = self.boot(base.fpga_flavor(function_id=function), host=host)
-        self._delete_server(server)
-        # the region is clean before the card has another fault
-        self.claims(host)
 
     @cloud.fresh
     def test_card_does_not_answer(self):

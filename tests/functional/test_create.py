@@ -185,6 +185,9 @@ class CreateTest(operations.OperationsTestBase):
         self.break_cards()
         server = self.boot(self.specs, expected_state='ERROR')
         self.assertIn('CRC', self.fault(server))
+        # a whole sentence: Nova cuts faults off after 255 characters
+        self.assertTrue(self.fault(server).endswith('.'), self.fault(server))
+        self.assertIsNone(self.host_of(server))
         self.assertEqual([], self.claims())
         self.assertEqual([], self.allocated(server['id']))
         self.delete_all()
