@@ -188,6 +188,8 @@ class Cloud(test.TestCase):
 
     #: a Fleet, and numbers: hosts, functions, limit, schedulers
     plan: tuple
+    #: hosts in each, of which traits are reported; 0: none
+    rack = 0
 
     def runTest(self):
         self.begin(*self.plan)
@@ -245,6 +247,8 @@ class Cloud(test.TestCase):
         """The rows of a fleet."""
         self.placement.put(f'/resource_classes/{FPGA}', {}, version='1.7')
         names = {name for n in range(functions) for name in traits(number(n))}
+        names |= {self.rack_of(host) for host in range(hosts if self.rack
+                                                       else 0)}
         self.engine = db_api.placement_context_manager.writer.get_engine()
         with self.engine.begin() as connection:
             have = dict(connection.execute(sqlalchemy.select(
@@ -279,6 +283,10 @@ class Cloud(test.TestCase):
                 root = provider(f'host{host}', None, None, VCPU=128,
                                 MEMORY_MB=65536, DISK_GB=1000)
                 self.hosts.append(providers[-1]['uuid'])
+                if self.rack:
+                    carried.append({
+                        'resource_provider_id': root,
+                        'trait_id': self.trait_ids[self.rack_of(host)]})
                 for index in range(REGIONS):
                     device = provider(f'host{host}_{index}', root, root)
                     region = provider(f'host{host}_{index}_region', root,
@@ -323,6 +331,9 @@ class Cloud(test.TestCase):
         self.idle = collections.Counter(self.fleet.carried)
         self.idle.subtract(self.carried[region] for _, _, region in self.busy)
         self.state_of = {}
+
+    def rack_of(self, host):
+        return f'CUSTOM_NEAR_RACK_{host // self.rack}'
 
     def shown(self, row, function, idle):
         return [{'resource_provider_id': row,
@@ -398,7 +409,8 @@ class Cloud(test.TestCase):
             return self.get(client, url, *args, **kwargs)
         finally:
             # the others are Nova's
-            if url.startswith('/resource_providers') or 'in_tree' in url:
+            if url.startswith('/resource_providers') or 'in_tree' in url or (
+                    'in%3A' in url):
                 self.counts['accel'] += 1
                 self.times['accel'] += time.process_time() - begin
 
@@ -535,14 +547,7 @@ def measure(hosts, functions, limit, schedulers, args):
     cloud = Cloud()
     cloud.plan = (fleet, hosts, functions, limit, schedulers,
                   args.randomize)
-    # Nova's tests forget what they have when they end
-    results, told, counts, times = (
-        cloud.results, cloud.told, cloud.counts, cloud.times) = (
-            [], [], collections.Counter(), collections.Counter())
-    result = unittest.TestResult()
-    cloud.run(result)
-    for _, text in result.errors + result.failures:
-        raise SystemExit(text)
+    results, told, counts, times = played(cloud)
     placed = [found for found in results if found is not None]
     count = len(results)
     there, loaded = map(statistics.mean, zip(*placed))
@@ -553,6 +558,25 @@ def measure(hosts, functions, limit, schedulers, args):
         f'{counts["accel"] / count:.2f}',
         f'{1000 * times["Nova"] / counts["asked"]:.0f}',
         *(f'{1000 * times[what] / count:.0f}' for what in ('accel', 'rest')))
+
+
+def played(cloud):
+    """Results, reasons, counts and times of a cloud with a plan."""
+    # Nova's tests forget what they have when they end
+    found = cloud.results, cloud.told, cloud.counts, cloud.times = (
+        [], [], collections.Counter(), collections.Counter())
+    result = unittest.TestResult()
+    cloud.run(result)
+    for _, text in result.errors + result.failures:
+        raise SystemExit(text)
+    return found
+
+
+def begin():
+    objects.register_all()
+    cheap.placement()
+    # Nova's tests put each line of DEBUG into words, the scores of hosts too
+    logging.disable(logging.INFO)
 
 
 def _row(text):
@@ -570,10 +594,7 @@ def main():
     rate.add_argument('--trace', metavar='FILE')
     parser.add_argument('rows', nargs='*', type=_row, default=ROWS)
     args = parser.parse_args()
-    objects.register_all()
-    cheap.placement()
-    # Nova's tests put each line of DEBUG into words, the scores of hosts too
-    logging.disable(logging.INFO)
+    begin()
     print(FORM.format(
         'hosts', 'regions', 'functions', 'limit', 'schedulers', 'servers',
         'loaded', 'there', 'all seen', 'refused', 'races', 'asked',
