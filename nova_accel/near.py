@@ -8,7 +8,8 @@ I/O: callers pass the free capacity of hosts.
 """
 
 import collections
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    Callable, Collection, Iterable, Mapping, Sequence)
 import random
 import re
 import typing
@@ -61,6 +62,29 @@ def levels(text: str) -> tuple[Level, ...]:
     return tuple(map(Level._make, found.items()))
 
 
+def shared(wanted: Iterable[Level], members: Iterable[Domains],
+           ) -> dict[str, str]:
+    """Return the domain of each required level that has all members."""
+    found: dict[str, str] = {}
+    for level in wanted:
+        there = {member.get(level.name) for member in members}
+        if level.required and len(there) == 1 and None not in there:
+            found[level.name] = str(there.pop())
+    return found
+
+
+def unreported(wanted: Iterable[Level], domains: Iterable[Domains],
+               ) -> dict[Level, str]:
+    """Return a clause for each level of which no host has a domain.
+
+    :param domains: of the hosts that can take the server otherwise.
+    """
+    known = set().union(*domains)
+    return {level: f'{KEY} {"requires" if level.required else "prefers"} the '
+                   f'level {level.name}, and no suitable host reports a domain '
+                   f'of it' for level in wanted if level.name not in known}
+
+
 def room(level: str, free: Mapping[str, int],
          domains: Mapping[str, Domains]) -> dict[str, int]:
     """Return how many servers fit into each domain of a level.
@@ -105,27 +129,30 @@ def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
             parts[part].append(host)
     size = {part: sum(free[host] for host in hosts)
             for part, hosts in parts.items()}
+    there = shared(wanted, members)
     if members and required:
-        there = {tuple(member.get(name) for name in required)
-                 for member in members}
-        if len(there) > 1 or None in min(there, key=str):
+        apart = [name for name in required if name not in there]
+        if apart:
             return Choice({}, f'the members of the server group are not in '
-                              f'one {required[0]}')
-        parts = {part: parts[part] for part in there & parts.keys()}
+                              f'one {apart[0]}')
+        parts = {part: hosts for part, hosts in parts.items()
+                 if part == tuple(there.values())}
     elif required and not parts:
-        missing = [name for name in required if not any(
-            name in domains[host] for host in free)]
-        return Choice({}, f'no host of them is in a {(missing or required)[0]}')
+        return Choice({}, next(
+            (clause for level, clause in unreported(
+                wanted, map(domains.__getitem__, free)).items()
+             if level.required),
+            f'no suitable host reports a domain of each of '
+            f'{", ".join(required)}'))
     fitting = {part: _blocks(hosts, servers, wished, free, domains, members,
                              chance)
                for part, hosts in parts.items() if size[part] >= servers
                or not required}
     if not fitting:
         largest = max((size[part] for part in parts), default=0)
-        return Choice({}, (f'the {required[0]} of the server group has'
-                           if members else
-                           f'the largest free part of a {required[0]} has')
-                      + f' {largest} of {servers}')
+        return Choice({}, full(there, largest, servers) if members else
+                      f'the largest free part of a {required[0]} has '
+                      f'{largest} of {servers}')
     best = min(fitting, key=lambda part: (
         _spread(fitting[part], wished, domains), size[part] * fullest,
         chance()))
@@ -138,6 +165,16 @@ def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
     for host in others:
         order.setdefault(host, len(fitting[best]))
     return Choice(order)
+
+
+def full(there: Mapping[str, str], fitting: int, servers: int) -> str:
+    """Return a clause: later members do not fit into the domain of the first.
+
+    :param there: shared(), not empty.
+    """
+    level, domain = next(iter(there.items()))
+    return (f'the free part of {level} {domain} of the first member has '
+            f'{fitting} of {servers}')
 
 
 def _blocks(hosts, servers, names, free, domains, members, chance):

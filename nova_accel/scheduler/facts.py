@@ -8,7 +8,9 @@ amount}}, 'traits': [trait]}}. Nova asks for that answer anyway.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable, Collection, Iterable, Mapping, Sequence)
+import functools
 import itertools
 import typing
 
@@ -39,6 +41,7 @@ class Kind(typing.NamedTuple):
     used: int
 
 
+_NOTHING: Summary = {'resources': {}}
 # in_tree of allocation candidates
 _CANDIDATES_VERSION = '1.31'
 
@@ -130,9 +133,18 @@ class Facts:
                         result[root] = result.get(root, 0) + free
         return result
 
-    def domains(self, root: str) -> Mapping[str, str]:
-        """Return the domain of a host at each level."""
-        return naming.near_of(self._traits(root))
+    def domains(self, roots: Collection[str],
+                ) -> dict[str, Mapping[str, str]]:
+        """Return the domains of hosts: root -> level -> domain.
+
+        Hosts have many traits, and few of them are domains: sets are
+        intersected, which takes less time than to read each name.
+        """
+        shown = frozenset(filter(naming.is_near, set().union(
+            *map(self._traits, roots))))
+        of = functools.cache(naming.near_of)
+        return {root: of(shown.intersection(self._traits(root)))
+                for root in roots}
 
     # Candidates
 
@@ -145,10 +157,14 @@ class Facts:
             return 0
         if len(candidates) == 1:
             # a quicker way for most hosts with pools
-            return min(self._room(provider, name) // amount
-                       for provider, given
-                       in candidates[0]['allocations'].items()
-                       for name, amount in given['resources'].items())
+            fitting = []
+            for provider, given in candidates[0]['allocations'].items():
+                room = self._summaries.get(provider, _NOTHING)['resources']
+                for name, amount in given['resources'].items():
+                    found = room.get(name)
+                    fitting.append((found['capacity'] - found['used'])
+                                   // amount if found else 0)
+            return min(fitting)
         wanted: collections.Counter[str] = collections.Counter()
         unit: dict[str, int] = {}
         for given in candidates[0]['allocations'].values():
@@ -195,6 +211,11 @@ class Facts:
 
     def _traits(self, provider):
         return self._summaries.get(provider, {}).get('traits', ())
+
+    @property
+    def is_answered(self) -> bool:
+        """Return whether Placement had a candidate."""
+        return bool(self._summaries)
 
     @property
     def has_taken(self) -> bool:

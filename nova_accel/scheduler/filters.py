@@ -73,8 +73,7 @@ def _look(manager, context, spec, candidates, summaries):
         candidates[provider] = Listed(listed)
     found = SCHEDULINGS.begin(spec, summaries)
     if found.requests:
-        for add in unseen.add, unseen.add_domains:
-            add(_get, found, manager, context, spec, candidates, summaries)
+        unseen.add(_get, found, manager, context, spec, candidates, summaries)
         unseen.order_forced(found, spec, candidates)
 
 
@@ -209,7 +208,7 @@ def _where_the_flavor_demands(hosts, scheduling, spec):
 
 def _near(hosts, scheduling, spec):
     """Drop hosts that are not near enough to those of the other servers."""
-    if not scheduling.affinity.levels:
+    if not scheduling.affinity.levels or schedulings.names_host(spec):
         return hosts
     choice = scheduling.near or scheduling.choose_near(
         _free(hosts, scheduling, spec))

@@ -15,6 +15,7 @@ import uuid
 
 from nova_accel import exception
 from nova_accel import naming
+from nova_accel import near
 from nova_accel import request
 from nova_accel.scheduler import scheduling
 
@@ -74,8 +75,13 @@ def refusal(wanted: scheduling.Scheduling | None) -> str:
     if wanted.refused is scheduling.Refusal.GUEST:
         return (f'Accelerators: no host has them free on NUMA nodes where this '
                 f'server fits, too: {_LATER}.')
+    why = ''
     if wanted.refused is scheduling.Refusal.NEAR and wanted.near:
-        return f'Accelerators: {wanted.near.refusal}: {_LATER}.'
+        why = wanted.near.refusal
+    elif wanted.expected.only and not wanted.facts.is_answered:
+        why = near.full(wanted.expected.only, 0, wanted.expected.servers)
+    if why:
+        return f'Accelerators: {why}: {_LATER}.'
     if wanted.refused is scheduling.Refusal.DRIVER:
         return (f'Accelerators: the hosts that have them for this server do '
                 f'not give any out now: {_LATER}.')

@@ -46,16 +46,11 @@ def expect(schedulings: scheduling.Schedulings, context, spec,
                         'read from the cells: %(error)s',
                         {'group': group.uuid, 'error': error})
             members = None
+    only = ({} if scheduling.names_host(spec)
+            else near.shared(wanted, members or ()))
     schedulings.expect(spec, scheduling.Expected(
-        len(servers), members, tuple(hosts or ())))
-    if any(name in spec and getattr(spec, name)
-           for name in ('force_hosts', 'force_nodes')):
-        # an operator has chosen the host
-        return
-    for level in wanted:
-        there = {member.get(level.name) for member in members or ()}
-        if level.required and len(there) == 1 and None not in there:
-            spec.root_required.update(there)
+        len(servers), members, only, tuple(hosts or ())))
+    spec.root_required.update(only.values())
 
 
 def _wanted(spec):

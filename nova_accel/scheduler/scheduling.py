@@ -20,6 +20,7 @@ from nova_accel.scheduler import facts
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
+_ONCE = logging.Once()
 #: maximum number of times that a request is scheduled once more
 _AGAIN = 3
 
@@ -47,12 +48,23 @@ class Expected:
     #: domains of the hosts of the other members of the server group; None if
     #: they could not be read
     members: tuple[near.Domains, ...] | None = ()
+    #: of required levels, for which alone Placement is asked
+    only: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: names of the hosts of these members
     hosts: tuple[str, ...] = ()
     #: how often other requests got the chosen room first
     lost: int = 0
     #: domains of which all hosts are known although Placement's answer was cut
     whole: set[str] = dataclasses.field(default_factory=set)
+
+
+def names_host(spec) -> bool:
+    """Return whether an operator has named the host of a server."""
+    destination = ('requested_destination' in spec
+                   and spec.requested_destination)
+    return any(name in spec and getattr(spec, name)
+               for name in ('force_hosts', 'force_nodes')) or bool(
+        destination and 'host' in destination and destination.host)
 
 
 class Scheduling:
@@ -108,7 +120,15 @@ class Scheduling:
             self.near = near.Choice({}, 'the hosts of the other members of the '
                                         'server group could not be read')
             return self.near
-        domains = {host: self.facts.domains(host) for host in free}
+        domains = self.facts.domains(free)
+        unreported = near.unreported(self.affinity.levels, domains.values())
+        for level in self.affinity.levels if free else ():
+            if level in unreported:
+                _ONCE.log(('near', level), LOG.warning,
+                          '%s: set [accel] near of nova-compute there, or '
+                          'correct the flavor.', unreported[level])
+            else:
+                _ONCE.forget('near', level)
         # first domains whose hosts are all known
         whole = {host: count for host, count in free.items()
                  if self.expected.whole.intersection(

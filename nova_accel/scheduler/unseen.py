@@ -48,8 +48,7 @@ _sample = random.sample
 
 def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
         candidates: typing.Any, summaries: typing.Any) -> None:
-    """Add candidates that carry the wanted functions if Placement's answer was
-    cut off.
+    """Add candidates that Placement's answer lacks if it was cut off.
 
     :param get: callable (url, version), SchedulerReportClient.get of Nova.
     :param manager: nova.scheduler.manager.SchedulerManager.
@@ -59,11 +58,23 @@ def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
     """
     missing = [wanted for wanted in found.requests if wanted.programs
                and not _is_carried(wanted, candidates, summaries)]
-    if not missing or not _is_cut(candidates):
+    if not (missing or found.affinity.levels) or not _is_cut(candidates):
         return
-    question, query = _question(manager, context, spec)
+    # Nova's own
+    question = utils.resources_from_request_spec(
+        context, spec, manager.host_manager).to_querystring()
     if placement.names_host(question):
         return
+    query = [(key, value) for key, value in parse.parse_qsl(question)
+             if key != 'limit']
+    if missing:
+        _add_carrying(get, missing, question, query, candidates, summaries)
+    if found.affinity.levels:
+        _add_domains(get, found, query, candidates, summaries)
+
+
+def _add_carrying(get, missing, question, query, candidates, summaries):
+    """Add candidates of a few hosts that carry the wanted functions."""
     #: host -> the groups whose function it carries
     carrying: dict[str, list[request.AcceleratorRequest]] = {}
     for wanted in missing:
@@ -91,29 +102,24 @@ def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
             return
 
 
-def add_domains(get: Callable, found: scheduling.Scheduling, manager, context,
-                spec, candidates: typing.Any, summaries: typing.Any) -> None:
+def _add_domains(get, found, query, candidates, summaries):
     """Add all candidates of some domains if Placement's answer was cut off.
 
     Placement is asked once for several domains, and again for others if none of
     them has room for all servers.
-
-    The parameters are those of add().
     """
     levels = found.affinity.levels
-    if not levels or not _is_cut(candidates):
-        return
-    question, query = _question(manager, context, spec)
     level = next((level for level in levels if level.required), levels[-1])
-    roots = {summary.get('root_provider_uuid') or provider
-             for provider, summary in summaries.items()}
-    seen = [domain for root in _sample(sorted(roots), len(roots))
-            if (domain := found.facts.domains(root).get(level.name))]
+    roots = sorted({summary.get('root_provider_uuid') or provider
+                    for provider, summary in summaries.items()})
+    there = found.facts.domains(roots)
+    seen = [domain for root in _sample(roots, len(roots))
+            if (domain := there[root].get(level.name))]
     wanted = list(dict.fromkeys((
         *(member[level.name] for member in found.expected.members or ()
           if level.name in member),
         *(domain for domain, _ in collections.Counter(seen).most_common()))))
-    for _ in range(0 if placement.names_host(question) else _QUESTIONS):
+    for _ in range(_QUESTIONS):
         some, wanted = wanted[:_DOMAINS], wanted[_DOMAINS:]
         if not some:
             return
@@ -125,9 +131,8 @@ def add_domains(get: Callable, found: scheduling.Scheduling, manager, context,
         found.expected.whole.update(some)
         room = near.room(level.name, {
             provider: found.facts.servers(listed)
-            for provider, listed in candidates.items()}, {
-            provider: found.facts.domains(provider)
-            for provider in candidates})
+            for provider, listed in candidates.items()},
+            found.facts.domains(candidates))
         if max(room.get(one, 0) for one in some) >= found.expected.servers:
             return
 
@@ -135,14 +140,6 @@ def add_domains(get: Callable, found: scheduling.Scheduling, manager, context,
 def _is_cut(candidates):
     return len({id(one) for listed in candidates.values() for one in listed
                 }) >= CONF.scheduler.max_placement_results
-
-
-def _question(manager, context, spec):
-    """Return Nova's query string, and its parameters without the limit."""
-    question = utils.resources_from_request_spec(
-        context, spec, manager.host_manager).to_querystring()
-    return question, [(key, value) for key, value
-                      in parse.parse_qsl(question) if key != 'limit']
 
 
 def _add(answer, candidates, summaries):
@@ -222,8 +219,7 @@ def order_forced(found: scheduling.Scheduling, spec,
 
     :param candidates: provider -> its candidates; the lists are modified.
     """
-    if not any(name in spec and getattr(spec, name)
-               for name in ('force_hosts', 'force_nodes')):
+    if not scheduling.names_host(spec):
         return
     for listed in candidates.values():
         listed.sort(key=found.cost)

@@ -124,8 +124,10 @@ class NearTest(NearTestBase):
         for server in self.job(REQUIRED, 5, 'ERROR'):
             self.assertIn('the largest free part of a rack has 4 of 5: ',
                           self.fault(server))
-        self.assertIn('no host of them is in a rail', self.fault(
-            self.one('rail=required', expected_state='ERROR')))
+        self.assertIn(
+            'accel:near requires the level rail, and no suitable host reports '
+            'a domain of it', self.fault(self.one(
+                'rail=required', expected_state='ERROR')))
         hosts = self.hosts(self.job(PREFERRED, 5))
         self.assertEqual('abbbb', ''.join(host[0] for host in hosts))
 
@@ -139,7 +141,8 @@ class NearTest(NearTestBase):
         self.gets.clear()
         late = self.one(REQUIRED, group, expected_state='ERROR')
         self.assertIn('CUSTOM_NEAR_RACK_A', self.gets[0])
-        self.assertIn('Accelerators:', self.fault(late))
+        self.assertIn('the free part of rack CUSTOM_NEAR_RACK_A of the first '
+                      'member has 0 of 1: ', self.fault(late))
         self._delete_server(late)
         # preferred: the next domain, and one question
         self.gets.clear()
@@ -158,7 +161,7 @@ class NearTest(NearTestBase):
 
     def step_forced_host(self):
         """Create on a host that the operator names (``--availability-zone
-        nova:<host>``): ``accel:near`` is ignored."""
+        nova:<host>``), or migrate to one: ``accel:near`` is ignored."""
         group = self.group()
         first = self.one(REQUIRED, group)
         self.assertEqual({'a'}, self.racks_of([first]))
@@ -169,6 +172,10 @@ class NearTest(NearTestBase):
             'server': server, 'os:scheduler_hints': {'group': group}}),
             'ACTIVE')
         self.assertEqual(['b1'], self.hosts([server]))
+        self.api.post_server_action(first['id'], {'migrate': {'host': 'b2'}})
+        self._wait_for_state_change(first, 'VERIFY_RESIZE')
+        self.assertEqual({'b'}, self.rack_now(first))
+        self._confirm_resize(first)
 
     def step_build_fails(self):
         """Create, if the first host fails and ``accel:near`` requires a

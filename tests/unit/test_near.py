@@ -190,17 +190,24 @@ class ChoiceTest(testtools.TestCase):
         for said, found in (
                 ('the largest free part of a rack has 5 of 8', self.choose(
                     'rack=required', 8, a=[2, 3], b=[1, 1, 1])),
-                ('no host of them is in a rail', self.choose(
-                    'rail=required,rack=required', 1, a=[1])),
-                ('the rack of the server group has 1 of 2', self.choose(
-                    'rack=required', 2, 'b', a=[9], b=[1])),
-                ('the rack of the server group has 0 of 1', self.choose(
-                    'rack=required', 1, 'c', a=[9])),
+                ('accel:near requires the level rail, and no suitable host '
+                 'reports a domain of it', self.choose(
+                    'rack=preferred,rail=required', 1, a=[1])),
+                ('the free part of rack b of the first member has 1 of 2',
+                 self.choose('rack=required', 2, 'b', a=[9], b=[1])),
+                ('the free part of rack c of the first member has 0 of 1',
+                 self.choose('rack=required', 1, 'c', a=[9])),
                 ('the members of the server group are not in one rack',
                  self.choose('rack=required', 1, 'ab', a=[9], b=[9])),
                 ('the largest free part of a rack has 0 of 1', self.choose(
                     'rack=required', 1, a=[0]))):
             self.assertEqual(({}, said), found)
+        # each level is reported, and no host reports both
+        self.assertEqual(
+            ({}, 'no suitable host reports a domain of each of rail, rack'),
+            near.choose(near.levels('rail=required,rack=required'), 1,
+                        {'a': 1, 'b': 1},
+                        {'a': {'rail': '1'}, 'b': {'rack': '2'}}))
 
     def test_single_server(self):
         """It may be tried in another domain; with others it may not."""

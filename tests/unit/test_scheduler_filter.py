@@ -14,6 +14,7 @@ from nova import weights as nova_weights
 import testtools
 
 from nova_accel import conf
+from nova_accel import log as logging
 from nova_accel import naming
 from nova_accel.scheduler import cost
 from nova_accel.scheduler import facts
@@ -318,6 +319,49 @@ class NearTest(FilterTestCase):
                 self.assertEqual('', self.filter(spec, hosts))
             self.assertIn(said, log.output[0])
             self.assertIn(said, missing.refusal(self.scheduling))
+
+    def test_level_that_no_host_reports(self):
+        with mock.patch.object(scheduling, '_ONCE', logging.Once()):
+            for near, verb, left in (
+                    ('rail=preferred', 'prefers', 6),
+                    ('rail=required', 'requires', 0)):
+                for logged in True, False:
+                    spec, hosts = self.begin(near)
+                    with self.assertLogs('nova_accel', 'INFO') as log:
+                        filters.LOG.info('the only line if not logged')
+                        self.assertEqual(left, len(self.filter(
+                            spec, hosts).split()))
+                    clause = (f'accel:near {verb} the level rail, and no '
+                              f'suitable host reports a domain of it')
+                    self.assertEqual(logged, any(
+                        f'{clause}: set [accel] near' in line
+                        for line in log.output), log.output)
+            self.assertIn(clause, missing.refusal(self.scheduling))
+
+    def test_no_candidate_in_the_domain(self):
+        """Placement has none in that of the first member."""
+        spec, _ = self.begin('rack=required')
+        for only, summaries, said in (
+                ({'rack': 'CUSTOM_NEAR_RACK_A'}, {}, 'Accelerators: the free '
+                 'part of rack CUSTOM_NEAR_RACK_A of the first member has 0 '
+                 'of 2: '),
+                # another filter refuses them
+                ({'rack': 'CUSTOM_NEAR_RACK_A'}, {'a0': {
+                    'traits': [], 'resources': {}}}, ''),
+                ({}, {}, '')):
+            self.schedulings.expect(spec, scheduling.Expected(2, only=only))
+            found = missing.refusal(self.schedulings.begin(spec, summaries))
+            self.assertEqual(said, found[:len(said)] if said else found)
+
+    def test_named_host(self):
+        """An operator decides."""
+        spec, hosts = self.begin(
+            'rack=required', scheduling.Expected(1, (
+                {'rack': 'CUSTOM_NEAR_RACK_A'},
+                {'rack': 'CUSTOM_NEAR_RACK_B'})))
+        self.assertEqual('', self.filter(spec, hosts[:1]))
+        spec.requested_destination = objects.Destination(host='a0')
+        self.assertEqual('a0', self.filter(spec, hosts[:1]))
 
     def test_again(self):
         """Other requests were faster: another domain, until none has room."""

@@ -266,7 +266,7 @@ class DomainsTest(testtools.TestCase):
         for one in found:
             for provider in one['allocations']:
                 candidates[provider].append(one)
-        unseen.add_domains(self.get, begun, types.SimpleNamespace(
+        unseen.add(self.get, begun, types.SimpleNamespace(
             host_manager=None), None, spec, candidates, summaries)
         self.assertEqual({domain[-1].lower() for domain in expected.whole},
                          set(''.join(self.asked)))
