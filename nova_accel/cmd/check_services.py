@@ -22,6 +22,7 @@ from nova_accel.drivers import base
 from nova_accel import exception
 from nova_accel import grouping
 from nova_accel import naming
+from nova_accel import near
 from nova_accel import profiles
 from nova_accel import request
 from nova_accel.scheduler import slow
@@ -58,7 +59,7 @@ class Refused(Exception):
     """
 
 
-def _placement(path: str, part: str) -> typing.Any:
+def placement(path: str, part: str) -> typing.Any:
     """Return a part of Placement's response to nova-compute's credentials.
     """
     try:
@@ -115,7 +116,7 @@ def _unanswered(error, service, section, where) -> Line:
 def placement_answers(host) -> Iterator[Line]:
     """Check that Placement answers."""
     try:
-        _placement('/resource_providers?' + parse.urlencode(
+        placement('/resource_providers?' + parse.urlencode(
             {'name': CONF.host}), 'resource_providers')
     except Refused as refused:
         yield refused.args[0]
@@ -244,7 +245,7 @@ def profiles_load(host) -> Iterator[Line]:
     for error in files.bad.values():
         yield Line(FAILURE, *check_line.split(error))
     found = [p for here in files.good.values() for p in here]
-    yield from _as_far_as_answered(
+    yield from as_far_as_answered(
         _dead_ends(found), 'where the profiles lead to',
         'Glance was not asked for images of the profiles')
     if not files.bad:
@@ -267,7 +268,7 @@ def _dead_ends(found: Iterable[profiles.Profile]) -> Iterator[Line]:
             if not (wanted.programs or wanted.prefer):
                 continue
             if not known:
-                known = set(_placement('/traits?associated=true', 'traits'))
+                known = set(placement('/traits?associated=true', 'traits'))
             for trait in wanted.prefer:
                 if trait not in known:
                     yield _unknown_trait(f'the profile {profile.name}',
@@ -342,12 +343,12 @@ def _leads_to(traits: Iterable[str]) -> bool:
     """Return whether a provider has these traits, and lacks those that begin
     with "!"."""
     query = ','.join(sorted(traits, key=lambda t: (t.startswith('!'), t)))
-    return bool(_placement('/resource_providers?' + parse.urlencode(
+    return bool(placement('/resource_providers?' + parse.urlencode(
         {'required': query}), 'resource_providers'))
 
 
-def _as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
-                        ) -> Iterator[Line]:
+def as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
+                       ) -> Iterator[Line]:
     """Yield these lines; if a service does not respond, report the part that
     was not checked.
 
@@ -380,7 +381,7 @@ def traits_of_flavors(host) -> Iterator[Line]:
 
     Nova does not report a preferred trait that no provider has.
     """
-    yield from _as_far_as_answered(
+    yield from as_far_as_answered(
         _traits_of_flavors(), 'which traits flavors name',
         'Nova was not asked for the traits that flavors name')
 
@@ -399,11 +400,20 @@ def _traits_of_flavors():
             yield Line(WARNING, f'nova-api refuses servers of the flavor '
                                 f'{flavor["name"]}: {found}', remedy)
             continue
+        levels = request.affinity(flavor['extra_specs']).levels
+        if levels and not known:
+            known = set(placement('/traits?associated=true', 'traits'))
+        for clause in near.unreported(
+                levels, map(naming.near_of, zip(known))).values():
+            yield Line(WARNING, f'{clause}, and the flavor {flavor["name"]} '
+                                f'asks for it',
+                       'set [accel] near of nova-compute, or correct the '
+                       'flavor')
         for wanted in requests:
             for verb, named in (('needs', sorted(wanted.required)),
                                 ('prefers', wanted.prefer)):
                 if named and not known:
-                    known = set(_placement(
+                    known = set(placement(
                         '/traits?associated=true', 'traits'))
                 lacking = [trait for trait in named if trait not in known
                            and not naming.is_volatile(trait)]
@@ -417,7 +427,7 @@ def _traits_of_flavors():
 def clearing_images(host) -> Iterator[Line]:
     """Check that regions which users may program can be cleared after their
     servers."""
-    yield from _as_far_as_answered(
+    yield from as_far_as_answered(
         _clearing_images(), 'whether images clear what users program',
         'Nova and Glance were not asked for flavors with which users program, '
         'and for images that clear regions')
@@ -510,7 +520,7 @@ def _flavors() -> Iterator[dict]:
 
 
 def _not_cleared(users) -> Iterator[Line]:
-    known = set(_placement('/traits?associated=true', 'traits'))
+    known = set(placement('/traits?associated=true', 'traits'))
     client = glance.service_client()
     #: type of regions -> why no image clears them, '' if an image does
     why: dict[str, str] = {}

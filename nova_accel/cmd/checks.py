@@ -21,6 +21,7 @@ from oslo_privsep import priv_context
 from nova_accel.cmd import check_guests
 from nova_accel.cmd import check_line
 from nova_accel.cmd import check_migration
+from nova_accel.cmd import check_near
 from nova_accel.cmd import check_peers
 from nova_accel.cmd import check_scheduler
 from nova_accel.cmd import check_services
@@ -574,6 +575,7 @@ _CHECKS = (
     ('privileges', {COMPUTE}, _privileges),
     ('claim store', {COMPUTE}, _store),
     ('metrics', {COMPUTE}, _metrics),
+    ('near', {COMPUTE}, check_near.levels),
     ('libvirt', {COMPUTE}, _libvirt),
     ('cache', {COMPUTE}, _cache),
     ('Glance', {COMPUTE}, check_services.glance_answers),

@@ -66,10 +66,19 @@ class Domains:
                        f'{OPTION}')
 
     def look(self) -> None:
-        """Determine the domain of each level. If that fails, the level keeps
-        its last domain.
+        """Determine the domain of each level.
 
         :raises ConfigurationError: that failed, and why.
+        """
+        problems = self.problems()
+        if problems:
+            raise exception.ConfigurationError(' '.join(problems))
+
+    def problems(self) -> list[str]:
+        """Determine the domain of each level. If that fails, the level keeps
+        its last domain, and the reason is returned.
+
+        :raises ConfigurationError: the option cannot be read.
         """
         known, failed = self.found or {}, []
         found: dict[str, str] = {}
@@ -82,8 +91,7 @@ class Domains:
                 if level in known:
                     found[level] = known[level]
         self.found = found
-        if failed:
-            raise exception.ConfigurationError(' '.join(failed))
+        return failed
 
     def begin(self) -> None:
         """Look for the first time, and wait at most [accel] device_timeout."""

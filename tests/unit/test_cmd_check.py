@@ -41,7 +41,7 @@ class WellTest(CheckTestCase):
         self.assertEqual([], self.check(0))
         self.assertEqual(
             ['options', 'Nova', 'compute driver', 'drivers', 'IOMMU', 'VFIO',
-             'privileges', 'claim store', 'metrics', 'libvirt', 'cache',
+             'privileges', 'claim store', 'metrics', 'near', 'libvirt', 'cache',
              'Glance', 'memory', 'flavors', 'switches', 'live migration',
              'live migration',
              'Placement', 'database', 'filter', 'weigher', 'entry point',
@@ -1133,6 +1133,61 @@ class ApiTest(CheckTestCase):
     def test_no_profiles(self):
         self.set('accel', device_profiles='/nonexistent')
         self.assertFails('profiles', '/nonexistent', result='warning')
+
+    def test_levels_of_flavors(self):
+        gpu = {'resources1:CUSTOM_ACCELERATOR_GPU': '1'}
+        self.placement({'one': {'CUSTOM_NEAR_RACK_R6', 'CUSTOM_NEAR_RACK_R7'}})
+        self.flavors({'gpu': {**gpu, 'accel:near': 'rack=required'}})
+        self.check(0, '--service', 'api')
+        self.flavors({'gpu': {
+            **gpu, 'accel:near': 'rail=preferred,rack=required'}})
+        self.assertFails(
+            'traits of flavors', 'accel:near prefers the level rail, and no '
+            'suitable host reports a domain of it, and the flavor gpu asks '
+            'for it', result='warning', arguments=('--service', 'api'))
+
+    def test_near(self):
+        self.http.get(f'{PLACEMENT}/resource_providers/compute1/traits',
+                      json={'traits': ['CUSTOM_NEAR_RACK_R7']})
+        both = {'compute1': {'CUSTOM_NEAR_RACK_R7'},
+                'compute2': {'CUSTOM_NEAR_RACK_R7'}}
+        self.placement(both)
+        arguments = '--service', 'compute'
+        for name, items, words in (
+                ('options', ('rack=R7',), (
+                    'has rack=R7, which is not a trait of that level',
+                    'write CUSTOM_NEAR_RACK_<DOMAIN>')),
+                ('options', ('rack',), (
+                    "has 'rack', which is not <level>=<trait>",)),
+                ('options', ('rack=CUSTOM_NEAR_RACK_R7',
+                             'rack=CUSTOM_NEAR_RACK_R8'),
+                 ('has the level rack twice, and a host is in one domain of '
+                  'a level', 'keep one of them')),
+                ('options', ('rack=auto',), ('only the level nvlink',)),
+                ('near', ('rack=/nonexistent',), (
+                    '/nonexistent of [accel] near cannot be read',
+                    'write the name')),
+                ('near', ('nvlink=auto',), (
+                    'libnvidia-ml.so.1 cannot be used',
+                    'name the domain in the option'))):
+            self.set('accel', near=','.join(items))
+            self.assertFails(name, *words, arguments=arguments)
+        self.set('accel', near='rack=CUSTOM_NEAR_RACK_R7')
+        self.check(0, *arguments)
+        self.assertIn('CUSTOM_NEAR_RACK_R7', str(self.lines))
+        for there in {}, {'compute1': both['compute1']}:
+            self.placement(there)
+            self.assertFails(
+                'near', 'no other host reports a domain of the level rack',
+                result='warning', arguments=arguments)
+        # another rack, and the host in both
+        self.http.get(f'{PLACEMENT}/resource_providers/compute1/traits',
+                      json={'traits': ['CUSTOM_NEAR_RACK_R7',
+                                       'CUSTOM_NEAR_RACK_R6']})
+        self.placement({**both, 'compute3': {'CUSTOM_NEAR_RACK_R6'}})
+        self.assertFails(
+            'near', 'Placement has this host in CUSTOM_NEAR_RACK_R6 as well',
+            result='warning', arguments=arguments)
 
     def test_traits_of_flavors(self):
         gpu = {'resources1:CUSTOM_ACCELERATOR_GPU': '1'}
