@@ -38,6 +38,7 @@ _FORMS: Mapping[str, typing.Any] = {
         'resources': {EACH: {'capacity': int, 'used': int}}}},
     'flavor': _FLAVOR, 'flavors': [_FLAVOR],
     'hypervisor': _NODE, 'hypervisors': [_NODE],
+    'server_group': {'members': [str], 'policies': [str]},
     'server': _ENTRY, 'servers': [_SERVER],
     # of /servers/detail
     'servers/detail': [{**_ENTRY, 'metadata': _SPECS, 'flavor': {

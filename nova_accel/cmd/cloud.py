@@ -371,6 +371,21 @@ class Cloud:
             f'{path}?{query(all_tenants="1", limit="1000", **which)}',
             'servers', 'its servers', path.strip('/')))
 
+    def server_group(self, uuid: str) -> dict:
+        """Return Nova's entry of a server group.
+
+        :raises NotThere: Nova does not have it.
+        :raises: as asking().
+        """
+        found = self.get('compute', f'/os-server-groups/{_quoted(uuid)}',
+                         missing={}, key='server_group')
+        if not found:
+            raise exception.NotThere(
+                f'Nova has no server group with the id '
+                f'{text.printable(uuid)}: compare openstack server group list '
+                f'--all-projects.')
+        return found
+
     def server_name(self, uuid: str) -> str | None:
         """Return the name of a server, None if Nova does not have it."""
         server = self.get('compute', f'/servers/{uuid}', missing={},

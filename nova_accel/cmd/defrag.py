@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel defrag: the fewest cold migrations that make room for a flavor."""
+"""nova-accel defrag: the fewest cold migrations that make room for a flavor, or
+bring a server group together.
+"""
 
 from collections.abc import Mapping
 import json
@@ -11,8 +13,10 @@ from nova_accel.cmd import fits
 from nova_accel.cmd import output
 from nova_accel.cmd import why
 from nova_accel import exception
+from nova_accel import naming
 from nova_accel.planning import capacity
 from nova_accel.planning import defrag
+from nova_accel import text
 
 #: seconds between two requests about a server, and maximum for a migration
 _PAUSE, _LONGEST = 2, 3600
@@ -25,13 +29,15 @@ _PLANNED, _DONE = 'planned', 'done'
 class Defrag(clouds.Asks, output.Table):
     """Plan the fewest cold migrations that make room for servers of a flavor.
 
-    Prints a line for each migration, in their order. Without --do the command
-    changes nothing, and stderr has the option --do that carries out the plan:
-    one migration after the other, each confirmed before the next, until one
-    fails. A server is stopped while it is migrated. If the plan has changed
-    since it was shown, nothing is migrated. The plan is based on Placement, as
-    in fits; if Nova refuses a host for a server, the migration fails. Uses the
-    credentials of the openstack command.
+    With --near, room in one domain of that level; or, with --group, those that
+    bring the members of a server group into one. Prints a line for each
+    migration, in their order. Without --do the command changes nothing, and
+    stderr has the option --do that carries out the plan: one migration after
+    the other, each confirmed before the next, until one fails. A server is
+    stopped while it is migrated. If the plan has changed since it was shown,
+    nothing is migrated. The plan is based on Placement, as in fits; if Nova
+    refuses a host for a server, the migration fails. Uses the credentials of
+    the openstack command.
 
     The exit status is 0 if there is room or it can be made, and 1 otherwise or
     if a migration failed.
@@ -43,9 +49,16 @@ class Defrag(clouds.Asks, output.Table):
         parser = super().get_parser(prog_name)
         configuration.add_argument(parser, configuration.API)
         self.add_cloud_arguments(parser)
-        parser.add_argument(
-            '--for', metavar='FLAVOR', required=True, dest='flavor',
+        what = parser.add_mutually_exclusive_group(required=True)
+        what.add_argument(
+            '--for', metavar='FLAVOR', dest='flavor',
             help='name or id of the flavor to make room for')
+        what.add_argument(
+            '--group', metavar='ID',
+            help='id of the server group to bring together')
+        parser.add_argument(
+            '--near', metavar='LEVEL',
+            help='in one domain of this level of [accel] near')
         parser.add_argument(
             '-n', '--number', metavar='N', type=int, default=1,
             help='servers of it that must fit (default: 1)')
@@ -67,13 +80,26 @@ class Defrag(clouds.Asks, output.Table):
             raise exception.InvalidRequest(
                 f'-n {parsed_args.number} was given, and there is nothing to '
                 f'make room for: give a number from 1 up.')
+        if parsed_args.group and not parsed_args.near:
+            raise exception.InvalidRequest(
+                '--group was given without --near: name the level of [accel] '
+                'near in which its members come together.')
         self.check_columns(parsed_args, self.COLUMNS)
         configuration.read(parsed_args.config_file, configuration.API)
         cloud = self.cloud(parsed_args)
-        flavor = cloud.flavor(parsed_args.flavor)
-        wanted = fits.wanted(why.Question.of(flavor, {}))
-        now = State(cloud)
-        plan = defrag.plan(now.hosts, now.servers, wanted, parsed_args.number)
+        if parsed_args.group:
+            now, name = State(cloud), 'the members'
+            goal = _together(cloud, now, parsed_args.group, parsed_args.near)
+        else:
+            flavor = cloud.flavor(parsed_args.flavor)
+            wanted = fits.wanted(why.Question.of(flavor, {}))
+            now, name = State(cloud), flavor['name']
+            goal = defrag.Goal(wanted, parsed_args.number, parsed_args.near)
+        if goal.level:
+            fits.check_level(goal.level, (
+                naming.near_of(host.providers[0].traits)
+                for host in now.hosts.values()))
+        plan = defrag.plan(now.hosts, now.servers, goal)
         self._is_well = plan is not None
         if parsed_args.do and (plan is None or plan.id != parsed_args.do):
             raise exception.InvalidRequest(
@@ -82,38 +108,43 @@ class Defrag(clouds.Asks, output.Table):
                 f'command without --do, and read the plan again.')
         if plan is None:
             self.app.stderr.write(
-                f'No migrations were found after which {parsed_args.number} '
-                f'of {flavor["name"]} fit: see nova-accel fits '
-                f'{flavor["name"]} --by-host.\n')
+                f'No migrations were found after which {goal.amount} of {name} '
+                f'{_reached(goal, goal.amount)}: see nova-accel fits'
+                + (f' {name}' if parsed_args.flavor else '')
+                + (f' --near {goal.level}' if goal.level else '')
+                + ' --by-host.\n')
             return self.COLUMNS, []
         results = [_PLANNED] * len(plan.moves)
         if parsed_args.do:
-            self._carry_out(cloud, plan, now, wanted, results)
+            self._carry_out(cloud, plan, now, goal, results)
         else:
-            self._say(plan, flavor['name'], parsed_args.number)
+            self._say(plan, goal, name, parsed_args)
         return self.COLUMNS, [
             (step, now.names[move.server], move.server, move.source,
              move.target, result)
             for step, (move, result)
             in enumerate(zip(plan.moves, results), 1)]
 
-    def _say(self, plan, name, number):
+    def _say(self, plan, goal, name, parsed_args):
         moves = len(plan.moves)
+        again = (f'--group {parsed_args.group}' if parsed_args.group
+                 else f'--for {name} -n {goal.amount}') + (
+            f' --near {goal.level}' if goal.level else '')
         self.app.stderr.write(
-            f'{plan.now} of {name} fit{"s" * (plan.now == 1)} now' + (
-                f', and nothing has to move for {number}.\n' if not moves else
+            f'{plan.now} of {name} {_reached(goal, plan.now)} now' + (
+                f', and nothing has to move for {goal.amount}.\n'
+                if not moves else
                 f'; after {moves} migration{"s" * (moves != 1)}'
                 f'{"" if plan.is_shortest else " (fewer may do)"} '
-                f'{plan.then} fit{"s" * (plan.then == 1)}. To carry them out: '
-                f'nova-accel defrag --for {name} -n {number} --do '
-                f'{plan.id}\n'))
+                f'{plan.then} {_reached(goal, plan.then)}. To carry them out: '
+                f'nova-accel defrag {again} --do {plan.id}\n'))
 
-    def _carry_out(self, cloud, plan, now, wanted, results):
+    def _carry_out(self, cloud, plan, now, goal, results):
         for step, move in enumerate(plan.moves):
             try:
                 if step:
                     now = State(cloud)
-                _check(now, wanted, plan, step)
+                _check(now, goal, plan, step)
                 with output.waiting(
                         self.app.stderr, f'{step} of {len(results)} migrations '
                         f'are done, and server {now.names[move.server]} '
@@ -129,20 +160,50 @@ class Defrag(clouds.Asks, output.Table):
             results[step] = _DONE
 
 
-def _check(now, wanted, plan, step):
-    """Check that the rest of a plan is still possible, and makes the room.
+def _reached(goal, number):
+    """Return the verb of a sentence about servers, and where they are."""
+    is_one = number == 1
+    verb = (('is' if is_one else 'are') if goal.members
+            else f'fit{"s" * is_one}')
+    return verb + (f' in one {goal.level}' if goal.level else '')
+
+
+def _check(now, goal, plan, step):
+    """Check that the rest of a plan is still possible, and reaches its goal.
     """
     try:
-        then = defrag.after(plan.moves[step:], now.hosts, now.servers, wanted)
+        then = defrag.after(plan.moves[step:], now.hosts, now.servers, goal)
     except defrag.Changed as error:
         raise exception.InvalidRequest(
             f'Server {error} is not migrated, because it is not where it '
             f'was, or the room for it is taken.') from error
     if then < plan.then:
         raise exception.InvalidRequest(
-            f'Server {plan.moves[step].server} is not migrated, because '
-            f'only {then} servers of the flavor would fit after the rest of '
-            f'the plan, not {plan.then}.')
+            f'Server {plan.moves[step].server} is not migrated, because after '
+            f'the rest of the plan it would not be {plan.then} servers that '
+            f'{"are together" if goal.members else "fit"}, but {then}.')
+
+
+def _together(cloud, now, uuid, level):
+    """Return the goal that the members of a server group are in one domain.
+
+    :raises InvalidRequest: they cannot be brought there.
+    """
+    group = cloud.server_group(uuid)
+    fixed = sorted(set(group['members']) - now.names.keys())
+    if fixed or not group['members']:
+        raise exception.InvalidRequest(
+            f'The server group {text.printable(uuid)} '
+            + (f'has members that cannot be migrated now '
+               f'({text.some(fixed)}): see that they are ACTIVE or SHUTOFF, '
+               f'not locked, and have accelerators.' if fixed
+               else 'has no members: name another one.'))
+    flavors = {id(one.wanted): one.wanted for servers in now.servers.values()
+               for one in servers if one.uuid in group['members']}
+    return defrag.Goal(
+        [*flavors.values()][0] if len(flavors) == 1 else None,
+        len(group['members']), level, frozenset(group['members']),
+        'anti-affinity' in group['policies'])
 
 
 class State:

@@ -190,12 +190,8 @@ def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
     there = hosts(cloud, names) if asked else []
     domains = {host.name: naming.near_of(host.known.providers[0].traits)
                for host in there}
-    known = sorted({name for found in domains.values() for name in found})
-    if level and there and level not in known:
-        raise exception.NotThere(
-            f'No host reports a domain of the level {level}: set [accel] near '
-            f'of nova-compute, or name one of the levels '
-            f'{", ".join(known) or "that it reports"}.')
+    if level and there:
+        check_level(level, domains.values())
     found: list[tuple[str, str, int, str]] = []
     for flavor, question in asked:
         name = flavor['name']
@@ -203,13 +199,16 @@ def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
             found.append((name, ALL, 0,
                           f'nova-api refuses the flavor: {question}'))
             continue
+        limits = near.unreported(wanted(question).affinity.levels,
+                                 domains.values()) if there else {}
         of_hosts = [(host.name, *of_host(wanted(question), host))
                     for host in there]
         if level:
             room = near.room(level, {host: number for host, number, _
                                      in of_hosts}, domains)
             found += [(name, ALL, max(room.values(), default=0),
-                       f'the most in one {level}'), *(
+                       '; '.join((f'the most in one {level}',
+                                  *limits.values()))), *(
                 (name, domain, number, most_common(
                     one for one in of_hosts
                     if domains[one[0]].get(level) == domain))
@@ -217,11 +216,25 @@ def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
                     room.items(), key=lambda one: (-one[1], one[0])))]
         else:
             found.append((name, ALL, sum(n for _, n, _ in of_hosts),
-                          most_common(of_hosts)))
+                          '; '.join((most_common(of_hosts),
+                                     *limits.values()))))
         if by_host:
             found += [(name, host, number, limit.text)
                       for host, number, limit in of_hosts]
     return found
+
+
+def check_level(level: str, domains: Iterable[near.Domains]) -> None:
+    """Check that a host has a domain of a level.
+
+    :raises NotThere: it has not.
+    """
+    known = sorted(set().union(*domains))
+    if level not in known:
+        raise exception.NotThere(
+            f'No host reports a domain of the level {text.printable(level)}: '
+            f'set [accel] near of nova-compute, or name one of the levels '
+            f'{", ".join(known) or "that it reports"}.')
 
 
 def questions(cloud, names) -> list[tuple[dict, typing.Any]]:
@@ -243,6 +256,11 @@ def of_host(asked: capacity.Wanted, host: Host) -> tuple[int, capacity.Limit]:
     """Return how many servers fit on a host, and the limit."""
     if host.wrong:
         return 0, capacity.Limit(host.wrong, host.wrong)
+    domains = naming.near_of(host.known.providers[0].traits)
+    for level in asked.affinity.levels:
+        if level.required and level.name not in domains:
+            why = f'no domain of the level {level.name} ({near.KEY})'
+            return 0, capacity.Limit(why, why)
     free = host.known.free
     number = capacity.count(asked, host.known, free)
     limit = capacity.limit(asked, host.known, free)

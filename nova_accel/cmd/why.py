@@ -322,6 +322,11 @@ class Answer:
                 text.some(self._bare),
                 why='no accelerators are reported: check compute_driver and '
                     '[accel] enabled_drivers of nova-compute'))
+        clauses = near.unreported(self._scheduling.affinity.levels, (
+            naming.near_of(tree[0].traits) for tree in self._trees.values()))
+        rows += [_row(_ALL, why=f'{clause}: set [accel] near of nova-compute, '
+                                f'or correct the flavor')
+                 for clause in clauses.values()]
         return rows + self._preferences()
 
     def _preferences(self):

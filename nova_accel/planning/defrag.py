@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The fewest cold migrations that make room for servers of a flavor.
+"""The fewest cold migrations that make room for servers of a flavor, or bring
+those of a job together.
 
 Pure. Migrations are simulated one after the other: a server occupies room on
 its new host before it frees the room on its old one. The search tries plans of
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import hashlib
 
+from nova_accel import naming
 from nova_accel.planning import capacity
 
 #: maximum number of states that are tried for plans of one length, and for how
@@ -33,6 +35,22 @@ class Server:
 
 
 @dataclasses.dataclass(frozen=True)
+class Goal:
+    """A number of servers in one domain: further ones of a flavor that fit, or
+    members that are there."""
+
+    #: flavor of these servers; None if members have several
+    wanted: capacity.Wanted | None
+    amount: int
+    #: of [accel] near; None if all hosts are one domain
+    level: str | None = None
+    #: UUIDs of the servers to bring together
+    members: frozenset[str] = frozenset()
+    #: whether two members must not be on one host
+    is_apart: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Move:
     server: str
     source: str
@@ -43,7 +61,7 @@ class Move:
 class Plan:
 
     moves: tuple[Move, ...]
-    #: servers of the flavor that fit now, and after the plan
+    #: of the amount of the goal: now, and after the plan
     now: int
     then: int
     #: whether no shorter plan exists; False if not all were tried
@@ -65,14 +83,15 @@ class Changed(Exception):
 class _Kind:
     """Servers of a host with the same demand and the same devices."""
 
-    def __init__(self, server, host):
+    def __init__(self, server, host, goal):
         self.wanted = server.wanted
+        self.is_member = server.uuid in goal.members
         #: the inventory that such a server frees, in the order of the host
         self.held = tuple(
             tuple(server.allocations.get(p.uuid, {}).get(name, 0)
                   for name in names)
             for p, names in zip(host.providers, host.classes))
-        self.key = id(server.wanted), self.held
+        self.key = id(server.wanted), self.held, self.is_member
 
     def __eq__(self, other):
         return self.key == other.key
@@ -82,18 +101,21 @@ class _Kind:
 
 
 def plan(hosts: Mapping[str, capacity.Host],
-         servers: Mapping[str, Iterable[Server]], wanted: capacity.Wanted,
-         amount: int, states: int = _STATES) -> Plan | None:
-    """Return the fewest migrations after which a number of servers fits.
+         servers: Mapping[str, Iterable[Server]], goal: Goal,
+         states: int = _STATES) -> Plan | None:
+    """Return the fewest migrations that reach a goal.
+
+    A server whose flavor requires a level (accel:near) stays in its domain,
+    unless it is a member.
 
     :param hosts: by name.
     :param servers: name of a host -> its servers that may be migrated; equal
         flavors are the same object.
-    :param wanted: of the flavor.
     :param states: maximum number tried for plans of one length.
     :returns: None if no plan was found.
     """
-    search = _Search(hosts, servers, wanted, amount, states)
+    amount = goal.amount
+    search = _Search(hosts, servers, goal, states)
     start = search.start
     now = search.fitting(start)
     is_shortest = True
@@ -117,13 +139,12 @@ def plan(hosts: Mapping[str, capacity.Host],
 
 
 def after(moves: Iterable[Move], hosts: Mapping[str, capacity.Host],
-          servers: Mapping[str, Iterable[Server]],
-          wanted: capacity.Wanted) -> int:
-    """Return how many servers fit once these migrations are done.
+          servers: Mapping[str, Iterable[Server]], goal: Goal) -> int:
+    """Return how much of a goal is reached once these migrations are done.
 
     :raises Changed: one of them cannot be done; it names the server.
     """
-    search = _Search(hosts, servers, wanted, 0, 0)
+    search = _Search(hosts, servers, goal, 0)
     cloud = search.start
     for move in moves:
         cloud = search.done(cloud, move)
@@ -141,18 +162,26 @@ class _Cloud:
 
 class _Search:
 
-    def __init__(self, hosts, servers, wanted, amount, states):
+    def __init__(self, hosts, servers, goal, states):
         self._names = sorted(hosts)
         self._hosts: Sequence[capacity.Host] = [
             hosts[name] for name in self._names]
-        self._wanted, self._amount, self._states = wanted, amount, states
+        self._goal, self._states = goal, states
+        self._domains = [naming.near_of(host.providers[0].traits)
+                         for host in self._hosts]
+        #: domain -> numbers of its hosts
+        self._parts: dict[str | None, list[int]] = {}
+        for number, domains in enumerate(self._domains):
+            if goal.level is None or goal.level in domains:
+                self._parts.setdefault(
+                    domains.get(goal.level), []).append(number)
         self._counts: dict = {}
         self._placed: dict = {}
         self._gains: dict = {}
         self.looked_at, self.is_cut = 0, False
         self.start = _Cloud(
             tuple(host.free for host in self._hosts),
-            tuple(tuple(sorted(((_Kind(one, host), one.uuid)
+            tuple(tuple(sorted(((_Kind(one, host, goal), one.uuid)
                                 for one in servers.get(name, ())),
                                key=lambda pair: pair[1]))
                   for name, host in zip(self._names, self._hosts)))
@@ -161,7 +190,7 @@ class _Search:
         key = self._hosts[number].kind, free
         if key not in self._counts:
             self._counts[key] = capacity.count(
-                self._wanted, self._hosts[number], free)
+                self._goal.wanted, self._hosts[number], free)
         return self._counts[key]
 
     def _place(self, kind, number, free):
@@ -172,20 +201,42 @@ class _Search:
         return self._placed[key]
 
     def fitting(self, cloud):
-        return sum(self._count(number, free)
-                   for number, free in enumerate(cloud.free))
+        """Return how much of the goal is reached."""
+        of_part = self._members if self._goal.members else self._room
+        return max((of_part(cloud, part) for part in self._parts.values()),
+                   default=0)
+
+    def _members(self, cloud, part):
+        return sum(kind.is_member for number in part
+                   for kind, _ in cloud.servers[number])
+
+    def _room(self, cloud, part):
+        return sum(self._count(number, cloud.free[number]) for number in part)
 
     def most(self, cloud, moves):
-        """Return an upper bound: how many servers fit if the given number of
-        others disappeared."""
+        """Return an upper bound: how much of the goal the given number of
+        moves can reach."""
+        return max((self._most(cloud, part, moves)
+                    for part in self._parts.values()), default=0)
+
+    def _most(self, cloud, part, moves):
+        if not self._goal.wanted:
+            return self._members(cloud, part) + moves
+        # how many more fit if so many others disappeared
         best = [0] * (moves + 1)
-        for number, free in enumerate(cloud.free):
-            gains = self._gained(number, free, cloud.servers[number], moves)
+        for number in part:
+            gains = self._gained(number, cloud.free[number],
+                                 cloud.servers[number], moves)
             if any(gains):
                 best = [max(best[some - one] + gains[one]
                             for one in range(min(some + 1, len(gains))))
                         for some in range(moves + 1)]
-        return self.fitting(cloud) + best[moves]
+        room = self._room(cloud, part)
+        if not self._goal.members:
+            return room + best[moves]
+        return self._members(cloud, part) + max(
+            min(moves - others, room + best[others])
+            for others in range(moves + 1))
 
     def _gained(self, number, free, servers, moves):
         """Return, for each number of servers that leave a host, how many more
@@ -214,9 +265,9 @@ class _Search:
         return self._found(start, moves, [])
 
     def _found(self, cloud, moves, path):
-        if self.fitting(cloud) >= self._amount:
+        if self.fitting(cloud) >= self._goal.amount:
             return path, cloud
-        if not moves or self.most(cloud, moves) < self._amount:
+        if not moves or self.most(cloud, moves) < self._goal.amount:
             return None
         key = cloud.free, tuple(
             tuple(sorted(hash(kind) for kind, _ in there))
@@ -249,6 +300,8 @@ class _Search:
                     if target == source or alike in seen:
                         continue
                     seen.add(alike)
+                    if not self._may_move(kind, source, target, cloud):
+                        continue
                     placed = self._place(kind, target, free)
                     if placed is None:
                         continue
@@ -262,6 +315,14 @@ class _Search:
                         after))
         return [(move, after) for *_, move, after in sorted(
             result, key=lambda one: one[:3])]
+
+    def _may_move(self, kind, source, target, cloud):
+        if kind.is_member:
+            return not (self._goal.is_apart
+                        and self._members(cloud, [target]))
+        return all(self._domains[source].get(level.name)
+                   == self._domains[target].get(level.name)
+                   for level in kind.wanted.affinity.levels if level.required)
 
     def done(self, cloud, move):
         """Return the state after a migration."""
@@ -288,7 +349,8 @@ class _Search:
         servers = list(cloud.servers)
         servers[source] = (servers[source][:index]
                            + servers[source][index + 1:])
-        servers[target] = (*servers[target], (_Kind(held, host), uuid))
+        servers[target] = (*servers[target],
+                           (_Kind(held, host, self._goal), uuid))
         return _Cloud(tuple(free), tuple(servers))
 
 

@@ -116,12 +116,17 @@ class Services(fixtures.Fixture):
         url = f'/resource_providers/{created}'
         self._put(f'{url}/inventories', {
             'resource_provider_generation': 0, 'inventories': inventories})
+        self.set_traits(created, traits)
+        return created
+
+    def set_traits(self, provider, traits, generation=1):
+        """:param generation: 1 right after provider() without traits."""
         for trait in traits:
             if trait.startswith('CUSTOM_'):
                 self._put(f'/traits/{trait}', None)
-        self._put(f'{url}/traits', {
-            'resource_provider_generation': 1, 'traits': sorted(traits)})
-        return created
+        self._put(f'/resource_providers/{provider}/traits', {
+            'resource_provider_generation': generation,
+            'traits': sorted(traits)})
 
     def allocate(self, consumer, provider, **resources):
         self._put(f'/allocations/{consumer}', {

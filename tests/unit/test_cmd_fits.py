@@ -91,6 +91,7 @@ class CloudTestCase(testtools.TestCase):
             self.services.answer(path, {'servers': servers})
 
 
+GROUP = '9e9fa2d9-0000-4000-8000-000000000001'
 A, B = (f'{n}' * 8 + '-1111-4222-8333-444444444444' for n in 'ab')
 
 
@@ -143,9 +144,19 @@ class FitsTest(CloudTestCase):
             ('four', 'CUSTOM_NEAR_RACK_A', 2, f'{GPU} (on 2 of 2 hosts)'),
             ('four', 'CUSTOM_NEAR_RACK_B', 1, f'{GPU} (on 1 of 1 hosts)'),
         ], self.rows('fits', 'four', '--near', 'rack'))
+        self.flavors[1]['extra_specs']['accel:near'] = (
+            'rail=preferred,rack=required')
+        lacks = 'no domain of the level rack (accel:near)'
+        self.assertEqual([
+            ('four', '(all)', 3, f'{GPU} (on 3 of 5 hosts); accel:near '
+             'prefers the level rail, and no suitable host reports a domain '
+             'of it'),
+            ('four', 'compute1', 0, lacks),
+        ], self.rows('fits', 'four', '--by-host')[:2])
         done = self.run_command('fits', '--near', 'rail')
         self.assertEqual(1, done.returncode)
-        self.assertIn('No host reports a domain of the level rail', done.stderr)
+        self.assertIn("No host reports a domain of the level 'rail'",
+                      done.stderr)
         self.assertIn('one of the levels rack.', done.stderr)
 
     def test_places_that_placement_does_not_show(self):
@@ -385,6 +396,51 @@ class DefragTest(CloudTestCase):
             done = self.run_command('defrag', '--for', 'four')
             [row] = json.loads(done.stdout)
             self.assertEqual(B, row['Server ID'])
+
+    def test_near(self):
+        """Room in one rack, and a server group that is brought into one."""
+        group = f'/os-server-groups/{GROUP}'
+        self.services.answer(group, {'server_group': {
+            'members': [A, B], 'policies': ['anti-affinity']}})
+        for arguments, text in (
+                (('--for', 'four', '--near', 'rack'),
+                 "No host reports a domain of the level 'rack'"),
+                (('--group', GROUP), 'without --near: name the level'),
+                (('--group', A, '--near', 'rack'),
+                 f'Nova has no server group with the id {A!r}')):
+            done = self.run_command('defrag', *arguments)
+            self.assertEqual((1, ''), (done.returncode, done.stdout))
+            self.assertIn(text, done.stderr)
+            self.assertEqual(1, len(done.stderr.splitlines()))
+        for node, rack in zip(self.nodes, 'AB'):
+            self.services.set_traits(node['id'], [f'CUSTOM_NEAR_RACK_{rack}'])
+        done = self.run_command('defrag', '--for', 'four', '--near', 'rack')
+        self.assertEqual([(A, 'compute2')], [
+            (row['Server ID'], row['To']) for row in json.loads(done.stdout)])
+        self.assertIn(
+            '0 of four fit in one rack now; after 1 migration 1 fits in one '
+            'rack. To carry them out: nova-accel defrag --for four -n 1 '
+            '--near rack --do ', done.stderr)
+        # one on each host, and no other host
+        done = self.run_command('defrag', '--group', GROUP, '--near', 'rack')
+        self.assertEqual((1, []), (done.returncode, json.loads(done.stdout)))
+        self.assertIn(
+            'No migrations were found after which 2 of the members are in '
+            'one rack: see nova-accel fits --near rack --by-host.', done.stderr)
+        self.services.answer(group, {'server_group': {
+            'members': [A, B], 'policies': ['soft-anti-affinity']}})
+        done = self.run_command('defrag', '--group', GROUP, '--near', 'rack')
+        self.assertEqual([(A, 'compute2')], [
+            (row['Server ID'], row['To']) for row in json.loads(done.stdout)])
+        self.assertIn(
+            '1 of the members is in one rack now; after 1 migration 2 are in '
+            f'one rack. To carry them out: nova-accel defrag --group {GROUP} '
+            '--near rack --do ', done.stderr)
+        self.there['compute1'][0]['locked'] = True
+        done = self.run_command('defrag', '--group', GROUP, '--near', 'rack')
+        self.assertEqual((1, ''), (done.returncode, done.stdout))
+        self.assertIn(f'members that cannot be migrated now ({A})',
+                      done.stderr)
 
     def test_plan_that_changed(self):
         done = self.run_command('defrag', '--for', 'four')

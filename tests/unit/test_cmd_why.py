@@ -4,6 +4,7 @@ are made up. What real services answer is in tests/functional/test_why.py.
 """
 
 import dataclasses
+import itertools
 import os
 import types
 
@@ -207,7 +208,8 @@ class AnswerTest(configured.TestCase):
             'visibility': 'public', 'accel:function_id': FUNCTION, **more})
 
     def test_near(self):
-        """A host in no domain of a required level."""
+        """A host in no domain of a required level, and a level that no host
+        reports."""
         question = why.Question.of({**FLAVOR, 'extra_specs': {
             f'resources1:{FPGA}': '1',
             'accel:near': 'rail=preferred,rack=required'}}, {})
@@ -218,8 +220,14 @@ class AnswerTest(configured.TestCase):
                 ({'CUSTOM_NEAR_RACK_A'}, ['free'])):
             cloud.root = dataclasses.replace(
                 cloud.root, traits=frozenset(traits))
-            found = why.Answer(cloud, question, 'compute1', 'p').of_host(
-                'root')
+            answer = why.Answer(cloud, question, 'compute1', 'p')
+            found = answer.of_host('root')
+            levels = ['requires the level rack'] * (not traits)
+            for clause, row in itertools.zip_longest(
+                    ['prefers the level rail', *levels], answer.others()):
+                self.assertIn(f'accel:near {clause}, and no suitable host '
+                              f'reports a domain of it: set [accel] near',
+                              row[-1])
             self.assertEqual((said[1:] == [], said), (
                 found.cost is not None, [row[-1] for row in found.rows]))
 

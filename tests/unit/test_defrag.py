@@ -1,13 +1,18 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The fewest migrations that make room, against all migrations there are."""
 
+import collections
+import dataclasses
 import random
 
 import testtools
 
+from nova_accel import naming
+from nova_accel import near as levels
 from nova_accel.planning import capacity
 from nova_accel.planning import defrag
 from nova_accel.planning import reasons
+from nova_accel import request
 from tests.unit.capacity import GPU, node, provider, root, wanted
 
 FOUR, THREE, TWO, ONE = (wanted(gpu1=str(n)) for n in (4, 3, 2, 1))
@@ -16,8 +21,10 @@ FOUR, THREE, TWO, ONE = (wanted(gpu1=str(n)) for n in (4, 3, 2, 1))
 class Cloud:
     """Hosts with pools of GPUs, and servers on them."""
 
-    def __init__(self, sizes, servers, vcpus=64):
-        """:param servers: of each host: [(flavor, pool)]."""
+    def __init__(self, sizes, servers, vcpus=64, racks=''):
+        """:param servers: of each host: [(flavor, pool)].
+        :param racks: a letter for each host.
+        """
         self.hosts, self.servers = {}, {}
         for number, pools in enumerate(sizes):
             name, held = f'host{number}', {}
@@ -30,7 +37,10 @@ class Cloud:
                 held[uuid] = given
                 self.servers[name].append(
                     defrag.Server(uuid, flavor, given))
-            providers = [root(vcpus=vcpus)] + [
+            traits = {f'CUSTOM_NEAR_RACK_{rack}'
+                      for rack in racks[number:number + 1]}
+            providers = [dataclasses.replace(
+                root(vcpus=vcpus), traits=frozenset(traits))] + [
                 provider(f'pool{pool}', [node(pool)], **{GPU: total})
                 for pool, total in enumerate(pools)]
             self.hosts[name] = capacity.Host([
@@ -39,16 +49,16 @@ class Cloud:
                     {uuid: given[p.uuid] for uuid, given in held.items()
                      if p.uuid in given}, p.parent) for p in providers])
 
-    def plan(self, flavor, amount, **kwargs):
-        return defrag.plan(self.hosts, self.servers, flavor, amount, **kwargs)
+    def plan(self, flavor, amount, *args, **kwargs):
+        return defrag.plan(self.hosts, self.servers, defrag.Goal(
+            flavor, amount, *args), **kwargs)
 
 
 class Brute:
     """Each order of migrations, from the shortest on."""
 
-    def __init__(self, cloud, flavor, amount):
-        self.hosts = cloud.hosts
-        self.flavor, self.amount = flavor, amount
+    def __init__(self, cloud, goal):
+        self.hosts, self.goal = cloud.hosts, goal
         self.start = {name: (host.free, tuple(
             (one.uuid, one.wanted, self.held(host, one.allocations))
             for one in cloud.servers[name]))
@@ -76,15 +86,25 @@ class Brute:
                      for free, servers in state.values())
 
     def fits(self, state):
-        return sum(capacity.count(self.flavor, self.hosts[name], free)
-                   for name, (free, _) in state.items()) >= self.amount
+        count = collections.Counter()
+        for name, (free, servers) in state.items():
+            host, goal = self.hosts[name], self.goal
+            domains = naming.near_of(host.providers[0].traits)
+            if goal.level is None or goal.level in domains:
+                count[domains.get(goal.level)] += sum(
+                    uuid in goal.members for uuid, _, _ in servers
+                ) if goal.members else capacity.count(goal.wanted, host, free)
+        return max(count.values(), default=0) >= self.goal.amount
 
     def after(self, state):
         for source, (free, servers) in state.items():
             for index, (uuid, flavor, held) in enumerate(servers):
                 for target, (room, others) in state.items():
-                    placed = target != source and capacity.place(
-                        flavor, self.hosts[target], room)
+                    placed = target != source and not (
+                        self.goal.is_apart and uuid in self.goal.members
+                        and any(one in self.goal.members
+                                for one, _, _ in others)
+                    ) and capacity.place(flavor, self.hosts[target], room)
                     if placed:
                         yield {**state, source: (
                             tuple(tuple(map(sum, zip(*pair)))
@@ -95,7 +115,7 @@ class Brute:
                                 for pair in zip(room, placed)))))}
 
 
-def random_cloud(chance):
+def random_cloud(chance, racks=''):
     sizes, servers = [], []
     for _ in range(chance.randint(2, 3)):
         pools = [chance.randint(1, 4) for _ in range(chance.randint(1, 2))]
@@ -109,18 +129,32 @@ def random_cloud(chance):
                 there.append((flavor, pool))
         sizes.append(pools)
         servers.append(there)
-    return Cloud(sizes, servers, vcpus=chance.choice([2, 3, 64]))
+    return Cloud(sizes, servers, vcpus=chance.choice([2, 3, 64]), racks=racks)
 
 
-def compare(test, seeds, longest=3):
+def random_goal(chance, cloud, kind):
+    servers = [one for there in cloud.servers.values() for one in there]
+    if kind == 'together' and servers:
+        members = chance.sample(servers, min(len(servers), 3))
+        flavors = {id(one.wanted): one.wanted for one in members}
+        return defrag.Goal(
+            flavors.popitem()[1] if len(flavors) == 1 else None,
+            len(members), 'rack',
+            frozenset(one.uuid for one in members), chance.random() < .3)
+    flavor, amount = chance.choice([FOUR, THREE, TWO]), chance.randint(1, 3)
+    return defrag.Goal(flavor, amount, 'rack' if kind else None)
+
+
+def compare(test, seeds, longest=3, kind=''):
     """How many clouds needed a migration."""
     some = 0
     for seed in seeds:
         chance = random.Random(seed)
-        cloud = random_cloud(chance)
-        flavor, amount = chance.choice([FOUR, THREE, TWO]), chance.randint(1, 3)
-        fewest = Brute(cloud, flavor, amount).fewest(longest)
-        found = cloud.plan(flavor, amount)
+        cloud = random_cloud(chance, kind and chance.choice(['AAB', 'ABC']))
+        goal = random_goal(chance, cloud, kind)
+        amount = goal.amount
+        fewest = Brute(cloud, goal).fewest(longest)
+        found = defrag.plan(cloud.hosts, cloud.servers, goal)
         if fewest is None:
             test.assertFalse(found and len(found.moves) <= longest,
                              f'seed {seed}')
@@ -137,6 +171,21 @@ class PlanTest(testtools.TestCase):
     def test_random(self):
         """tests.bench.capacity does this with more of them."""
         self.assertGreater(compare(self, range(120)), 6)
+
+    def test_near(self):
+        self.assertGreater(compare(self, range(120), kind='rack'), 5)
+        self.assertGreater(compare(self, range(80), kind='together'), 12)
+
+    def test_required_level_is_kept(self):
+        """Else the migration of a job's server would tear it apart."""
+        for near, target in (('rack=required', 'host1'),
+                             ('rack=preferred', 'host2')):
+            bound = dataclasses.replace(ONE, affinity=request.Affinity(
+                levels=levels.levels(near)))
+            cloud = Cloud([[4], [4], [2]], [[(bound, 0)], [(bound, 0)], []],
+                          racks='AAB')
+            [move] = cloud.plan(FOUR, 1, 'rack').moves
+            self.assertEqual(target, move.target)
 
     def moves(self, cloud, flavor, amount):
         found = cloud.plan(flavor, amount)
@@ -180,7 +229,8 @@ class PlanTest(testtools.TestCase):
         moves = cloud.plan(FOUR, 1).moves
 
         def after(moves, cloud=cloud):
-            return defrag.after(moves, cloud.hosts, cloud.servers, FOUR)
+            return defrag.after(moves, cloud.hosts, cloud.servers,
+                                defrag.Goal(FOUR, 1))
         self.assertEqual((0, 1), (after(()), after(moves)))
         for there in ([[(TWO, 0)], [(TWO, 0)], [(ONE, 0)]],
                       [[], [(TWO, 0)], []]):
