@@ -59,7 +59,7 @@ SET = 'CUSTOM_ACCELERATOR_SET'
 _MEMORY_PREFIX = 'CUSTOM_ACCELERATOR_MEMORY_'
 #: on the provider of a host: its domain of a level ([accel] near). The rest of
 #: the name is <LEVEL>_<domain>
-_NEAR_PREFIX = 'CUSTOM_NEAR_'
+NEAR_PREFIX = 'CUSTOM_NEAR_'
 #: the same traits in the statistics of the compute node, for hosts whose
 #: provider is not in Placement's response to nova-scheduler
 NEAR_STATISTIC = 'nova_accel_near'
@@ -450,14 +450,14 @@ def near_trait(level: str, domain: str, of: str) -> str:
     :param of: source of the name, for the error.
     :raises InvalidName: the name cannot become a trait.
     """
-    prefix = f'{_NEAR_PREFIX}{level.upper()}_'
+    prefix = f'{NEAR_PREFIX}{level.upper()}_'
     return _checked(
         prefix + normalize(domain, of).removeprefix(prefix), of)
 
 
 def is_near(trait: str) -> bool:
     """Return whether a trait is one that nova-compute sets for [accel] near."""
-    return trait.startswith(_NEAR_PREFIX)
+    return trait.startswith(NEAR_PREFIX)
 
 
 def near_of(traits: Iterable[str]) -> dict[str, str]:
@@ -468,8 +468,8 @@ def near_of(traits: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     twice = set()
     for trait in traits:
-        if trait.startswith(_NEAR_PREFIX):
-            level = trait[len(_NEAR_PREFIX):].partition('_')[0].lower()
+        if trait.startswith(NEAR_PREFIX):
+            level = trait[len(NEAR_PREFIX):].partition('_')[0].lower()
             if level in found:
                 twice.add(level)
             found[level] = trait

@@ -30,7 +30,8 @@ class Page(cloud.Asks, command.Command):
 
     Devices that need attention come first: unavailable ones, which no server
     gets, and degraded ones, which servers get last. Then follow the numbers of
-    each product, and hosts with a cell for each server that holds
+    each product, the hosts of each rack or other domain if hosts report some
+    ([accel] near), and hosts with a cell for each server that holds
     accelerators, and the function of each FPGA region. The file needs no other
     files, and is replaced atomically. Uses the credentials of the openstack
     command. Changes nothing else.
@@ -88,7 +89,8 @@ class Page(cloud.Asks, command.Command):
              in fits.rows(known, names=parsed_args.hosts)]
             if parsed_args.fits else (), handovers, findings,
             max(1, parsed_args.every),
-            [*_by_project(itertools.chain(*metrics.values()))]))
+            [*_by_project(itertools.chain(*metrics.values()))],
+            tree.domains(known)))
         try:
             files.replace(parsed_args.file, page)
         except OSError as error:

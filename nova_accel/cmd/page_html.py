@@ -14,6 +14,7 @@ import itertools
 
 from nova_accel.cmd import tree
 from nova_accel import naming
+from nova_accel import near
 from nova_accel import text
 
 #: class of a cell -> its meaning
@@ -36,6 +37,7 @@ _HEAD = '''<!doctype html>
 body {{ font: 15px/1.45 system-ui, sans-serif; margin: 0 auto;
   max-width: 80rem; padding: 1rem }}
 h1 {{ font-size: 1.4rem; margin: 0 }} p {{ margin: .3rem 0 1rem }}
+.map + p {{ margin-top: 1rem }} p.list {{ margin-bottom: .3rem }}
 h2 {{ font-size: 1.05rem; margin: 1.4rem 0 .5rem }}
 .used {{ --c: var(--used) }} .free {{ --c: var(--free) }}
 .suspect {{ --c: var(--suspect) }} .fenced {{ --c: var(--fenced) }}
@@ -44,7 +46,7 @@ h2 {{ font-size: 1.05rem; margin: 1.4rem 0 .5rem }}
 .sum {{ overflow-x: auto }} table {{ border-collapse: collapse; width: 100% }}
 td, th {{ border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0;
   text-align: left; vertical-align: top }}
-.list td {{ overflow-wrap: anywhere }}
+.list td, p.list {{ overflow-wrap: anywhere }}
 td a {{ display: inline-block; min-height: 24px; min-width: 24px }}
 td.n, th.n {{ text-align: right; width: 1% }} td.bar {{ min-width: 5rem }}
 .bar div {{ display: flex; height: 1rem; margin-top: .15rem }}
@@ -129,6 +131,9 @@ class Facts:
     every: int = 300
     #: (project, product, how many are delivered, healthy, held, idle; withheld)
     projects: Iterable[tuple[str, ...]] = ()
+    #: host -> its domains
+    domains: Mapping[str, near.Domains] = dataclasses.field(
+        default_factory=dict)
 
 
 def draw(facts: Facts) -> str:
@@ -152,8 +157,12 @@ def draw(facts: Facts) -> str:
         'Withheld'), facts.projects)
     parts += _table('What fits', ('Flavor', 'Servers', 'Limit'), facts.fits)
     parts += _days(collections.Counter(facts.handovers))
-    if number > _FEW:
-        parts += _map(found)
+    levels = sorted({level for host in found
+                     for level in facts.domains.get(host, ())})
+    for level in levels:
+        parts += _by_domain(found, facts.domains, level)
+    if number > _FEW and not levels:
+        parts += ['<h2>A tile for each host</h2>', *_map(found, found)]
     parts.append('<h2>Hosts</h2>')
     for position, (host, providers) in enumerate(found.items()):
         name = _text(host).replace('.', '.<wbr>')
@@ -270,9 +279,27 @@ def _days(counts: Mapping[tuple[str, bool], int]) -> Iterator[str]:
            f'{most} a day</small><small>{days[-1]}</small></p>')
 
 
-def _map(found) -> Iterator[str]:
-    yield '<h2>A tile for each host</h2><div class="map">'
+def _by_domain(found, domains, level) -> Iterator[str]:
+    """Return the hosts of each domain of a level, and the accelerators that
+    they have together."""
+    hosts = collections.defaultdict(set)
+    for host in found:
+        hosts[domains.get(host, {}).get(level, '')].add(host)
+    yield f'<h2>Hosts by {_text(level)}</h2>'
+    for domain in sorted(hosts, key=lambda domain: (not domain, domain)):
+        there = hosts[domain]
+        amounts = sum((_of(found[host]) for host in there), Amounts())
+        yield (f'<p class="list">{_text(domain) or "without"}: {len(there)} '
+               f'host{"s" * (len(there) > 1)}, {amounts.said}</p>')
+        yield from _map(found, there)
+
+
+def _map(found, shown) -> Iterator[str]:
+    """Return a tile for each of the hosts that are shown."""
+    yield '<div class="map">'
     for position, (host, providers) in enumerate(found.items()):
+        if host not in shown:
+            continue
         amounts = _of(providers)
         # even a few failures among many devices must be visible
         fenced, suspect = (max(20, 100 * number / amounts.all) if number else 0

@@ -13,6 +13,7 @@ from nova_accel.cmd import cloud
 from nova_accel.cmd import output
 from nova_accel import exception
 from nova_accel import naming
+from nova_accel import near
 from nova_accel.planning import reasons
 
 #: a time as text.now() writes it
@@ -208,6 +209,20 @@ def providers(service: cloud.Cloud, hosts: Iterable[str],
             listed[uuid] for uuid in shown if uuid not in parents):
         _fill(shown[read.uuid], read)
     return found
+
+
+def domains(service: cloud.Cloud) -> dict[str, near.Domains]:
+    """Return in which domains hosts are, by their names; one request, and one
+    for each domain."""
+    traits = collections.defaultdict(list)
+    for trait in service.get('placement', '/traits?' + cloud.query(
+            associated='true', name=f'startswith:{naming.NEAR_PREFIX}'),
+            key='traits'):
+        for root in service.get('placement', '/resource_providers?'
+                                + cloud.query(required=trait),
+                                key='resource_providers'):
+            traits[root['name']].append(trait)
+    return {host: naming.near_of(found) for host, found in traits.items()}
 
 
 def _in_order(providers: list[Provider], root: str) -> list[Provider]:

@@ -188,6 +188,26 @@ class DrawTest(testtools.TestCase):
         del hosts['h3']
         self.assertNotIn('<div class="map">', draw(hosts))
 
+    def test_domains(self):
+        """Of each level, also of few hosts; one is in no rack."""
+        drawn = draw({name: [pool(name, held={'1': held})] for name, held in (
+            ('a', 8), ('b', 0), ('c', 3))}, domains={
+                'a': {'rail': 'RAIL_1', 'rack': 'RACK_<1>'},
+                'b': {'rail': 'RAIL_1'}, 'c': {'rack': 'RACK_<1>'},
+                'gone': {'row': 'ROW_1'}})
+        self.assertEqual([
+            ('Hosts by rack', [
+                ('RACK_&lt;1&gt;: 2 hosts, 11 in use, 5 free', ['#h0', '#h2']),
+                ('without: 1 host, 8 free', ['#h1'])]),
+            ('Hosts by rail', [
+                ('RAIL_1: 2 hosts, 8 in use, 8 free', ['#h0', '#h1']),
+                ('without: 1 host, 3 in use, 5 free', ['#h2'])]),
+        ], [(heading, [
+            (said, re.findall('href="(.*?)"', tiles)) for said, tiles
+            in re.findall('<p class="list">(.*?)</p>(.*?)</div>', text, re.S)])
+            for heading, text in re.findall(
+                '<h2>(Hosts by .*?)</h2>(.*?)(?=<h2>)', drawn, re.S)])
+
     def test_what_fits(self):
         self.assertIn('<tr><td>gpu8<td>2<td>8 for each</tr>', draw(
             {}, fits=[('gpu8', 2, '8 for each')]))
@@ -222,7 +242,9 @@ class DrawTest(testtools.TestCase):
         (folder / 'page.html').write_text(draw(
             hosts, servers={'1': 'a-server-with-a-long-name' * 3},
             fits=[('gpu8', 2, f'8 CUSTOM_ACCELERATOR_{"GPU_" * 9}')],
-            handovers=[('2026-11-02', True)]))
+            handovers=[('2026-11-02', True)], domains={
+                name: {'rack': f'CUSTOM_NEAR_RACK_{"LONG_" * 20}'}
+                for name in hosts}))
         for dark in False, True:
             self.assertEqual([], pages_in_browser.look(
                 folder, ['page.html'], browser, dark))

@@ -8,6 +8,7 @@ import os
 import fixtures
 import testtools
 
+from nova_accel.cmd import cloud
 from nova_accel.cmd import tree
 from nova_accel import model
 from nova_accel import naming
@@ -251,6 +252,18 @@ class TreeTest(testtools.TestCase):
             done = commands.run('tree', *arguments, 'compute2', tree=tree.Tree)
             self.assertEqual((4, said), (done.returncode, done.stdout))
         self.assertEqual(2 * 2, len(self.services.asked))
+
+    def test_domains(self):
+        """One request in a cloud without levels."""
+        service = cloud.Cloud()
+        self.services.asked.clear()
+        self.assertEqual({}, tree.domains(service))
+        self.assertEqual(1, len(self.services.asked))
+        self.services.set_traits(self.root, [
+            'CUSTOM_NEAR_RACK_1', 'CUSTOM_NEAR_RAIL_1', 'CUSTOM_NEAR_RAIL_2'])
+        # a host in two domains of a level
+        self.assertEqual({'compute1': {'rack': 'CUSTOM_NEAR_RACK_1'}},
+                         tree.domains(service))
 
     def test_name_of_a_provider_below_the_node(self):
         """It means the node, which is shown once."""
