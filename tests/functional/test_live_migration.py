@@ -23,22 +23,43 @@ from nova_accel.virt import guest
 from tests.functional import cloud
 from tests.functional.live_migration import (
     devices, FPGA, LARGE, LiveMigrationTestBase, NET, NIC, TransparentTestBase)
+from tests.functional import operations
 from tests.functional import process
 from tests.functional import vgpus
 
 
-class DetachTest(LiveMigrationTestBase):
+class DetachTest(operations.StepsMixin, LiveMigrationTestBase):
 
     HOW = 'detach'
     ADDITIONAL_FILTERS = ['ServerGroupAntiAffinityFilter']
 
     def setUp(self):
         super().setUp()
+        #: ids of migrations of earlier steps
+        self.earlier = []
         self.start(self.specs)
 
     def assertStayed(self):
         super().assertStayed()
         self.assertFunction(self.before, self.function)
+
+    def assertKept(self):
+        self.assertStayed()
+        # for the next step
+        self.moved = []
+        self.libvirt_migrates(self.migrate)
+
+    def ask(self, host=None):
+        self.earlier = [m['id'] for m in self.admin_api.get_migrations()]
+        super().ask(host)
+
+    def _wait_for_migration_status(self, server, expected_statuses):
+        """Nova's also takes a migration of an earlier step."""
+        def look():
+            found = [m['status'] for m in self.admin_api.get_migrations()
+                     if m['id'] not in self.earlier]
+            self.assertIn(found, [[status] for status in expected_statuses])
+        process.until(look)
 
     def test_detach(self):
         """Live migration if the flavor has
@@ -72,28 +93,23 @@ class DetachTest(LiveMigrationTestBase):
         return chain.digest(
             self.parts(self.destination).store.handovers()[-1])
 
-    def test_guest_keeps_its_device(self):
+    def step_guest_keeps_its_device(self):
         """Live migration if the guest does not release a device: the guest
         stays on its host, with all of them."""
-        self.useFixture(fixtures.MockPatchObject(guest, '_DETACH_SECONDS', 1))
-        with mock.patch.object(
+        with mock.patch.object(guest, '_DETACH_SECONDS', 1), mock.patch.object(
                 fakelibvirt.Domain, 'detachDeviceFlags',
                 lambda domain, xml, flags: None):
             self.live_migrate('failed')
         self.assertEqual([], self.moved)
-        self.assertStayed()
-        self.delete_all()
 
-    def test_fails(self):
+    def step_fails(self):
         """Live migration that fails, for example because the hosts lose the
         network between them: the guest stays on its host, with its devices,
         and those on the new host are released."""
         self.live_migration_fails()
         self.assertEqual([[]], self.moved)
-        self.assertStayed()
-        self.delete_all()
 
-    def test_in_doubt(self):
+    def step_in_doubt(self):
         """Live migration that fails, of a guest without one of its devices,
         for example after a programming that failed: the device stays detached
         until a hard reboot."""
@@ -106,16 +122,13 @@ class DetachTest(LiveMigrationTestBase):
         self.live_migration_fails()
         self.assertEqual([], self.hostdevs(self.server))
         self._reboot_server(self.server, hard=True)
-        self.assertStayed()
-        self.delete_all()
 
-    def test_fails_without_the_new_host(self):
+    def step_fails_without_the_new_host(self):
         """Live migration that fails while nova-compute of the new host is
         down: the devices there are released when it starts."""
         self.live_migration_fails_without_the_new_host()
         # the comparison at its start may have begun that
         process.until(self.assertStayed)
-        self.delete_all()
 
     def test_aborted(self):
         """Live migration that the operator aborts, while the new host prepares
@@ -298,7 +311,7 @@ class DetachTest(LiveMigrationTestBase):
         self.mend_cards()
         self.delete_all()
 
-    def test_paused(self):
+    def step_paused(self):
         """Live migration of a paused server with devices: refused at once."""
         self.api.post_server_action(self.server['id'], {'pause': {}})
         self._wait_for_state_change(self.server, 'PAUSED')
@@ -307,9 +320,10 @@ class DetachTest(LiveMigrationTestBase):
             {'os-migrateLive': {'host': None, 'block_migration': 'auto'}},
             check_response_status=[400])
         self.assertIn('unpause it', response.body['badRequest']['message'])
-        self.delete_all()
+        self.api.post_server_action(self.server['id'], {'unpause': {}})
+        self._wait_for_state_change(self.server, 'ACTIVE')
 
-    def test_forced(self):
+    def step_forced(self):
         """Live migration to a named host, with a microversion below 2.30:
         refused by Nova at once."""
         with mock.patch.object(self.admin_api, 'microversion', '2.29'):
@@ -320,8 +334,6 @@ class DetachTest(LiveMigrationTestBase):
                 check_response_status=[400])
         self.assertIn('complex allocations on the source host so move cannot '
                       'be forced', response.body['badRequest']['message'])
-        self.assertStayed()
-        self.delete_all()
 
 
 class TransparentTest(TransparentTestBase):
