@@ -308,8 +308,8 @@ class VgpuTest(AttachTestCase):
         self.kernel.create_mdev(
             GPU, 'nvidia-1560', '11111111-2222-4333-8444-555555555555')
         self.start(drivers=['vgpu'])
-        self.assertIn(f'A vGPU of server {self.instance} could not be made '
-                      f'again', self.log.output)
+        self.assertIn(f'The vGPU of server {self.instance} could not be '
+                      f'created again', self.log.output)
         error = self.assertRaises(
             exception.DeviceUnavailable, self.host.accelerators.restore, None,
             self.server())

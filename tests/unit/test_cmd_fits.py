@@ -449,8 +449,8 @@ class DefragTest(CloudTestCase):
         done = self.run_command('defrag', '--for', 'four', '--do', plan)
         self.assertEqual((1, ''), (done.returncode, done.stdout))
         self.assertEqual(
-            f'Plan {plan} was not carried out, because it is not what would '
-            f'be done now: nothing was moved; give the command without --do, '
+            f'Plan {plan} was not carried out, because the present plan is '
+            f'another one: nothing was moved; give the command without --do, '
             f'and read the plan again.\n', done.stderr)
         self.assertEqual([], [path for _, path in self.services.asked
                               if path.endswith('/action')])
