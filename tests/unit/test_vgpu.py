@@ -196,7 +196,7 @@ class EveryShape(testscenarios.TestWithScenarios, VgpuTestCase):
         self.release(handle, 'nvidia-558')
         error = self.assertRaises(
             exception.DeviceUnavailable, prepare, 'nvidia-558')
-        self.assertIn('may mean another type since: shelve the server',
+        self.assertIn('may mean another type now: shelve the server',
                       str(error))
 
     def test_several_at_once(self):
