@@ -58,7 +58,7 @@ def get_json(client, path: str, what: str,
         body = _body(client, what, end, response, _MOST_JSON)
         try:
             found = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not (isinstance(found, dict) and is_valid(found)):
             raise _no_glance(client, what, response)
@@ -242,7 +242,8 @@ def _read(response, most) -> bytes:
 def _words(body: bytes) -> str:
     """Return the message in the body of an error: JSON, HTML or plain text."""
     words = body.decode('ascii', 'replace')
-    with contextlib.suppress(ValueError, AttributeError, TypeError):
+    with contextlib.suppress(ValueError, AttributeError, TypeError,
+                             RecursionError):
         # the form of glance.common.wsgi.Fault
         words = ' '.join(
             found['message'] for found in json.loads(body).values())

@@ -75,7 +75,8 @@ def placement(path: str, part: str) -> typing.Any:
             CONF, 'placement', session=session, auth=auth)
         return answers.part(adapter.get(
             path, microversion=_MICROVERSION, timeout=_TIMEOUT).json(), part)
-    except (ks_exc.ClientException, OSError, ValueError) as error:
+    except (ks_exc.ClientException, OSError, ValueError,
+            RecursionError) as error:
         raise Refused(_unanswered(error, 'Placement', 'placement',
                                   '[placement] region_name and '
                                   'valid_interfaces')) from error

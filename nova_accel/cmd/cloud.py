@@ -44,7 +44,8 @@ _SERVICES = {
 }
 #: errors of reading a body that is not JSON or has another form, for example
 #: because a proxy sent it
-NOT_AN_ANSWER = (ValueError, LookupError, TypeError, AttributeError)
+NOT_AN_ANSWER = (ValueError, LookupError, TypeError, AttributeError,
+                 RecursionError)
 #: beginning of each refusal of Placement (HTTPBadRequest of WebOb)
 _MALFORMED = ('The server could not comply with the request since it is either '
               'malformed or otherwise incorrect.')
@@ -473,8 +474,7 @@ def _detail(response) -> str:
         error = response.json()
         found = (error['errors'][0]['detail'] if 'errors' in error
                  else next(iter(error.values()))['message'])
-    except (ValueError, KeyError, IndexError, AttributeError, TypeError,
-            StopIteration):
+    except (*NOT_AN_ANSWER, StopIteration):
         found = response.text if response is not None else ''
     return ' '.join(str(found).split()).removeprefix(
         _MALFORMED).strip()[:300].rstrip('.')

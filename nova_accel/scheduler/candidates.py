@@ -26,7 +26,8 @@ def answer(response: typing.Any, **parts: type) -> dict[str, typing.Any]:
         raise ConnectionError('no connection')
     if response.status_code != 200:
         raise ConnectionError(f'HTTP {response.status_code}')
-    with contextlib.suppress(ValueError, TypeError, LookupError):
+    with contextlib.suppress(ValueError, TypeError, LookupError,
+                             RecursionError):
         found = response.json()
         if all(isinstance(found[name], kind) for name, kind in parts.items()):
             return found

@@ -41,7 +41,8 @@ _OPEN = ('migrating', 'post-migrating', 'finished', 'reverting', 'reverted')
 _READ = ['metadata', 'flavor', 'system_metadata']
 #: errors of reading a body that is not Placement's: the HTML of a proxy,
 #: truncated or other JSON
-_NOT_AN_ANSWER = AttributeError, KeyError, TypeError, ValueError
+_NOT_AN_ANSWER = (AttributeError, KeyError, RecursionError, TypeError,
+                  ValueError)
 _GENERATION = operator.itemgetter('resource_provider_generation')
 #: beginnings of the extra specs that request.parse() reads
 _OURS = ('resources', 'accel', 'function', 'bitstream')
@@ -562,5 +563,5 @@ def _is_absent(error: Exception) -> bool:
     try:
         answer = json.loads(error.kwargs['error'])  # type: ignore
         return [item['status'] for item in answer['errors']] == [404]
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except _NOT_AN_ANSWER:
         return False

@@ -19,6 +19,7 @@ import testtools
 
 from nova_accel import exception
 from nova_accel.virt import cloud
+from tests.unit.answers import DEEP
 
 
 class ReportingTest(testtools.TestCase):
@@ -118,6 +119,7 @@ class ConsumersTest(testtools.TestCase):
 #: what a proxy sends with status 200, and JSON that is not Placement's
 NOT_PLACEMENTS = (
     b'<html>Log in</html>', b'', b'{"allocations": {', b'\xff', b'[]', b'null',
+    DEEP,
     b'{}', b'{"allocations": [], "resource_providers": {"x": 1}, "traits": 1, '
     b'"inventories": []}', b'{"allocations": {"x": 1}, '
     b'"resource_providers": [{}], "resource_provider_generation": 1}')

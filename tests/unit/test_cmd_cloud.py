@@ -17,6 +17,7 @@ import testtools
 from nova_accel.cmd import cloud
 from nova_accel.cmd import providers
 from nova_accel import exception
+from tests.unit import answers
 from tests.unit import commands
 from tests.unit import placement
 
@@ -190,7 +191,7 @@ class NotTheirsTest(ProvidersTestCase):
                 part = next(self.PARTS[word] for word in self.PARTS
                             if word in path)
                 for content in (b'<html>', b'5', b'{"%s": [5]}',
-                                b'{"%s": {"x": 5}}'):
+                                b'{"%s": {"x": 5}}', answers.DEEP):
                     content = content.replace(b'%s', part.encode())
                     with self.subTest(command=command, path=path,
                                       content=content):

@@ -19,6 +19,7 @@ from nova_accel.bitstream import glance
 from nova_accel.bitstream import transport
 from nova_accel import conf
 from nova_accel import exception
+from tests.unit import answers
 
 #: seconds; without a limit each test takes minutes, or for ever
 _SOON = 20
@@ -136,6 +137,17 @@ class EndlessTest(testtools.TestCase):
             while True:
                 yield b' ' * 65536
         self.assertEnds('not from Glance', self.listed, self.client(answer))
+
+    def test_json_too_deep(self):
+        """Also that of an error."""
+        self.assertEnds('not from Glance', self.listed, self.client(
+            lambda _: page(answers.DEEP)))
+
+        def refuses(_):
+            yield (b'HTTP/1.1 409 Conflict\r\nConnection: close\r\n\r\n'
+                   + answers.DEEP[:5000])
+        self.assertRaises(exception.AcceleratorError, self.listed,
+                          self.client(refuses))
 
     def test_error_byte_by_byte(self):
         """The status says enough."""
