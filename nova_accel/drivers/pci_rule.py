@@ -242,13 +242,16 @@ class PciRuleDriver(slot.SlotDriver):
         VFs have none. PFs with VFs, and functions whose policy requires no
         cleaning, have none either.
         """
+        company = super().company(address)
         # the function may match no rule any more
-        device = self._device(address, self._values(address), {'type': ''})
-        if (handover.policy(device) is not handover.Policy.CLEAR
+        if company and (
+                handover.policy(self._device(
+                    address, self._values(address), {'type': ''})
+                ) is not handover.Policy.CLEAR
                 or pci.physical_function(self.kernel, address)
                 or pci.has_vfs(self.kernel, address)):
             return ()
-        return super().company(address)
+        return company
 
     def goes_along(self, address, function):
         """Return whether a function goes to the same server, unless a rule

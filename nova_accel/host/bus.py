@@ -72,7 +72,7 @@ SIGNALS = frozenset((
 
 def readings(kernel, function: str, bridges: tuple[str, ...],
              fixed: dict[str, tuple] | None = None,
-             ) -> Iterator[signals.Reading]:
+             ) -> tuple[signals.Reading, ...]:
     """Read what the bus reports of a physical function.
 
     Blocks for up to a minute while the function is reset, and wakes a function
@@ -82,26 +82,40 @@ def readings(kernel, function: str, bridges: tuple[str, ...],
 
     :param bridges: as pci.bridges(). Errors of the ports at both ends of the
         slot's link count as well.
-    :param fixed: cache of attributes that do not change, by function.
+    :param fixed: cache, by function, of attributes that do not change, and of
+        the readings of the last texts of the others.
     :raises OSError: the function is not there.
     """
-    stays, path = (fixed or {}).get(function, ({}, ()))
-    own = end = {**stays, **kernel.read_some(
-        pci.path(function), _VARIABLE if path else _ALL)}
-    yield from _errors(own, '')
+    fixed = {} if fixed is None else fixed
+    stays, path, before, found = fixed.get(function, ({}, (), None, ()))
+    own = kernel.read_some(pci.path(function), _VARIABLE if path else _ALL)
     if not path:
         path = _to_the_slot(kernel, own.get('vendor', ''),
                             (*pci.below_root(bridges), function))
-        if fixed is not None:
-            fixed[function] = (
-                {name: own[name] for name in _FIXED if name in own}, path)
+        stays = {name: own[name] for name in _FIXED if name in own}
     *ports, at = path
-    if at != function:
-        end = kernel.read_some(pci.path(at), (*_ERRORS, *_LINK))
+    end = own if at == function else kernel.read_some(
+        pci.path(at), (*_ERRORS, *_LINK))
+    port = kernel.read_some(pci.path(ports[-1]), _ERRORS) if ports else {}
+    if (own, end, port) != before:
+        found = tuple(_meant(kernel, function, {**stays, **own}, path, end,
+                             port))
+    fixed[function] = stays, path, (own, end, port), found
+    return found
+
+
+def _meant(kernel, function, own, path, end, port,
+           ) -> Iterator[signals.Reading]:
+    """Yield the readings that attributes mean: of a function, of its card's end
+    of the link, and of the port at the other end."""
+    *ports, at = path
+    yield from _errors(own, '')
+    if at == function:
+        end = own
+    else:
         yield from _errors(end, f' at port {at}')
     if ports:
-        yield from _errors(kernel.read_some(pci.path(ports[-1]), _ERRORS),
-                           f' at port {ports[-1]}')
+        yield from _errors(port, f' at port {ports[-1]}')
     if any(0 < _number(end, now) < _number(end, most)
            for now, most in _LIMITS.items()):
         yield from _link(end, kernel.read_some(

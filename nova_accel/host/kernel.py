@@ -73,8 +73,7 @@ class Kernel:
     @limited.blocking
     def read_bytes(self, path: str, size: int) -> bytes:
         """Return at most size bytes of a binary attribute."""
-        with open(self._at(path), 'rb', buffering=0) as file:
-            return file.read(size)
+        return _read_bytes(self._at(path), None, size)
 
     @limited.blocking
     def read_some(self, path: str, names: Iterable[str]) -> dict[str, str]:
@@ -426,12 +425,16 @@ def _read(path: str, directory: int | None) -> str:
 
     :param directory: its file descriptor; None if the path is absolute.
     """
+    return _read_bytes(path, directory, _PAGE).decode(
+        errors='replace').removesuffix('\n')
+
+
+def _read_bytes(path, directory, size):
     file = os.open(path, os.O_RDONLY, dir_fd=directory)
     try:
-        value = os.read(file, _PAGE)
+        return os.read(file, size)
     finally:
         os.close(file)
-    return value.decode(errors='replace').removesuffix('\n')
 
 
 def change_of(message: bytes) -> Change | None:

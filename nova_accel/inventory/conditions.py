@@ -179,7 +179,7 @@ class Conditions:
         :returns: whether a finding or a hold has begun or ended.
         """
         generation = self._table.reports.generation
-        found = self._table.snapshot()
+        found, notes = self._table.snapshot(), self._table.reports.all_notes()
         held = {claim.device_address for claim in self._store.claims()}
         reported = self._reported()
         slots = {_slot(address) for address in held}
@@ -187,14 +187,12 @@ class Conditions:
         cards = {
             address: watch.Card(
                 (device.driver, device.ids), address in held,
-                _slot(address) in slots,
-                self._table.reports.notes(address).marks,
+                _slot(address) in slots, notes[address].marks,
                 _slot(address) in whole)
-            for address, device in found.items()
-            if self._table.reports.is_present(address)}
+            for address, device in found.items() if address in notes}
         with self._lock:
             readings = {address: self._with_own(
-                address, given, reported.get(address, ()))
+                found.get(address), given, reported.get(address, ()))
                 for address, given in readings.items()}
             for kind, spared in self._watch.round(
                     cards, readings, is_glance).items():
@@ -233,9 +231,10 @@ class Conditions:
                           and Kind.UNHEALTHY in self._table.kinds(address)}
             for address in cards.keys() - unhealthy:
                 self._table.withheld.lift(address, Kind.UNHEALTHY)
-        for address in cards:
-            self._table.reports.set_mark(
-                address, signals.FENCED, address in unhealthy)
+        for address, card in cards.items():
+            if (signals.FENCED in card.marks) != (address in unhealthy):
+                self._table.reports.set_mark(
+                    address, signals.FENCED, address in unhealthy)
         self._table.withheld.set_suspects(suspects)
         before, self._known = self._known, known
         return (before != known
@@ -254,15 +253,15 @@ class Conditions:
                         row.category)
         return {address: sorted(names) for address, names in found.items()}
 
-    def _with_own(self, address, readings, categories):
+    def _with_own(self, device, readings, categories):
         """Add the signals of nova_accel to the readings of a device."""
-        reported = self._table.reports.reported(address)
-        if reported and reported.failed:
+        if device and device.failed:
             # a failed device may have no other readings
             readings = (*(readings or ()), signals.Reading('failed'))
-        if readings is not None and address in self._drilled:
-            readings = (*readings, signals.Reading(signals.DRILL))
-        if readings is not None:
+        if readings is not None and device:
+            address = device.address
+            if address in self._drilled:
+                readings = (*readings, signals.Reading(signals.DRILL))
             readings = (*readings, *(
                 signals.Reading(signals.PAUSED, about=server)
                 for server in self._paused.get(address, ())), *(

@@ -13,7 +13,7 @@ hand-over, a glance reads all its signals. Placement, owners and metrics are
 informed after each look, and after a glance that has found something.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 import contextlib
 import threading
 
@@ -85,6 +85,7 @@ class Looks:
         conclusions from the health of all devices."""
         with self._looking:
             self._look()
+            self.glances.postpone()
         self._start_after()
 
     def glance(self) -> None:
@@ -129,7 +130,7 @@ class Looks:
                 changed.add(address)
             self._answers[address] = answers
         for call in batch:
-            self._compare_card(call.about[1], call, changed, readings)
+            self._compare_card(call.about[1], call.outcome, changed, readings)
         if self._closed.is_set():
             return False
         if changed:
@@ -142,10 +143,29 @@ class Looks:
         they cannot be read."""
         kernel, address = self._drivers[device.driver].kernel, device.address
         try:
-            return pci.answers(kernel, address), tuple(
-                bus.readings(kernel, address, device.bridges, self._fixed))
+            return pci.answers(kernel, address), bus.readings(
+                kernel, address, device.bridges, self._fixed)
         except (OSError, ValueError):
             return False, None
+
+    def _is_of_bus(self, device: model.Device) -> bool:
+        """Return whether the bus reports all that is known of the health of a
+        device: a look reads it in the thread of a glance."""
+        return (getattr(self._drivers[device.driver].health, '__func__', None)
+                is base.PciDriver.health
+                and bool(pci.ADDRESS.fullmatch(device.address)))
+
+    def _attempt(self, device: model.Device, reads_health: bool) -> Callable:
+        """Return a function that returns what _read() does, or raises it."""
+        try:
+            found = self._read(device, reads_health)
+        except Exception as error:
+            failure = error
+
+            def fail():
+                raise failure
+            return fail
+        return lambda: found
 
     def _look(self) -> None:
         if self._closed.is_set():
@@ -156,20 +176,28 @@ class Looks:
             self._health.begin()
         names, addresses = self._state.due()
         readings: dict[str, tuple[signals.Reading, ...] | None] = {}
+        cards = list(self._to_read(addresses))
+        found, _ = self._sweep.run(
+            lambda device: self._attempt(device, reads_health),
+            [(device.address, device) for device in cards
+             if self._is_of_bus(device)])
         batch = self._cards.batch(CONF.accel.discovery_timeout)
         for name, driver in self._drivers.items():
             if name not in names:
                 batch.add(f'driver:{name}',
                           f'The driver {name} looking for changes',
                           driver.fingerprint, about=(True, name))
-        for device in self._to_read(addresses):
-            self._add(batch, device, reads_health)
+        for address, outcome in found.items():
+            self._compare_card(address, outcome, addresses, readings)
+        for device in cards:
+            if device.address not in found:
+                self._add(batch, device, reads_health)
         for call in batch:
             is_driver, key = call.about
             if is_driver:
                 self._compare_driver(key, call, names)
             else:
-                self._compare_card(key, call, addresses, readings)
+                self._compare_card(key, call.outcome, addresses, readings)
         addresses = {a for a in addresses if not self._cards.hanging(a)}
         if names or addresses:
             self._scanner.scan(names, addresses)
@@ -208,14 +236,14 @@ class Looks:
         except Exception as error:
             self._scanner.find_failed(name, error)
 
-    def _compare_card(self, address: str, call, addresses: set[str],
-                      readings: dict) -> None:
+    def _compare_card(self, address: str, outcome: Callable,
+                      addresses: set[str], readings: dict) -> None:
         """Add a card to addresses, which are scanned, if its state has changed.
 
         :param readings: receives its health readings.
         """
         try:
-            state, readings[address] = call.outcome()
+            state, readings[address] = outcome()
             if not self._state.is_state(address, state):
                 addresses.add(address)
         except (exception.DeviceBusy, exception.DeviceTimeout):
@@ -254,7 +282,10 @@ class Looks:
         if not reads_health:
             return state, None
         try:
-            readings = contract.readings(name, driver.health(device))
+            readings = contract.readings(name, (
+                bus.readings(driver.kernel, address, device.bridges,
+                             self._fixed)
+                if self._is_of_bus(device) else driver.health(device)))
         except Exception as error:
             self._once.log(
                 ('health', address), LOG.warning,
@@ -281,9 +312,9 @@ class Looks:
         limited.start(self._poll)
 
     def _poll(self) -> None:
-        while not self._closed.wait(
-                max(1, CONF.accel.discovery_interval / _GLANCES)):
-            self.glances.run()
+        while not self._closed.wait(1):
+            self.glances.start_if_due(
+                max(1, CONF.accel.discovery_interval / _GLANCES))
 
     def _listen(self, kernel) -> None:
         is_changed = False

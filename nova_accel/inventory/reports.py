@@ -95,6 +95,13 @@ class Reports:
         with self.lock:
             return self._notes.get(address, values.Notes())
 
+    def all_notes(self) -> dict[str, values.Notes]:
+        """Return notes() of the present devices, by address."""
+        with self.lock:
+            found = {a: self._notes.get(a, values.Notes())
+                     for a in self._devices}
+        return {a: notes for a, notes in found.items() if not notes.gone}
+
     def put(self, device: model.Device,
             notes: values.Notes | None = None) -> None:
         """Replace the report of a device.

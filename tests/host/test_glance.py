@@ -145,6 +145,7 @@ class GlanceTest(HealthTestCase):
         self.assertEqual('suspect', self.states()[THREE])
         self.wait_for(lambda: holds.Kind.HANGS
                       in self.host.inventory.table.kinds(ONE))
+        self.wait_for(lambda: not self.host.inventory.looks.background.runs)
         self.glance(THREE)
         self.assertEqual('ok', self.states()[THREE])
 
