@@ -135,6 +135,21 @@ have the trait CUSTOM_ACCELERATOR_SUSPECT and servers get them last,
 quarantined devices are withheld, and owners are informed; signals that the
 documentation marks as new stay with ``observe`` unless you name them. With
 ``off`` nova-compute reads no signals. Example: ``act,link_speed=off``."""),
+    cfg.StrOpt('heal', default='off',
+               choices=[('off', 'servers stay where they are'),
+                        ('observe', 'it is reported which would be migrated'),
+                        ('cold', 'they are stopped, migrated and started'),
+                        ('live', 'they are migrated while they run')],
+               help="""
+What nova-compute does with a server whose device is gone or has failed for a
+discovery_interval: it asks Nova to migrate the server to another host with
+room, as the user of ``[service_user]``, who needs the role admin. One server of
+a host at a time, each once for one cause, none if half of a kind of devices
+fail together, and none for a day after a migration that failed. Devices have
+failed by the signals for which ``health`` is ``act``."""),
+    cfg.IntOpt('heal_per_day', default=3, min=1, help="""
+Migrations that ``heal`` begins in a day (UTC), on all hosts together. Have the
+same value on all hosts."""),
     cfg.StrOpt('metrics_file', help="""
 Absolute path of a file for the textfile collector of node_exporter, which
 nova-compute replaces each discovery_interval and when the health of a device

@@ -237,6 +237,11 @@ def bitstream_trait(image: str) -> str:
     return f'CUSTOM_FPGA_BITSTREAM_{_dashed(image)}'
 
 
+#: metadata key that informs the owner of a server that it is migrated away
+#: from a failed device
+HEALING_KEY = 'accel:healing'
+
+
 def health_key(group: str) -> str:
     """Return the metadata key for the health of the accelerators of a group.
     """

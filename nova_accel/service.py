@@ -13,6 +13,7 @@ import os
 import typing
 
 from nova_accel.admin import drill as health_drill
+from nova_accel.admin import healing as server_healing
 from nova_accel.admin import maintenance as device_maintenance
 from nova_accel.admin import orders as operator_orders
 from nova_accel.admin import release as operator_release
@@ -112,6 +113,7 @@ class Host:
     # orders of the operator
     maintenance: device_maintenance.Maintenance
     release: operator_release.Release
+    healing: server_healing.Healing
     orders: operator_orders.Orders
     #: background work after each look for changes
     after_look: tuple[limited.Background, ...]
@@ -230,6 +232,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     maintenance = device_maintenance.Maintenance(
         cloud, kernel, store, inventory, holdings, publisher, gate,
         operators_images, releases)
+    healing = server_healing.Healing(cloud, inventory, holdings)
     release = operator_release.Release(
         cloud, inventory, holdings, publisher, servers, releases, reconciler)
     return Host(
@@ -252,7 +255,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         reshape=reshape, store_age=store_age,
         metrics=metrics, notices=notices, owners=owners, paused=paused,
         usage=usage,
-        maintenance=maintenance, release=release,
+        maintenance=maintenance, release=release, healing=healing,
         orders=operator_orders.Orders(store, inventory, publisher, {
             'clean': maintenance.clean,
             'program': maintenance.program,
@@ -267,6 +270,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
             notices.background,
             metrics.background,
             domains.background,
+            healing.background,
         ))
 
 

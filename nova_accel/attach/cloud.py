@@ -73,11 +73,32 @@ class Cloud(typing.Protocol):
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
-    def make_trait(self, trait: str) -> None:
+    def make_trait(self, trait: str) -> bool:
         """Create a custom trait in Placement if it does not exist.
 
+        :returns: whether this call has created it: of several at the same
+            time, one is.
         :raises PlacementUnavailable: the answer was not 201 or 204, or none
             came.
+        """
+
+    def known_traits(self, prefix: str) -> set[str]:
+        """Return the traits of Placement that begin with a text.
+
+        :raises PlacementUnavailable: the answer was not 200, or none came.
+        """
+
+    def remove_trait(self, trait: str) -> None:
+        """Remove a custom trait that no provider has, if it exists."""
+
+    def hosts_for(self, groups: Mapping[str, request.Group],
+                  policy: str | None) -> set[str]:
+        """Return UUIDs of hosts, as providers of Placement, that have room for
+        a server: all, up to 1000, that Nova's scheduler could choose.
+
+        :param groups: as request.groups(), with what a host gives.
+        :param policy: group_policy.
+        :raises PlacementUnavailable: the answer was not 200, or none came.
         """
 
     def reporting(self) -> contextlib.AbstractContextManager:
@@ -114,6 +135,29 @@ class Cloud(typing.Protocol):
         """Check that servers of a project may use an image.
 
         :raises BitstreamError: they may not, or Glance has no such image.
+        """
+
+    # Nova's API, as the user of [service_user]
+
+    @property
+    def host(self) -> str:
+        """Return the name of this compute host in Nova."""
+
+    def ask_nova(self, path: str, body: Mapping | None = None) -> dict:
+        """Send a GET, or a POST with a body, to Nova's API; return the answer.
+
+        :raises InvalidRequest: Nova or Keystone refuses it.
+        :raises ServiceUnavailable: no answer came. Nova may carry it out.
+        """
+
+    def migrations(self, since: str = '', server: str = '',
+                   ) -> list[dict[str, typing.Any]]:
+        """Return Nova's entries of migrations, with ``is_own``: whether the
+        user of [service_user] has begun it.
+
+        :param since: only those of this user that have changed since then.
+        :param server: only those of this server.
+        :raises: as ask_nova().
         """
 
     # Servers

@@ -8,11 +8,14 @@ between releases.
 
 from collections.abc import Callable
 import contextlib
+import functools
 import json
 import operator
 from urllib import parse
 
+from keystoneauth1 import adapter as ks_adapter
 from keystoneauth1 import exceptions as ks_exc
+from keystoneauth1 import loading as ks_loading
 from nova.compute import resource_tracker
 from nova import context as nova_context
 from nova import exception as nova_exception
@@ -22,14 +25,21 @@ from nova import rpc
 from oslo_concurrency import lockutils
 
 from nova_accel.bitstream import glance
+from nova_accel import conf
 from nova_accel import exception
 from nova_accel import log as logging
 from nova_accel import request
+from nova_accel.scheduler import candidates
 from nova_accel.virt import consumers
 from nova_accel.virt import guest as guest_devices
 from nova_accel.virt import guest_claims
 
+CONF = conf.CONF
 LOG = logging.getLogger(__name__)
+#: seconds for each answer of Nova's API
+_NOVA_SECONDS = 60
+#: candidates of Placement that are read to find a host with room
+_MOST_CANDIDATES = 1000
 #: maximum number of tries of a write that other clients interfere with
 _TRIES = 5
 #: states of migrations whose servers may get their earlier devices back. A
@@ -181,6 +191,24 @@ class NovaCloud:
             self._placement.put, f'/traits/{trait}', {}, version='1.6')
         if response is None or response.status_code not in (201, 204):
             self._answer(response)
+        return response.status_code == 201
+
+    def known_traits(self, prefix):
+        return self._answer(
+            self._get(f'/traits?name=startswith:{prefix}', '1.6'),
+            lambda body: set(body['traits']))
+
+    def remove_trait(self, trait):
+        self._send(self._placement.delete, f'/traits/{trait}', version='1.6')
+
+    def hosts_for(self, groups, policy):
+        return self._answer(
+            self._get(candidates.url(
+                groups, _MOST_CANDIDATES, policy=policy,
+                root_forbidden=['COMPUTE_STATUS_DISABLED']), '1.36'),
+            lambda body: {
+                provider['root_provider_uuid'] for provider
+                in body['provider_summaries'].values()})
 
     def reporting(self):
         # a report in progress would overwrite the change with its earlier
@@ -286,6 +314,54 @@ class NovaCloud:
 
     def check_image(self, context, image_id, project_id):
         glance.check_use(self.images(context), image_id, project_id)
+
+    # Nova's API
+
+    @property
+    def host(self):
+        return self._driver.virtapi._compute.host
+
+    @functools.cached_property
+    def _nova(self):
+        auth = ks_loading.load_auth_from_conf_options(CONF, 'service_user')
+        if auth is None:
+            raise exception.InvalidRequest(
+                '[accel] heal needs the credentials of [service_user], and '
+                'nova.conf of this host has none: set them.')
+        # where to find it is as for Placement, because Nova has no options for
+        # itself; 2.80: the user of a migration
+        return ks_adapter.Adapter(
+            ks_loading.load_session_from_conf_options(CONF, 'service_user'),
+            auth=auth, service_type='compute',
+            interface=CONF.placement.valid_interfaces,
+            region_name=CONF.placement.region_name,
+            default_microversion='2.80')
+
+    def ask_nova(self, path, body=None):
+        return self._asked(path, lambda nova: _body(
+            nova.get(path, timeout=_NOVA_SECONDS) if body is None
+            else nova.post(path, json=body, timeout=_NOVA_SECONDS)))
+
+    def _asked(self, what, ask):
+        asked = f'Nova was asked for {what}, and'
+        try:
+            return ask(self._nova)
+        except ks_exc.HTTPClientError as error:
+            raise exception.InvalidRequest(
+                f'{asked} refused ({_short(error)}): compare the roles of the '
+                f'user of [service_user].') from error
+        except (ks_exc.ClientException, *_NOT_AN_ANSWER) as error:
+            raise exception.ServiceUnavailable(
+                f'{asked} did not answer ({_short(error)}): see that it '
+                f'answers nova-compute.') from error
+
+    def migrations(self, since='', server=''):
+        user = self._asked('migrations', lambda nova: nova.get_user_id())
+        found = self.ask_nova('/os-migrations?' + parse.urlencode(
+            {'instance_uuid': server} if server else
+            {'user_id': user, 'changes-since': since}))
+        return [{**row, 'is_own': row['user_id'] == user}
+                for row in found['migrations']]
 
     # Servers
 
@@ -535,6 +611,11 @@ def migration_of(context, instance):
     # a resize to another cell
     return objects.Migration.get_by_instance_and_status(
         context, instance.uuid, 'migrating')
+
+
+def _body(response) -> dict:
+    """Return the JSON of an answer of Nova's API, which may be empty."""
+    return response.json() if response.content else {}
 
 
 def _short(error) -> str:

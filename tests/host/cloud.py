@@ -73,6 +73,10 @@ class Cloud:
         self.detach_error = self.attach_error = None
         #: raised instead of reading images with nova-compute's credentials
         self.service_error = None
+        #: raised instead of an answer of Nova's API
+        self.nova_error = None
+        #: name of this host; UUIDs of others with room -> up or down
+        self.host, self.hosts = 'host', {}
         #: raised instead of telling which guests there are
         self.libvirt_error = None
         #: how many times Placement was asked for allocations, written to,
@@ -172,7 +176,63 @@ class Cloud:
         if self.placement_error:
             raise self.placement_error
         with self.state() as state:
-            state.setdefault('traits', []).append(trait)
+            found = state.setdefault('traits', [])
+            is_new = trait not in found
+            found += [trait] * is_new
+        return is_new
+
+    def known_traits(self, prefix):
+        if self.placement_error:
+            raise self.placement_error
+        return {trait for trait in self.read().get('traits', ())
+                if trait.startswith(prefix)}
+
+    def remove_trait(self, trait):
+        with self.state() as state:
+            if trait in state['traits']:
+                state['traits'].remove(trait)
+
+    def hosts_for(self, groups, policy):
+        assert any('CUSTOM_ACCELERATOR' in name for group in groups.values()
+                   for name in group.resources)
+        return {*self.hosts}
+
+    # Nova's API
+
+    def ask_nova(self, path, body=None):
+        if self.nova_error:
+            raise self.nova_error
+        _, kind, uuid_, *_ = path.split('/')
+        if kind == 'os-hypervisors':
+            return {'hypervisor': {'state': self.hosts[uuid_],
+                                   'status': 'enabled'}}
+        with self.state() as state:
+            server = state['servers'].get(uuid_)
+            if server is None:
+                raise exception.InvalidRequest(f'{uuid_} could not be found.')
+            if body is None:
+                return {'server': server}
+            rows = state.setdefault('migrations', [])
+            if 'confirmResize' in body:
+                next(row for row in rows if row['instance_uuid'] == uuid_)[
+                    'status'] = 'confirmed'
+                server['is_here'] = False
+                return {}
+            if server.get('task_state'):
+                raise exception.InvalidRequest(f'{uuid_} has a task.')
+            server['task_state'] = 'migrating'
+            rows.append({
+                'id': len(rows), 'instance_uuid': uuid_,
+                'source_compute': self.host, 'status': 'migrating',
+                'migration_type': 'migration' if 'migrate' in body
+                else 'live-migration', 'is_own': True})
+        return {}
+
+    def migrations(self, since='', server=''):
+        if self.nova_error:
+            raise self.nova_error
+        return [row for row in self.read().get('migrations', ())
+                if server in ('', row['instance_uuid'])]
 
     def reporting(self):
         return self._reporting

@@ -34,7 +34,8 @@ CHANGES: dict[type, tuple[str, ...]] = {
         'close_mailbox', 'offer_xclbin', 'withdraw_xclbin', 'call'),
     clouds.Cloud: (
         'show', 'attach', 'detach', 'start_guest', 'reshape', 'carry',
-        'reallocate', 'make_trait', 'set_metadata', 'notify'),
+        'reallocate', 'make_trait', 'remove_trait', 'set_metadata', 'notify',
+        'ask_nova'),
 }
 #: what reads it
 READS: dict[type, tuple[str, ...]] = {
@@ -52,7 +53,7 @@ READS: dict[type, tuple[str, ...]] = {
         'read_nvme_health', 'read_nvme_sanitize', 'read_nvme_vfs'),
     clouds.Cloud: (
         'allocations', 'consumers', 'consumers_of', 'find_providers',
-        'unknown_traits',
+        'unknown_traits', 'known_traits', 'hosts_for', 'migrations',
         'configured_classes', 'images', 'service_images', 'check_image',
         'servers', 'moves', 'open_moves', 'is_reverted', 'running',
         'guest_devices', 'carried', 'paused'),

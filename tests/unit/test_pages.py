@@ -74,7 +74,7 @@ IMAGE_KEYS = {glance.FUNCTION_ID, glance.FUNCTION_NAME, glance.REGION_TYPE_ID,
               glance.CLEARS, request.SNAPSHOT_PROPERTY, 'accel:bitstream_id'}
 METADATA_KEYS = {'accel:bitstream_id', 'accel:status', 'accel:function',
                  'accel:health', 'accel:maintenance',
-                 'accel:report', 'accel:report_status',
+                 'accel:report', 'accel:report_status', 'accel:healing',
                  'accel:handover'}
 
 #: devices of each kind that the pages have flavors for, in great numbers

@@ -1,0 +1,283 @@
+# Licensed under the Apache License, Version 2.0. See LICENSE.
+"""Migrate servers away from devices that are gone or have failed.
+
+[accel] heal sets how. Nova's entries of migrations by the user of
+[service_user] are the only memory, so nothing is lost with this process. For
+example, a GPU falls off the bus. A look later its host takes one of the day's
+slots, writes ``accel:healing`` into the metadata of the server, and asks Nova
+for a migration; a later look confirms it, and writes that it has ended.
+
+=======================  ====================================================
+At most                  Decided by
+=======================  ====================================================
+heal_per_day in a cloud  traits of Placement, one for each slot of a day (UTC):
+                         one host alone gets the answer that it made it
+one at a time per host   Nova's entries: one of this host has not ended
+once for one cause       Nova's entries: the newest of the server
+the first failure        Nova's entries of the last day, of all hosts
+=======================  ====================================================
+
+A process that is killed after it took a slot leaves it spent.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+import dataclasses
+import time
+import typing
+
+from nova_accel.attach import cloud as novas
+from nova_accel.attach import holdings as server_holdings
+from nova_accel import conf
+from nova_accel import exception
+from nova_accel.health import signals
+from nova_accel.host import limited
+from nova_accel import inventory as host_inventory
+from nova_accel import log as logging
+from nova_accel import model
+from nova_accel import naming
+from nova_accel import request
+from nova_accel import text
+
+CONF = conf.CONF
+LOG = logging.getLogger(__name__)
+
+EVENT = 'accel.server.healing'
+#: beginning of the traits of slots; the date, and a number from 1 up, follow
+SLOT = 'CUSTOM_ACCELERATOR_HEALING_'
+_BAD = signals.State.GONE, signals.State.QUARANTINED
+_OFF, _OBSERVE, _LIVE = 'off', 'observe', 'live'
+#: statuses of Nova's migrations (nova.objects.fields.MigrationStatus) that have
+#: failed; have ended otherwise; wait for our confirmation
+_FAILED = 'error', 'failed', 'cancelled'
+_ENDED = 'completed', 'confirmed', 'reverted', 'done'
+_TO_CONFIRM = 'finished'
+_BEGUN = 'migrates'
+#: hosts with room of which Nova is asked whether their nova-compute is up
+_MOST_HOSTS = 20
+
+
+@dataclasses.dataclass(eq=False)
+class Healing:
+    _cloud: novas.Cloud
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+
+    def __post_init__(self) -> None:
+        #: whether a migration of this host may have to be followed; None
+        #: before the first run
+        self._follows: bool | None = None
+        #: address -> time.monotonic() since which the device is bad
+        self._since: dict[str, float] = {}
+        #: why Nova has refused a migration; '' if it has not
+        self._refused = ''
+        #: servers whose last migration is announced
+        self._announced: set[str] = set()
+        self._once = logging.Once()
+        self.background = limited.Background(
+            self.run, 'Servers of failed devices are not migrated')
+
+    def run(self) -> None:
+        """Continue the migration of this host, or begin one.
+
+        :raises AcceleratorError: Nova or Placement does not answer; the next
+            run goes on.
+        """
+        mode = CONF.accel.heal
+        if self._follows is None:
+            self._follows = mode not in (_OFF, _OBSERVE)
+        servers = {} if mode == _OFF else self._concerned()
+        if not (servers or self._follows):
+            return
+        rows = self._cloud.migrations(since=text.now(1))
+        if mode != _OBSERVE:
+            self._follows = self._follow(rows)
+        failed = next((row for row in rows if row['status'] in _FAILED), None)
+        stopped = self._refused or failed and (
+            f'the migration of server {failed["instance_uuid"]} has failed')
+        found = self._cloud.servers(sorted(servers))
+        # Nova's entry of a migration comes after the task
+        self._follows |= any(server.task_state for server in found)
+        for server in found:
+            if self._follows:
+                # one at a time; a later look goes on
+                return
+            why = stopped or self._obstacle(server, mode)
+            if not why and mode != _OBSERVE:
+                why = self._begin(server, mode, servers[server.uuid])
+            if why or mode == _OBSERVE:
+                self._report(server.uuid, servers[server.uuid], why)
+
+    def _report(self, uuid: str, device: str, why: str) -> None:
+        """Report once what was not done, or what was only observed."""
+        said = (f'is not migrated, because {why}' if why
+                else 'would be migrated now ([accel] heal = observe)')
+        if not self._once.has((uuid, said)):
+            self._notify(uuid, device, 'kept' if why else 'observed', why)
+        self._once.log((uuid, said), LOG.warning,
+                       'Server %s has device %s, which is gone or has failed, '
+                       'and %s', uuid, device, said)
+
+    def _concerned(self) -> dict[str, str]:
+        """Return servers with a device that has been bad for a whole interval
+        -> its address. No device of a kind of which half are bad counts."""
+        kinds: collections.Counter = collections.Counter()
+        bad: collections.Counter = collections.Counter()
+        found, since = self._inventory.devices, {}
+        for address, known in self._inventory.health.conditions().items():
+            if device := found.get(address):
+                kind = device.driver, device.ids
+                kinds[kind] += 1
+                if known.for_owner in _BAD:
+                    bad[kind] += 1
+                    since[address] = self._since.get(
+                        address, time.monotonic())
+        self._since = since
+        end = time.monotonic() - CONF.accel.discovery_interval
+        for kind, number in bad.items():
+            if number > 1 and 2 * number >= kinds[kind]:
+                self._once.log(
+                    ('breaker', kind), LOG.error, 'No server is migrated away '
+                    'from %d of %d devices of the driver %s that are gone or '
+                    'have failed: it may be the host', number, kinds[kind],
+                    kind[0])
+        return {
+            claim.instance_uuid: claim.device_address
+            for claim in self._holdings.all()
+            if claim.role is model.Role.CURRENT
+            and claim.state is not model.ClaimState.DELETING
+            and since.get(claim.device_address, end + 1) <= end
+            and not (bad[kind := (found[claim.device_address].driver,
+                                  found[claim.device_address].ids)] > 1
+                     and 2 * bad[kind] >= kinds[kind])}
+
+    # Of migrations that have begun
+
+    def _follow(self, rows: Sequence[Mapping[str, typing.Any]]) -> bool:
+        """Confirm and announce migrations away from this host.
+
+        :param rows: Nova's entries of the last day, of all hosts.
+        :returns: whether one has not ended.
+        """
+        newest = {row['instance_uuid']: row
+                  for row in sorted(rows, key=lambda row: row['id'])}
+        goes_on = False
+        for uuid, row in newest.items():
+            if row['source_compute'] != self._cloud.host:
+                continue
+            if row['status'] in (*_ENDED, *_FAILED):
+                self._announce(uuid, row['status'])
+                continue
+            goes_on = True
+            self._announced.discard(uuid)
+            if (row['status'], row['migration_type']) == (
+                    _TO_CONFIRM, 'migration'):
+                self._cloud.ask_nova(f'/servers/{uuid}/action',
+                                     {'confirmResize': None})
+        return goes_on
+
+    def _announce(self, uuid: str, status: str) -> None:
+        if uuid in self._announced:
+            return
+        try:
+            server = self._cloud.ask_nova(f'/servers/{uuid}')['server']
+        except exception.InvalidRequest:
+            # it was deleted
+            server = {'metadata': {}}
+        if server['metadata'].get(naming.HEALING_KEY, '').startswith(_BEGUN):
+            self._end(uuid, status not in _FAILED)
+        self._announced.add(uuid)
+
+    def _end(self, uuid: str, is_well: bool, why: str = '') -> None:
+        self._cloud.set_metadata(uuid, naming.HEALING_KEY, (
+            f'migrated: {text.now()}' if is_well else
+            f'not migrated, and the operator is informed: {text.now()}'))
+        self._notify(uuid, '', 'end' if is_well else 'error', why)
+        if not is_well:
+            LOG.error('Server %s could not be migrated away from a device that '
+                      'is gone or has failed%s: no more are migrated, see '
+                      'openstack server event list', uuid, why and f' ({why})')
+
+    def _notify(self, uuid: str, device: str, state: str, why: str) -> None:
+        self._cloud.notify(EVENT, {
+            'server': uuid, 'device': device, 'state': state, 'reason': why,
+            'heal': CONF.accel.heal})
+
+    # Of those that begin
+
+    def _obstacle(self, server: novas.Instance, mode: str) -> str:
+        """Return why a server is not migrated now, a clause; '' if it may be.
+        """
+        entry = self._cloud.ask_nova(f'/servers/{server.uuid}')['server']
+        live = mode == _LIVE
+        states = ('active',) if live else ('active', 'stopped')
+        if server.vm_state not in states:
+            return f'it is {server.vm_state}, and not {" or ".join(states)}'
+        if entry.get('locked'):
+            return 'it is locked'
+        if live and not (server.accelerators.detaches
+                         or server.accelerators.takes_along):
+            return f'its flavor has no {request.LIVE_MIGRATION_KEY}'
+        newest = max(self._cloud.migrations(server=server.uuid),
+                     key=lambda row: row['id'], default=None)
+        if newest and newest['is_own'] and (
+                newest['source_compute'] == self._cloud.host):
+            return 'it was tried before'
+        given = self._cloud.allocations(
+            self._cloud.admin_context(), server.uuid)
+        return '' if self._has_room(server.accelerators.extra_specs, given) \
+            else 'no other host has room for it: see nova-accel fits'
+
+    def _has_room(self, specs: Mapping[str, str],
+                  given: Mapping[str, Mapping]) -> bool:
+        """Return whether Nova would find another host for a server.
+
+        :param specs: of its flavor.
+        :param given: its allocations, which include the provider of its host.
+        """
+        groups = request.groups(specs)
+        plain = groups.get('', request.Group({}))
+        groups[''] = dataclasses.replace(plain, resources={**{
+            name: amount for found in given.values()
+            for name, amount in found['resources'].items()
+            if not naming.is_accelerator_class(name)}, **plain.resources})
+        hosts = self._cloud.hosts_for(groups, specs.get('group_policy'))
+        for uuid in sorted(hosts - given.keys())[:_MOST_HOSTS]:
+            node = self._cloud.ask_nova(f'/os-hypervisors/{uuid}')['hypervisor']
+            if (node['state'], node['status']) == ('up', 'enabled'):
+                return True
+        return False
+
+    def _begin(self, server: novas.Instance, mode: str, device: str) -> str:
+        """Begin a migration; return why it has not begun, a clause."""
+        if not self._take_slot():
+            return (f'{CONF.accel.heal_per_day} migrations were begun today, '
+                    f'as many as [accel] heal_per_day allows')
+        self._cloud.set_metadata(
+            server.uuid, naming.HEALING_KEY,
+            f'{_BEGUN} ({mode}), because an accelerator has failed: '
+            f'{text.now()}')
+        self._notify(server.uuid, device, 'start', '')
+        LOG.warning('Server %s is migrated (%s), because its device %s is gone '
+                    'or has failed', server.uuid, mode, device)
+        self._follows = True
+        try:
+            self._cloud.ask_nova(f'/servers/{server.uuid}/action', {
+                'os-migrateLive': {'host': None, 'block_migration': 'auto'}
+            } if mode == _LIVE else {'migrate': {'host': None}})
+        except exception.InvalidRequest as error:
+            self._refused = exception.clause(error)
+            self._end(server.uuid, False, self._refused)
+        return ''
+
+    def _take_slot(self) -> bool:
+        """Take one of the slots of today; return whether one was left."""
+        day, before = (text.now(days)[:10].replace('-', '') for days in (0, 1))
+        taken = self._cloud.known_traits(SLOT)
+        for name in taken:
+            if name.removeprefix(SLOT)[:len(day)] < before:
+                self._cloud.remove_trait(name)
+        return any(
+            name not in taken and self._cloud.make_trait(name)
+            for name in (f'{SLOT}{day}_{number}' for number
+                         in range(1, CONF.accel.heal_per_day + 1)))
