@@ -107,6 +107,11 @@ class Healing:
                 why = self._begin(server, mode, servers[server.uuid])
             if why or mode == _OBSERVE:
                 self._report(server.uuid, servers[server.uuid], why)
+            if why and mode != _OBSERVE and server.metadata.get(
+                    naming.HEALING_KEY, '').startswith(_BEGUN):
+                # a process was killed before it asked Nova
+                self._cloud.set_metadata(
+                    server.uuid, naming.HEALING_KEY, _not_migrated())
 
     def _report(self, uuid: str, device: str, why: str) -> None:
         """Report once what was not done, or what was only observed."""
@@ -190,8 +195,7 @@ class Healing:
 
     def _end(self, uuid: str, is_well: bool, why: str = '') -> None:
         self._cloud.set_metadata(uuid, naming.HEALING_KEY, (
-            f'migrated: {text.now()}' if is_well else
-            f'not migrated, and the operator is informed: {text.now()}'))
+            f'migrated: {text.now()}' if is_well else _not_migrated()))
         self._notify(uuid, '', 'end' if is_well else 'error', why)
         if not is_well:
             LOG.error('Server %s could not be migrated away from a device that '
@@ -281,3 +285,7 @@ class Healing:
             name not in taken and self._cloud.make_trait(name)
             for name in (f'{SLOT}{day}_{number}' for number
                          in range(1, CONF.accel.heal_per_day + 1)))
+
+
+def _not_migrated() -> str:
+    return f'not migrated, and the operator is informed: {text.now()}'

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Servers are migrated away from failed devices, within a budget."""
 
+import datetime
 import random
 import types
 
@@ -152,6 +153,18 @@ class HealingTest(HealingTestCase):
         self.heal()
         self.assertEqual(1, len(self.cloud.known_traits(healing.SLOT)))
         self.assertIn('it is forbidden', self.log.output.lower())
+
+    def test_killed_before_nova_is_asked(self):
+        """The owner does not wait for what does not come."""
+        self.config.config(group='accel', heal_per_day=1)
+        self.cloud.make_trait(healing.SLOT + datetime.datetime.now(
+            datetime.UTC).strftime('%Y%m%d_1'))
+        self.cloud.set_metadata(
+            self.servers[ONE], naming.HEALING_KEY, 'migrates (cold): 2126')
+        self.fail(ONE)
+        self.heal()
+        self.assertEqual([], self.rows())
+        self.assertRegex(self.told(ONE), '^not migrated')
 
     def test_does_not_answer(self):
         self.fail(ONE)
