@@ -44,6 +44,7 @@ class SingleTest(HealthTestCase):
         def known():
             return self.host.cloud.read().get('traits', [])
         self.wait_for(lambda: known() == [naming.SUSPECT])
+        self.host.cloud.remove_trait(naming.SUSPECT)
         self.host.cloud.placement_error = exception.PlacementUnavailable('No.')
         self.restart()
         self.look()
@@ -52,7 +53,7 @@ class SingleTest(HealthTestCase):
         self.host.cloud.placement_error = None
         for _ in range(2):
             self.look()
-            self.wait_for(lambda: len(known()) == 2)
+            self.wait_for(lambda: known() == [naming.SUSPECT])
         background = self.host.publisher.background
         self.wait_for(lambda: not background.runs)
         self.look()
