@@ -171,8 +171,8 @@ class Guests:
                          ) -> list[model.AttachHandle]:
         """Return the prepared handles for a guest that is about to start.
 
-        Waits for the plug of a server, if one has begun. Other servers had
-        their devices before: resume() restores them.
+        If the plug of the server runs, wait for it. Otherwise the server had
+        its devices before, and resume() restores them.
 
         :raises AcceleratorError: the guest must not start.
         """

@@ -98,7 +98,8 @@ class Readiness:
                 mine, self._inventory.find_held(mine[0])[1], by_owner)
 
     def rescan(self, claims: Iterable[model.Claim]) -> None:
-        """Scan cards that a guest could change, or that it had as a whole."""
+        """Scan the cards of claims that a guest could have changed: it could
+        reprogram them or had them as a whole."""
         claims, again = list(claims), set()
         self._inventory.scanner.scan_confined(
             {claim.device_address for claim in claims})

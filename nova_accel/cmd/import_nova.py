@@ -329,7 +329,8 @@ class Translation:
     def _rules_for(self, text: str | None, cards: set[str]) -> list[str]:
         """Return rules that match exactly these cards of the host.
 
-        :param text: a rule that may match more or fewer cards.
+        :param text: a rule that is used if it matches no other cards;
+            otherwise each card gets a rule by its address.
         """
         if text is not None:
             rule, = rules.parse('a rule', [text], rules.KEYS)

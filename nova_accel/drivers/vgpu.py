@@ -676,14 +676,15 @@ def _made_by(device) -> str:
 
 def _within_room(offer: _Offer, traits: Mapping[str, str],
                  before: model.Device | None) -> _Offer:
-    """Return the offer of NVIDIA's VFs limited by the free memory, if the
-    names of types contain their size.
+    """Return the offer of NVIDIA's VFs with only as many vGPUs as the free
+    memory has room for; unchanged if the sizes of the types are unknown.
 
     A VF reports only whether one more vGPU has room (kernel/hypeman pull
     request 383). The size of the GPU's memory is taken from the largest type
     ever seen, which occupies the whole GPU.
 
     :param traits: name of a type -> trait.
+    :param before: as reported last, with the types seen so far.
     """
     if not any(not handle.managed for handle in offer.free):
         return offer

@@ -872,11 +872,11 @@ def mapped(path: str, offset: int, size: int):
     """Map a part of a bitstream file and yield its address in memory.
 
     The pages are those of the page cache: a large bitstream is not copied.
-    Privileged functions of other packages use it, too: it accepts the only
-    path that a caller may pass.
+    Privileged functions of other packages use it, too, because it checks the
+    path.
 
-    :param offset: start of the part, bytes; as size at most [accel]
-        bitstream_max_size, and below 4 GiB.
+    :param offset: start of the part in bytes. Offset and size are limited to
+        [accel] bitstream_max_size, and must be below 4 GiB.
     :raises OSError: the file is not in [accel] bitstream_cache, cannot be
         opened, is a link, is not a regular file, or is shorter; a number is
         too large.

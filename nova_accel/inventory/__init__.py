@@ -97,7 +97,10 @@ class Inventory:
         self.staying: Mapping[str, str] = {}
 
     def _hangs(self, key: str, why: str) -> None:
-        """Withhold the device of a key of Cards: a call does not return."""
+        """Withhold a device, because a call to it does not return.
+
+        :param key: as in inventory.cards.Cards.
+        """
         self.table.withheld.withhold(key, holds.Kind.HANGS, why)
         if not self.cards.hanging(key):
             # the call may have ended, and reported that, before the hold was

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Keep the operator's ``reserved`` of each inventory in Placement.
 
-``reserved`` belongs to the operator. Handles that no server may get are not in
-``total``. If an inventory has no fit handle (offers.Offer.is_fit), nova_accel
-reserves all of it. In this case, and if the operator reserves more than the
+``reserved`` belongs to the operator. While an inventory has a fit handle
+(offers.Offer.is_fit), ``total`` does not count those that no server may get. If
+none is fit, ``total`` counts all, and nova_accel reserves all. In this case, and if the operator reserves more than the
 total, the ledger keeps the operator's number and the value that nova_accel
 wrote. For example, the operator reserves 1 of the 4 GPUs of a pool, and all 4
 fail: nova_accel writes ``reserved`` 4, and the ledger keeps 1 and 4. When the

@@ -72,10 +72,10 @@ class Scheduling:
 
     :param spec: nova.objects.RequestSpec.
     :param summaries: not modified.
-    :param demand: demand of this scheduler.
+    :param demand: counts the functions that flavors require.
     :param get: callable (url, version), SchedulerReportClient.get of Nova.
-    :param named: demand for the traits that flavors require of devices without
-        a function; None counts none.
+    :param named: counts the traits that flavors require of devices without a
+        function; None is an empty count.
     """
 
     def __init__(self, spec, summaries: Mapping[str, facts.Summary],

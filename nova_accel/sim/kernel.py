@@ -597,7 +597,7 @@ def _stamp(path):
 
 
 def _members(tree, function):
-    """Return the functions of an IOMMU group; only the function without one."""
+    """Return the functions in the IOMMU group of a function, or only itself."""
     try:
         return sysfs.find(tree, f'{_PCI}/{function}/iommu_group/devices')[0]
     except OSError:

@@ -50,8 +50,8 @@ def card(db: sqlite3.Connection, address: str, serial: str,
 
 
 def _without_serial(db, address, ids, ports):
-    """Return the row of a card without serial number: one with its ports or, if
-    these are unknown in the row or of the card, with its address."""
+    """Return the row without a serial number that has the ids and the ports of a
+    card. If the row or the card has no ports, the address has to match."""
     return db.execute(
         "SELECT number FROM cards WHERE serial = '' AND ids = :ids AND ("
         ":ports <> '' AND ports = :ports OR address = :address AND '' IN "

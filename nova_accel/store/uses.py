@@ -119,8 +119,8 @@ class Uses(lineage.History):
 
     def _follow_uses(self, db, before: Iterable[model.Claim],
                      after: Iterable[model.Claim]) -> None:
-        """Store the uses that a change of claims ends or begins again. The
-        first use of a new claim begins at the next count."""
+        """End and resume uses as claims have changed. A new claim gets its
+        row at the next count."""
         old = {claim.uuid: claim for claim in before}
         new = {claim.uuid: claim for claim in after}
         now = _Now.read()

@@ -237,7 +237,8 @@ class ServerTests(discovery.DiscoveryTests):
                     f'{function} was bound to vfio-pci before')
 
     def _is_offered(self, address, handle) -> bool:
-        """Return whether a driver without state offers a handle."""
+        """Return whether the driver offers a handle of a device that it has not
+        reported before."""
         found = self.examine(address)
         if found is None:
             return False
@@ -349,8 +350,7 @@ class ServerTests(discovery.DiscoveryTests):
                     self.assertEnded()
 
     def _serve_and_program(self):
-        """Serve a server and program a region, without checks of these tests.
-        """
+        """Run a server and program a region; only the driver can fail."""
         device, handle = self.one, self.one.all_handles[0]
         region = self.region_of(device, handle)
         with self.kernel.watch():

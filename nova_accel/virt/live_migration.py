@@ -78,11 +78,10 @@ class LiveMigrations:
     # Before anything moves
 
     def offer(self, instance, data) -> None:
-        """Store in the data for the source that this host supports the
-        migration of devices.
+        """Note, for the source host, that this host can take the devices.
 
-        :param data: nova.objects.LibvirtLiveMigrateData, also below; changed.
-        :raises MigrationPreCheckError: the data are of an older release.
+        :param data: nova.objects.LibvirtLiveMigrateData, which is changed.
+        :raises MigrationPreCheckError: QEMU or libvirt of this host is too old.
         """
         server = nova_cloud.server_of(instance)
         if server.requests:
@@ -180,9 +179,9 @@ class LiveMigrations:
         """Return the addresses of devices that QEMU must open by iommufd to
         move their state with the guest.
 
-        :param instance: returns Nova's entry. It is called only for such
-            devices, because other guests get their devices back even if the
-            database is unavailable.
+        :param instance: reads the server from Nova's database. It is called
+            only if there are such devices: all others must be attached even
+            if the database is unavailable.
         """
         found = self._migratable.by_iommu(server_uuid)
         if (found and self._has_versions(*vfio.IOMMUFD_VERSIONS)

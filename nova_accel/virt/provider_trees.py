@@ -164,8 +164,8 @@ def _find(find, tree, name_or_uuid: str, return_root: bool = False):
 
 
 def _path(tree, name_or_uuid: str):
-    """Return the root of a provider, and the UUIDs from its child to the
-    provider; None in place of the root if unknown."""
+    """Return the root above a provider, or None if it is unknown; and the UUIDs
+    of the providers from below the root down to this one."""
     root = tree.roots_by_uuid.get(name_or_uuid) or tree.roots_by_name.get(
         name_or_uuid)
     path: list[str] = []
