@@ -2,13 +2,14 @@
 """Keep the operator's ``reserved`` of each inventory in Placement.
 
 ``reserved`` belongs to the operator. While an inventory has a fit handle
-(offers.Offer.is_fit), ``total`` does not count those that no server may get. If
-none is fit, ``total`` counts all, and nova_accel reserves all. In this case, and if the operator reserves more than the
-total, the ledger keeps the operator's number and the value that nova_accel
-wrote. For example, the operator reserves 1 of the 4 GPUs of a pool, and all 4
-fail: nova_accel writes ``reserved`` 4, and the ledger keeps 1 and 4. When the
-GPUs recover, nova_accel writes 1 again. If the operator writes 2 before that,
-the value is not nova_accel's 4, and therefore the operator's new number.
+(offers.Offer.is_fit), ``total`` does not count those that no server may get.
+If none is fit, ``total`` counts all, and nova_accel reserves all. In this
+case, and if the operator reserves more than the total, the ledger keeps the
+operator's number and the value that nova_accel wrote. For example, the
+operator reserves 1 of the 4 GPUs of a pool, and all 4 fail: nova_accel writes
+``reserved`` 4, and the ledger keeps 1 and 4. When the GPUs recover, nova_accel
+writes 1 again. If the operator writes 2 before that, the value is not
+nova_accel's 4, and therefore the operator's new number.
 
 ===========================  ===============================================
 ``reserved`` in Placement    Number of the operator

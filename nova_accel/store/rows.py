@@ -50,7 +50,7 @@ def card(db: sqlite3.Connection, address: str, serial: str,
 
 
 def _without_serial(db, address, ids, ports):
-    """Return the row without a serial number that has the ids and the ports of a
+    """Return the row without a serial number that has the ids and ports of a
     card. If the row or the card has no ports, the address has to match."""
     return db.execute(
         "SELECT number FROM cards WHERE serial = '' AND ids = :ids AND ("
