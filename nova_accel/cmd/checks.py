@@ -87,7 +87,7 @@ class Host:
         self.providers: list[shown.Provider] = []
         #: address of a device without a provider -> the reason
         self.unreported: dict[str, str] = {}
-        self.offered = offers.Offers({})
+        self.offered = offers.Offers({}, (), ())
         #: why no device could be read
         self.problem = ''
         #: failures of drivers, see Inventory.failures()

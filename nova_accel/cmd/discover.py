@@ -216,12 +216,14 @@ class Discover(output.Lister):
         claims = known.all_claims() if known else ()
         listed = listing.read(known) if known else []
         facts = (*found.table.all_holds(),
+                 *offers.of_claims(found.devices, claims),
+                 *offers.of_unclean(found.devices.values(),
+                                    known.unclean() if known else ()),
                  *(hold for hold in listed if hold.kind in _NOT_SEEN
                    and hold.device in found.devices))
         self._began = {hold.key: hold.since for hold in listed}
         return offers.offers(
-            found.devices, claims, map(self._with_why, facts), sets.wanted(),
-            unclean=known.unclean() if known else ())
+            found.devices, claims, map(self._with_why, facts), sets.wanted())
 
     def _why(self, part):
         return [dataclasses.replace(hold, since=hold.since or self._began.get(

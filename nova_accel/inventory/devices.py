@@ -15,7 +15,7 @@ adoption   which card is at an address
 The holds of devices follow from these and the store.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 import dataclasses
 import typing
 
@@ -46,20 +46,13 @@ _DISABLED = {Kind.DISABLED: 'the operator has disabled it',
 class _Now(typing.NamedTuple):
     """The facts derived from the five parts and the store."""
 
-    #: the generation of the table, and the rows about cards in the store
-    made_of: tuple[int, tuple] | None = None
+    #: the generations of the table and of the store
+    made_of: tuple[int, int] | None = None
     devices: dict[str, model.Device] = {}
-    gone: frozenset[str] = frozenset()
-    earlier_traits: dict[str, tuple[str, ...]] = {}
-    #: identity.disabled() for these devices
-    disabled: dict[str, tuple[values.Disabled, ...]] = {}
     holds_of: dict[str, tuple[holds.Hold, ...]] = {}
-    #: devices with holds that a claim can end
-    ending: frozenset[str] = frozenset()
-    #: of the store. What follows depends on them, and so does holds_of
-    claims: tuple[model.Claim, ...] | None = None
-    #: identity.places()
+    #: identity.places() and identity.disabled() for these devices
     places: dict[str, tuple[identity.Where, model.Device]] = {}
+    disabled: dict[str, tuple[values.Disabled, ...]] = {}
     #: handles that servers have, or that are being released
     claimed: frozenset[model.AttachHandle] = frozenset()
     #: addresses of the devices of these claims
@@ -80,13 +73,12 @@ class DeviceTable:
         self.shared = shared.Shared(self.reports, self.withheld, order)
         self.adoption = adoption.Adoption(
             self.reports, self.contents, self.shared, store)
-        #: without claims, and with those of the store
-        self._unclaimed = self._snapshot = _Now()
+        self._snapshot = _Now()
 
     @property
-    def edition(self) -> object:
-        """Return another object if a report, a hold or a claim has changed."""
-        return self._now()
+    def generation(self) -> int:
+        """Return another number whenever snapshot() would have changed."""
+        return self.reports.generation
 
     def snapshot(self) -> dict[str, model.Device]:
         """Return the devices by address, as their drivers reported them last.
@@ -114,7 +106,8 @@ class DeviceTable:
                 if hold.scope is holds.Scope.CARD and hold.kind.withholds]
 
     def earlier_traits(self) -> dict[str, tuple[str, ...]]:
-        return self._now().earlier_traits
+        return {address: self.reports.notes(address).earlier_traits
+                for address in self.snapshot()}
 
     def is_misplaced(self, address: str) -> bool:
         """Return whether a claim is for another card at this address, or for
@@ -166,55 +159,36 @@ class DeviceTable:
 
     def _now(self) -> _Now:
         with self.reports.lock:
-            made_of = self.reports.generation, self._store.facts
-            if self._unclaimed.made_of != made_of:
-                self._unclaimed = self._compute(made_of)
-            claims, before = self._store.all_claims(), self._unclaimed
-            if (self._snapshot.claims is not claims
-                    or self._snapshot.made_of is not before.made_of):
-                self._snapshot = self._with_claims(before, claims)
+            # claims change which devices are misplaced
+            made_of = self.reports.generation, self._store.generation
+            if self._snapshot.made_of != made_of:
+                self._snapshot = self._compute(made_of)
             return self._snapshot
 
-    def _compute(self, made_of: tuple[int, tuple]) -> _Now:
-        reported, gone = self.reports.devices, self.reports.gone()
+    def _compute(self, made_of: tuple[int, int]) -> _Now:
+        reported = self.reports.devices
+        claims = self._store.claims()
+        gone = self.reports.gone()
+        places = identity.places(self._store.all_claims(), reported, gone)
         disabled = identity.disabled(reported, (
             *self._store.disabled(), *self._store.planned()), gone)
-        found = {address: self._holds(device, _Now(disabled=disabled))
-                 for address, device in reported.items()}
-        return _Now(
-            made_of, {address: self._with_contents(device)
-                      for address, device in reported.items()},
-            frozenset(gone), {
-                address: self.reports.notes(address).earlier_traits
-                for address in reported}, disabled, found,
-            frozenset(address for address, its in found.items() if any(
-                hold.kind in (Kind.IN_USE, Kind.FOREIGN) for hold in its)))
-
-    def _with_claims(self, now: _Now, claims: tuple[model.Claim, ...]) -> _Now:
-        reported = self.reports.devices
-        of_servers = [claim for claim in claims if not claim.waits]
-        places = identity.places(claims, reported, now.gone)
-        misplaced = identity.misplaced(of_servers, places)
-        now = now._replace(
-            claims=claims, places=places,
-            claimed=frozenset(claim.handle for claim in of_servers),
-            claimed_devices=frozenset(
-                claim.device_address for claim in of_servers))
-        return now._replace(holds_of=now.holds_of | {
-            address: self._holds(reported[address], now, misplaced)
-            for address in reported.keys() & {*misplaced, *now.ending}})
-
-    def _holds(self, device: model.Device, now: _Now,
-               misplaced: Mapping[str, str] = {}) -> tuple[holds.Hold, ...]:
-        address = device.address
-        return (
-            *_reported(device, self.reports.notes(address)),
-            # the guest of a server that was claimed since has it
-            *(hold for hold in self.withheld.of(address)
-              if hold.kind is not Kind.IN_USE
-              or hold.handle not in now.claimed),
-            *self._whose(device, misplaced.get(address), now.claimed_devices),
-            *_disabled(address, now.disabled.get(address, ())))
+        misplaced = identity.misplaced(claims, places)
+        claimed = frozenset(claim.device_address for claim in claims)
+        handles = frozenset(claim.handle for claim in claims)
+        found = {
+            address: tuple([
+                *_reported(device, self.reports.notes(address)),
+                # the guest of a server that was claimed since has it
+                *(hold for hold in self.withheld.of(address)
+                  if hold.kind is not Kind.IN_USE
+                  or hold.handle not in handles),
+                *self._whose(device, misplaced.get(address), claimed),
+                *_disabled(address, disabled.get(address, ()))])
+            for address, device in reported.items()}
+        return _Now(made_of, {
+            address: self._with_contents(device)
+            for address, device in reported.items()
+        }, found, places, disabled, handles, claimed)
 
     def _whose(self, device: model.Device, misplaced: str | None,
                claimed: frozenset[str]) -> Iterator[holds.Hold]:

@@ -2,7 +2,6 @@
 """The offers of a host as they are now (inventory.offers)."""
 
 from collections.abc import Collection, Iterable
-import operator
 
 from nova_accel.drivers import sets
 from nova_accel.inventory import devices
@@ -29,7 +28,8 @@ class Offered:
         # guards what follows
         self._lock = locks.Lock('inventory')
         #: the inputs of the last result, and the result
-        self._made: tuple[tuple, offers.Offers] = (None,), offers.Offers({})
+        self._made: tuple[tuple | None, offers.Offers] = (
+            None, offers.Offers({}, (), ()))
         self._once = logging.Once()
 
     def now(self, ends: Collection[str] = (),
@@ -47,10 +47,10 @@ class Offered:
                 for claim in self._store.all_claims()
                 if claim.uuid not in ends])
         # read first, so a later change causes another computation
-        made_of = (self._table.edition, self._store.unclean(),
+        made_of = (self._store.generation, self._table.generation,
                    self.unallocated)
         with self._lock:
-            if all(map(operator.is_, self._made[0], made_of)):
+            if self._made[0] == made_of:
                 return self._made[1]
         offered = self._offers(self._store.all_claims())
         self._log_rivals(offered)
@@ -59,16 +59,15 @@ class Offered:
         return offered
 
     def _offers(self, claims: Collection[model.Claim]) -> offers.Offers:
-        return offers.offers(
-            self._table.snapshot(), claims, self._table.all_holds(),
-            sets.wanted(), self.unallocated, self._store.unclean(),
-            self._made[1])
+        devices = self._table.snapshot()
+        return offers.offers(devices, claims, (
+            *self._table.all_holds(),
+            *offers.of_claims(devices, claims, self.unallocated),
+            *offers.of_unclean(devices.values(), self._store.unclean())),
+            sets.wanted())
 
     def _log_rivals(self, offered: offers.Offers) -> None:
-        has_groups = any(
-            device.groups for device in self._table.snapshot().values())
-        found = {offer.handle: hold.reason
-                 for offer in (offered.all() if has_groups else ())
+        found = {offer.handle: hold.reason for offer in offered.all()
                  for hold in offer.all_holds
                  if hold.kind is holds.Kind.IOMMU_GROUP}
         found |= {

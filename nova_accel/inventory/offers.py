@@ -22,9 +22,7 @@ follow from claims, policies and other devices. The device table
 import collections
 from collections.abc import Collection, Iterable, Iterator, Mapping
 import contextlib
-import dataclasses
 import enum
-import operator
 import typing
 
 from nova_accel.drivers import handover
@@ -91,115 +89,63 @@ class Offer(typing.NamedTuple):
         return any(hold.kind is kind for hold in self.all_holds)
 
 
-class _Card(typing.NamedTuple):
-    """The handles of one card by part. Read-only."""
-
-    #: the device, the claims and the holds from which the rest follows
-    made_of: tuple
-    device: model.Device | None
-    #: of the card, of its parts and of its handles
-    holds: tuple[holds.Hold, ...]
-    of_part: dict[Part, list[Offer]]
-
-
 class Offers:
-    """The handles of a host by part, and the holds of each part.
-
-    Cards are independent of each other until withhold() is called. Therefore
-    another object for the same host takes over the cards that have the same
-    device, claims and holds, and computes only the others.
-    """
+    """The handles of a host by part, and the holds of each part."""
 
     def __init__(self, devices: Mapping[str, model.Device],
-                 claims: Iterable[model.Claim] = (),
-                 found: Iterable[holds.Hold] = (),
-                 unallocated: Collection[str] = (),
-                 unclean: Collection[values.Unclean] = (),
-                 before: typing.Optional['Offers'] = None):
-        """See offers()."""
-        self._claims = tuple(claims)
+                 claims: Iterable[model.Claim],
+                 found: Iterable[holds.Hold]):
         self._devices = devices
-        self._rules = unallocated, unclean
-        #: handle -> addresses of the devices that have it now
-        self._owners: dict[model.AttachHandle, tuple[str, ...]] = (
-            before._owners if before and before._devices is devices
-            else _owners(devices))
-        held, shown, withheld = (
-            collections.defaultdict(list) for _ in range(3))
-        for claim in self._claims:
-            held[claim.device_address].append(claim)
-            shown[self._owners.get(claim.handle, (claim.device_address,))[0]
-                  ].append(claim)
-        for hold in found:
-            withheld[hold.device].append(hold)
-        known = before._made if (
-            before and before._rules == self._rules) else {}
-        self._made: dict[str, _Card] = {}
-        for address in dict.fromkeys((*devices, *held, *withheld)):
-            its = [of.get(address, ()) for of in (held, shown, withheld)]
-            made_of = (devices.get(address), *its[0], None, *its[1], None,
-                       *its[2])
-            card = known.get(address)
-            self._made[address] = card if (
-                card and len(card.made_of) == len(made_of)
-                and all(map(operator.is_, card.made_of, made_of))
-                ) else self._card(address, made_of, *its)
-        self._cards = self._made.copy()
-        self._withhold_from_all()
-
-    def _card(self, address, made_of, held, shown, found) -> _Card:
-        """Compute the offers of a card.
-
-        :param held: claims on the card.
-        :param shown: claims on its handles; another device may have had them
-            before.
-        """
-        unallocated, unclean = self._rules
-        device = made_of[0]
-        devices = {address: device} if device else {}
-        every = tuple([hold for hold in dict.fromkeys((
-            *found, *of_claims(devices, [*held, *(
-                claim for claim in shown if claim.device_address != address)],
-                unallocated),
-            *of_unclean(devices.values(), unclean)))
-            if hold.handle or hold.device == address])
-        card = _Card(made_of, device, every, {})
-        claimed = {claim.handle: claim for claim in shown}
-        # inventory.providers reports a device with an unsupported type
-        with contextlib.suppress(TypeError, AttributeError):
-            for key, part in parts(device) if device else ():
-                card.of_part[key] = [
-                    _offer(card, key, handle, claimed.pop(handle, None))
-                    for handle in part.handles]
+        self._of_card: dict[str, list[holds.Hold]] = (
+            collections.defaultdict(list))
+        self._of_handle: dict[model.AttachHandle, list[holds.Hold]] = (
+            collections.defaultdict(list))
+        for hold in dict.fromkeys(found):
+            if hold.handle:
+                self._of_handle[hold.handle].append(hold)
+            else:
+                self._of_card[hold.device].append(hold)
+        claimed = {claim.handle: claim for claim in claims}
+        self._age = {claim.uuid: n for n, claim in enumerate(claimed.values())}
+        self._of_part: dict[Part, list[Offer]] = {}
+        for device in devices.values():
+            # inventory.providers reports a device with an unsupported type
+            with contextlib.suppress(TypeError, AttributeError):
+                for key, part in parts(device):
+                    common = self.holds_of(key)
+                    self._of_part[key] = [
+                        self._offer(key, handle, common,
+                                    claimed.pop(handle, None))
+                        for handle in part.handles]
         for handle, claim in claimed.items():
-            card.of_part.setdefault(claim.part, []).append(_offer(
-                card, claim.part, handle, claim, is_shown=False))
-        return card
+            key = claim.part
+            self._of_part.setdefault(key, []).append(self._offer(
+                key, handle, self.holds_of(key), claim, is_shown=False))
 
-    def _withhold_from_all(self) -> None:
-        """Withhold handles from all devices that have them, as PF and VF."""
-        for handle, addresses in self._owners.items():
-            if len(addresses) > 1:
-                self.withhold([
-                    dataclasses.replace(hold, device=address)
-                    for address in addresses for other in addresses
-                    for hold in self._made[other].holds
-                    if hold.handle == handle and address != other])
-
-    def card(self, address: str) -> object:
-        """Return a value that changes with the offers of a card."""
-        return self._cards.get(address)
+    def _offer(self, part: Part, handle: model.AttachHandle,
+               common: tuple[holds.Hold, ...], claim: model.Claim | None,
+               is_shown: bool = True) -> Offer:
+        own = self._of_handle.get(handle)
+        found = (*common, *own) if own else common
+        if claim and claim.state is _State.DELETING:
+            state = State.RELEASING
+        elif claim and not claim.waits:
+            state = State.HELD
+        elif found and any(hold.kind.withholds for hold in found):
+            state = State.WITHHELD
+        else:
+            state = State.FREE
+        return Offer(part, self._devices.get(part[0]), handle, state, found,
+                     claim, is_shown)
 
     def of(self, part: Part) -> list[Offer]:
         """Return the handles of a part, including claimed ones that the driver
         does not report now."""
-        card = self._cards.get(part[0])
-        return card.of_part.get(part, []) if card else []
+        return self._of_part.get(part, [])
 
     def all(self) -> Iterator[Offer]:
-        for card in self._cards.values():
-            for found in card.of_part.values():
-                yield from found
+        for found in self._of_part.values():
+            yield from found
 
     def free(self, part: Part) -> list[model.AttachHandle]:
         """Return the handles of a part that servers can get."""
@@ -213,14 +159,14 @@ class Offers:
                   for offer in found]
         if None in claims:
             return ()
-        uuids = {claim.uuid for claim in filter(None, claims)}
-        return tuple([claim for claim in self._claims if claim.uuid in uuids
-                      ]) if uuids else ()
+        return tuple(sorted(filter(None, claims),
+                            key=lambda claim: self._age[claim.uuid]))
 
     def holds_of(self, part: Part) -> tuple[holds.Hold, ...]:
         """Return the holds that apply to all handles of a part."""
-        card = self._cards.get(part[0])
-        return _common(card.holds, part) if card else ()
+        found = self._of_card.get(part[0])
+        return tuple([hold for hold in found if hold.region in (
+            None, part[1])]) if found else ()
 
     def withheld_by(self, part: Part) -> tuple[holds.Hold, ...]:
         """Return the holds that withhold a whole part."""
@@ -234,75 +180,35 @@ class Offers:
             hold for offer in self.of(part) for hold in offer.all_holds))))
 
     def all_holds(self) -> set[holds.Hold]:
-        return {hold for card in self._cards.values() for hold in card.holds}
+        return {hold for of in (self._of_card, self._of_handle)
+                for found in of.values() for hold in found}
 
     def withhold(self, found: Iterable[holds.Hold]) -> None:
         """Add holds of whole cards and of handles, of of_groups() and
         of_sets()."""
         for hold in found:
-            card = self._cards[hold.device]
-            self._cards[hold.device] = card._replace(
-                holds=card.holds if hold.handle else (*card.holds, hold),
-                of_part={part: [
+            if hold.handle is None:
+                self._of_card[hold.device].append(hold)
+            for part, _ in parts(self._devices[hold.device]):
+                self._of_part[part] = [
                     offer._replace(
                         all_holds=(*offer.all_holds, hold),
                         state=State.WITHHELD if offer.state is State.FREE
                         else offer.state)
                     if hold.applies_to(part, offer.handle) else offer
-                    for offer in there]
-                    for part, there in card.of_part.items()})
-
-
-def _owners(devices: Mapping[str, model.Device],
-            ) -> dict[model.AttachHandle, tuple[str, ...]]:
-    owners: dict[model.AttachHandle, tuple[str, ...]] = {}
-    for address, device in devices.items():
-        with contextlib.suppress(TypeError, AttributeError):
-            for _, part in parts(device):
-                for handle in part.handles:
-                    owners[handle] = (*owners.get(handle, ()), address)
-    return owners
-
-
-def _common(found: Iterable[holds.Hold], part: Part) -> tuple[holds.Hold, ...]:
-    """Return the holds that apply to all handles of a part of their card."""
-    return tuple([hold for hold in found if not hold.handle
-                  and hold.region in (None, part[1])]) if found else ()
-
-
-def _offer(card: _Card, part: Part, handle: model.AttachHandle,
-           claim: model.Claim | None, is_shown: bool = True) -> Offer:
-    found = card.holds and (*_common(card.holds, part), *(
-        hold for hold in card.holds if hold.handle == handle))
-    if claim and claim.state is _State.DELETING:
-        state = State.RELEASING
-    elif claim and not claim.waits:
-        state = State.HELD
-    elif any(hold.kind.withholds for hold in found):
-        state = State.WITHHELD
-    else:
-        state = State.FREE
-    return Offer(part, card.device, handle, state, found, claim, is_shown)
+                    for offer in self._of_part[part]]
 
 
 def offers(devices: Mapping[str, model.Device],
-           claims: Iterable[model.Claim] = (),
-           found: Iterable[holds.Hold] = (),
-           sets: Iterable[Collection[str]] = (),
-           unallocated: Collection[str] = (),
-           unclean: Collection[values.Unclean] = (),
-           before: Offers | None = None) -> Offers:
+           claims: Iterable[model.Claim], found: Iterable[holds.Hold],
+           sets: Iterable[Collection[str]] = ()) -> Offers:
     """Return each handle of a host as FREE, HELD, RELEASING or WITHHELD.
 
-    :param devices: by address. Not changed afterwards.
     :param claims: of servers, and of handles that wait for the operator.
-    :param found: the holds that do not follow from the other parameters.
+    :param found: all holds except those of of_groups() and of_sets().
     :param sets: addresses of devices that are allocated together.
-    :param unallocated: UUIDs of claims without an allocation in Placement.
-    :param unclean: of the store.
-    :param before: an earlier result for this host, which saves time.
     """
-    result = Offers(devices, claims, found, unallocated, unclean, before)
+    result = Offers(devices, claims, found)
     result.withhold([*of_groups(result, devices, sets)])
     result.withhold(of_sets(result, devices, sets))
     return result

@@ -390,10 +390,10 @@ def _of_device(device, node, root_uuid, use) -> tuple[Provider, ...]:
 
     :raises Exception: the device cannot be shown.
     """
-    made_of = (device, node, root_uuid, use.options, use.earlier.get(
-        device.address), use.offered.card(device.address), [
-            use.returning.get(part)
-            for part, _ in offers.parts(device)] if use.returning else ())
+    made_of = device, node, root_uuid, use.options, use.earlier.get(
+        device.address), [
+            (use.offered.of(part), use.offered.holds_of(part),
+             use.returning.get(part)) for part, _ in offers.parts(device)]
     before = use.known.get(device.address)
     if before and before[0] == made_of:
         return before[1]

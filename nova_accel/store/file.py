@@ -91,6 +91,7 @@ class File:
             'store', f'The rows of the claim store {self._name}',
             lambda: timeout, exception.AcceleratorsUnavailable)
         self._timeout = timeout
+        self._generation = 0
         #: PRAGMA data_version when refresh() last read the file
         self._data_version: int | None = None
         self._known = Memory()
@@ -160,6 +161,7 @@ class File:
                     self._db.execute('COMMIT')
                 if self._changed is not None:
                     self._known = self._changed
+                    self._generation += 1
             except BaseException:
                 # after some errors SQLite has rolled back already
                 if self._db.in_transaction:
@@ -233,11 +235,10 @@ class File:
                 f'{ADVICE[sqlite3.SQLITE_CORRUPT]}.') from error
 
     @property
-    def facts(self) -> tuple:
-        """Return the rows about cards and regions that holds and contents
-        follow from."""
-        known = self._known
-        return known.loaded, known.unsettled, known.disabled, known.planned
+    def generation(self) -> int:
+        """Return a number that changes with each change of the rows in memory.
+        It starts with each object."""
+        return self._generation
 
 
 def check_version(db: sqlite3.Connection, name: str) -> int:

@@ -215,7 +215,7 @@ class Case(unittest.TestCase):
         found: list[str] = []
         if device:
             providers.providers(
-                [device], offers.offers({device.address: device}),
+                [device], offers.offers({device.address: device}, (), ()),
                 'host', _ROOT, lambda address, why: found.append(why))
         return ' '.join(found)
 

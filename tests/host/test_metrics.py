@@ -223,7 +223,7 @@ class TextTest(testtools.TestCase):
             {ONE: device}, {ONE: conditions.Condition(
                 signals.State.OK, '', signals.State.OK)},
             {(ONE, 0): 'p0', (ONE, 1): 'p1'},
-            offers.Offers({}), {}, **more))
+            offers.Offers({}, (), ()), {}, **more))
 
     def test_texts_of_devices(self):
         """A serial number is what a card tells."""

@@ -301,7 +301,7 @@ class FileTest(commands.CommandTestCase):
                     signals.State.SUSPECT, 'x', signals.State.OK,
                     (finding,))},
                 {(device.address, None): 'a_accel_x'},
-                offers.Offers({}), {})))
+                offers.Offers({}, (), ()), {})))
         path = os.path.join(self.directory, 'page.html')
         done = commands.run('page', path, '--metrics', metrics,
                             page=page.Page)

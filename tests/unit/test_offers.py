@@ -5,8 +5,6 @@ import dataclasses
 import uuid
 
 import ddt
-import hypothesis
-from hypothesis import strategies
 from oslo_config import fixture as config_fixture
 import testtools
 
@@ -42,7 +40,8 @@ def hold(kind, **more):
 
 def offered(*devices, claims=(), more=(), lost=(), sets=()):
     by_address = {device.address: device for device in devices}
-    return offers.offers(by_address, claims, more, sets, lost)
+    return offers.offers(by_address, claims, (
+        *more, *offers.of_claims(by_address, claims, lost)), sets)
 
 
 def shown(found):
@@ -51,50 +50,8 @@ def shown(found):
             for one in found.all()}
 
 
-#: of random worlds: B is given whole or by VFs, and a VF of A as a device
-C = VFS[0]
-DEVICES = (card(), card(B, [B]), card(B, [f'{B[:-1]}1']), card(C, [C]),
-           fpga('0000:af:00.0', regions=2),
-           dataclasses.replace(card(B, [B]), groups=((B, C),)))
-CLAIMS = (
-    claim(VFS[0]), claim(VFS[1], DELETING), claim(VFS[1], WAITING),
-    claim(A, WAITING), claim(B, device=B), claim(B, DELETING, device=B),
-    claim(f'{B[:-1]}1', device=B), claim(C, device=C),
-    claim('0000:af:00.1', DELETING, 0, '0000:af:00.0'))
-HOLDS = (hold(Kind.SUSPECT), hold(Kind.GONE),
-         hold(Kind.IN_USE, handle=handle(VFS[1])),
-         holds.Hold(Kind.UNUSABLE, '0000:af:00.0', 'broken', 1),
-         holds.Hold(Kind.DISABLED, B, 'the operator'))
-UNCLEAN = values.Unclean(VFS[0], A, '', card().ids, 'none')
-
-
 @ddt.ddt
 class StateTest(testtools.TestCase):
-
-    @hypothesis.given(strategies.lists(strategies.randoms(), min_size=2))
-    def test_from_an_earlier_result(self, worlds):
-        """It is the same as without one."""
-        before = None
-        for world in worlds:
-            def some(*values):
-                return [value for value in values if world.random() < .5]
-            devices = {device.address: device for device in some(*DEVICES)}
-            rest = (
-                some(*CLAIMS), some(*HOLDS), some((A, B), (C, 'missing')),
-                some(CLAIMS[0].uuid), some(UNCLEAN))
-            found = offers.offers(devices, *rest)
-            before = offers.offers(devices, *rest, before)
-            self.assertEqual([*found.all()], [*before.all()])
-            self.assertEqual(found.all_holds(), before.all_holds())
-
-    def test_one_card_changes(self):
-        """The others are the same objects."""
-        devices = {a: fpga(a) for a in (A, B)}
-        before = offers.offers(devices, [claim(B, index=0, device=B)])
-        now = offers.offers(devices, [
-            *before._claims, claim(A, index=0)], before=before)
-        self.assertEqual((False, True), tuple(
-            before.card(a) is now.card(a) for a in (A, B)))
 
     @ddt.data(
         # claim; further holds -> state, kinds, whether it counts, is fit

@@ -183,6 +183,7 @@ class EndlessTest(testtools.TestCase):
         self.assertEqual(1, len(self.server.requests))
 
     def test_pages_of_one(self):
+        self.config(group='accel', glance_timeout=60)
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.bitstream.glance.download_seconds', lambda: 0.5))
         client = self.client(lambda number: page(
