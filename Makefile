@@ -1,6 +1,7 @@
 # make demo   the whole story on simulated hosts, in a minute; STEP=1: by steps
-# make test   everything that needs no root; parts of it: style unit host
+# make test   what each change has to pass; parts of it: style unit host
 #             functional, and make unit TEST=tests.unit.test_gbs for one test
+# make functional-rest  the other functional tests, which .ci/run runs too
 # make soak   random operations on a cloud, SOAK_MINUTES=60 of them
 # make explore  random orders of events on one host, EXPLORE_MINUTES=60 of them
 # make faults  each call that leaves nova-compute fails, in each operation
@@ -52,7 +53,7 @@ PIP = $(BIN)/python -m pip install $(QUIETLY) --no-compile
 # else each process that a test starts compiles nova_accel again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test parts style docs unit host functional soak explore faults killed sigterm mutants nova-tests \
+.PHONY: help demo test parts style docs unit host functional functional-rest soak explore faults killed sigterm mutants nova-tests \
 	nova-tests-part candidate bench bench-part bench-fleet bench-reuse clean lab lab-up lab-test \
 	lab-shell lab-down buyer tempest tempest-part tempest-setup tempest-up \
 	tempest-test tempest-down
@@ -106,7 +107,8 @@ unit functional: STESTR = $(FEW)
 # tests of host wait longer, for processes that are killed
 host: STESTR = --concurrency $$(($$(nproc) < 6 ? 2 * $$(nproc) : 12))
 # a class stays in one process: its tests share a cloud
-functional: STESTR += --group_regex '([^\.]*\.)*' --exclude-regex '$(KILLED)'
+functional: STESTR += --group_regex '([^\.]*\.)*' \
+	--exclude-regex '$(KILLED)|$(REST)'
 
 unit: $(STAMP)
 	$(run)
@@ -120,6 +122,14 @@ functional: $(STAMP)
 
 # make killed has them: each starts nova-compute twice
 KILLED = test_killed_compute
+
+# not in make test: modules without a mutant, and without a row in the tables of
+# operations
+REST = test_(beside_nova|defrag|driver_page|from_nova|guest_devices|guest_runs|healing|mixed|no_valid_host|nothing_held|nvme|operation_fails|random_operations|restart|vgpu)\.
+functional-rest: STESTR = $(FEW) --group_regex '([^\.]*\.)*' '$(REST)'
+functional-rest: $(STAMP)
+	$(BIN)/python -m tests.times functional
+	$(RUN)/functional --test-path ./tests/functional run $(STESTR)
 
 # what is asked of another release of Nova each time, see tests/ci.py
 FUNCTIONAL_PART = test_(api_expansion|cells|create|from_nova|live_migration|report|scheduler_placement)\.|test_operations\.(Keep|Move)Test

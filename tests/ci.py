@@ -1,12 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """What every change has to pass; .ci/run starts it.
 
-The parts of the README's test command, a part of Nova's own tests, two layouts
-of packages, nova-compute killed, and stopped ten times, the pages, the demo,
-each benchmark at its least size, a part of the tests with another release of
-Nova, as many trials of the lab as an hour allows, and a part of Tempest. A step
-that passes is one line; of one that fails what went wrong is printed. The last
-lines say what was done, and the very last one counts it.
+The parts of the README's test command, the other functional tests, a part of
+Nova's own tests, two layouts of packages, nova-compute killed, and stopped ten
+times, the pages, the demo, each benchmark at its least size, a part of the
+tests with another release of Nova, as many trials of the lab as an hour
+allows, and a part of Tempest. A step that passes is one line; of one that
+fails what went wrong is printed. The last lines say what was done, and the
+very last one counts it.
 
 The parts run two at a time. Each of them waits for its own disks, sleeps and
 last processes, and what it leaves of the processors the other one takes.
@@ -33,7 +34,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 #: takes longer than all others: it begins first
 LONGEST = 'functional'
 #: parts of which failed tests are run again
-TIERS = 'unit', 'host', 'functional', 'functional-part'
+TIERS = 'unit', 'host', 'functional', 'functional-rest', 'functional-part'
 #: tests that may pass only the second time
 UNSTEADY = 1
 #: minutes after which the other release of Nova is not begun, the lab is not
@@ -237,7 +238,7 @@ class Run:
             step.output = f' - Passed: {step.passed + step.failed}\n'
 
     def _failing(self, target, venv):
-        tier = target.removesuffix('-part')
+        tier = target.partition('-')[0]
         listed = subprocess.run(
             [f'{venv}/bin/stestr', '--test-path', f'./tests/{tier}',
              '--top-dir', '.', '--repo-url', f'build/stestr/{tier}',
@@ -391,6 +392,7 @@ def main():
 
 def everything_else(run: Run) -> None:
     """What follows the parts."""
+    run.part('functional-rest')
     run.part('nova-tests-part')
     run.step('layouts', '.venv/bin/python', '-m', 'testtools.run',
              'tests.layouts.test_wheel',

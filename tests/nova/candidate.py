@@ -98,13 +98,14 @@ def _name(path):
 
 
 def check(source: pathlib.Path) -> int:
-    """Run the tests with a Nova; how many of the three commands failed."""
+    """Run the tests with a Nova; how many of the commands failed."""
     failed = 0
     for command in (
             [sys.executable, '-m', 'testtools.run',
              'tests.unit.test_nova_signatures'],
             *(['make', tier, 'VENV=.venv-candidate', f'NOVA_IS={source}',
-               'LIMITS='] for tier in ('unit', 'functional'))):
+               'LIMITS='] for tier in (
+                   'unit', 'functional', 'functional-rest'))):
         failed += 0 != subprocess.run(command, cwd=ROOT, env={
             **os.environ, CANDIDATE: str(source)}).returncode
     return failed

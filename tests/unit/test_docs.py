@@ -64,6 +64,20 @@ class OperationsTableTest(testtools.TestCase):
     def test_table_says_what_is_tested(self):
         self.assertEqual(sorted(rows_of_tests()), sorted(rows_of_table()))
 
+    def test_outside_make_test(self):
+        """Modules that make test leaves to .ci/run have no row, and no mutant.
+        """
+        rest = re.search(r'^REST = test_\((.+)\)',
+                         (ROOT / 'Makefile').read_text(), re.M)[1].split('|')
+        self.assertEqual(set(), set(rest) - {
+            path.stem.removeprefix('test_')
+            for path in (ROOT / 'tests/functional').glob('test_*.py')})
+        self.assertEqual(set(), set(rest) & {
+            *(path.stem.removeprefix('test_') for path in TESTS
+              if path.parent.name == 'functional'),
+            *re.findall(r'functional\.test_(\w+)', (
+                ROOT / 'tests/mutants/mutants.txt').read_text())})
+
 
 class OriginTest(testtools.TestCase):
 
