@@ -82,9 +82,9 @@ def installed() -> list[str]:
 
 
 def check_installed(option: str, names) -> None:
-    """Check that an option names no driver that is not installed.
+    """Check that all drivers that an option names are installed.
 
-    :raises ConfigurationError: it does.
+    :raises ConfigurationError: a driver is not installed.
     """
     if not names:
         # avoids a search of installed packages, which takes tens of

@@ -2,10 +2,10 @@
 """The contract of drivers, each for a kind of devices.
 
 A driver is a class behind an entry point in ``nova_accel.drivers``. Its
-methods may block and may raise anything: each call runs in a thread of its own
-with a time limit, one at a time for each card, and an error affects only the
-device in question. A driver keeps no state of its own: it gets the last report
-of a device as ``before``.
+methods may block and may raise anything: each call runs in its own thread with
+a time limit, one call at a time for each card, and an error affects only the
+device of the call. A driver object remembers nothing about devices: it gets
+the last report of a device as ``before``.
 """
 
 import abc
@@ -79,7 +79,7 @@ class Use:
 
 
 class Cleaned(str):
-    """What release() did, in a few words, and the evidence for it."""
+    """The result of release(): the action in a few words, and the evidence."""
 
     #: values read back from the device afterwards, as a JSON object; '' if
     #: none. The next owner of the device may read it, so it contains no address
@@ -89,7 +89,7 @@ class Cleaned(str):
 
     def __new__(cls, done: str, shown: str = '', **facts: typing.Any,
                 ) -> 'Cleaned':
-        """:param facts: the content of shown, if that is not given."""
+        """:param facts: the content of shown, if shown is not given."""
         cleaned = super().__new__(cls, done)
         cleaned.shown = shown or (
             json.dumps(facts, sort_keys=True) if facts else '')
@@ -97,12 +97,12 @@ class Cleaned(str):
 
 
 def shown_of(done: str | None) -> str:
-    """Return Cleaned.shown of the result of release(); '' if it has none."""
+    """Return Cleaned.shown of the result of release(), or ''."""
     return getattr(done, 'shown', '')
 
 
 def facts_of(done: str | None) -> dict[str, typing.Any]:
-    """Return the values that release() read back, from its result."""
+    """Return the values read back, from the result of release()."""
     return json.loads(shown_of(done) or '{}')
 
 
@@ -145,16 +145,16 @@ class AcceleratorDriver(abc.ABC):
     PROCESSES: Mapping[privsep.Context, Callable[[], tuple[int, int]]] = {}
 
     def __init__(self, kernel: host_kernel.Kernel):
-        """:param kernel: the machine's, or a simulated one."""
+        """:param kernel: the kernel of the machine, or a simulated one."""
         self.kernel = kernel
 
     def check_options(self) -> None:
-        """Check before configure() whether it will refuse the options.
+        """Check before configure() that the options are acceptable.
 
         nova-accel check calls this, too: it reads only what find() reads, and
         changes nothing.
 
-        :raises ConfigurationError: configure() will refuse them, and
+        :raises ConfigurationError: configure() will refuse the options, and
             nova-compute will not start.
         """
 
@@ -164,7 +164,7 @@ class AcceleratorDriver(abc.ABC):
 
         Called by nova-accel check alone: once without a device, then for each
         device of this driver that examine() returned. Reads only, with or
-        without privileges. If it blocks, the command omits this device.
+        without privileges. If it blocks, the command omits the device.
 
         :param device: None to check what all devices need, for example a tool.
         :raises OSError: the device does not answer.
@@ -179,19 +179,19 @@ class AcceleratorDriver(abc.ABC):
         nothing if the host is in this state, and never touches devices that a
         guest may have.
 
-        :raises AcceleratorError: that failed; find() is called regardless.
+        :raises AcceleratorError: that failed. find() is called regardless.
         """
 
     def set_up(self, address: str) -> None:
         """Bring one device into the state that nova.conf requests.
 
-        After configure() has ended, called before each examine() of a device
-        that no server and no process of the host uses, because the kernel may
-        have refused before, or its driver was loaded again. Returns at once if
-        the device is in this state.
+        Called after configure(), before each examine() of a device that no
+        server and no process of the host uses: the kernel may have refused the
+        state earlier, or the device's driver may have been loaded again.
+        Returns at once if the device is in this state.
 
-        :raises AcceleratorError: that failed; set_up() is called again every
-            [accel] discovery_interval.
+        :raises AcceleratorError: the state cannot be reached. set_up() is
+            called again every [accel] discovery_interval.
         """
 
     @abc.abstractmethod
@@ -223,14 +223,14 @@ class AcceleratorDriver(abc.ABC):
         Changes nothing. Placement must accept its type and traits; traits that
         os-traits lacks begin with ``CUSTOM_``.
 
-        :param before: the device as last returned, None if it is new.
+        :param before: the device as last returned, or None if it is new.
         """
 
     def left_out(self, device: model.Device) -> str:
-        """Explain why the driver no longer reports a device: return the reason
-        in nova.conf, as a clause; '' if the device has disappeared.
+        """Return the reason in nova.conf for which the driver no longer
+        reports a device, as a clause, or '' if the device has disappeared.
 
-        If the operator left the device out, the owner of its server is not
+        If nova.conf leaves the device out, the owner of its server is not
         informed of a failure. Reads only what find() reads.
 
         :param device: as last returned by examine().
@@ -248,7 +248,7 @@ class AcceleratorDriver(abc.ABC):
 
         :param device: as examine() returned it.
         :returns: the device after the change.
-        :raises OSError: that failed, and is retried.
+        :raises OSError: the means remain; the call is repeated.
         """
         return device
 
@@ -305,12 +305,12 @@ class AcceleratorDriver(abc.ABC):
     def serial(self, address: str) -> str | None:
         """Return the serial number of a device, before examine().
 
-        Called until it returns a text, then again when the device has been
-        gone. The number is unique, and stays with the card in any slot. May
-        block, which affects this device only.
+        Called until it returns a text, and again after the device was absent.
+        The number is unique, and stays with the card in any slot. May block,
+        which affects this device only.
 
-        :returns: '' if it has none; None if it cannot be read now, for example
-            because a guest has the device.
+        :returns: '' if the device has no serial number, or None if the number
+            cannot be read now, for example because a guest has the device.
         :raises OSError: it cannot be read; ValueError: the value is invalid.
         """
         return ''
@@ -330,14 +330,14 @@ class AcceleratorDriver(abc.ABC):
         for example after a restart of nova-compute, and creates it again if a
         boot removed it. Several handles of a device are prepared in parallel.
 
-        :param created_type: name of one of the device's creatable types, None
-            if it has none.
+        :param created_type: name of one of the device's creatable types, or
+            None for a handle that is not created.
         :param fresh: True if the server has just got the handle and has no
             data on it.
         :param use: the server's request, and the remembered value. If
             prepare() raises after use.remember(), release() is called.
-        :raises DeviceUnavailable: the device does not offer it any more, or
-            another program uses the handle; nothing has changed.
+        :raises DeviceUnavailable: the device does not offer the type any more,
+            or another program uses the handle; nothing has changed.
         :raises DeviceError: the kernel refused.
         """
         if created_type:
@@ -348,7 +348,7 @@ class AcceleratorDriver(abc.ABC):
                      ) -> str | None:
         """Return the present creatable type of a handle.
 
-        :returns: its name; None if it has none.
+        :returns: the name of the type, or None if the handle has no type.
         :raises OSError: the type cannot be read.
         """
         return None
@@ -447,10 +447,10 @@ class AcceleratorDriver(abc.ABC):
               ) -> Mapping[str, Callable[[], object]]:
         """Return the steps that may recover a failed device.
 
-        inventory.recovery takes one after another until the device is healthy,
-        once for each cause, while no server has a part of the device. A step
-        may raise OSError or DeviceError, also before it changes anything, if
-        the host may use the device.
+        inventory.recovery runs one step after another until the device is
+        healthy, once for each cause, while no server has a part of the device.
+        If the host may use the device, a step may raise OSError or
+        DeviceError, even before it changes anything.
 
         :param device: as last returned by examine().
         :returns: names of inventory.recovery.LADDER -> the step.
@@ -475,16 +475,16 @@ def fixed_devices() -> frozenset[str]:
 
 
 def whole_cards() -> frozenset[str]:
-    """Return the addresses of the cards that a guest may program and flash.
+    """Return the addresses of [accel] whole_cards: a guest may program and
+    flash these cards.
 
-    :raises ConfigurationError: an entry of [accel] whole_cards is not a PCI
-        address.
+    :raises ConfigurationError: an entry is not a PCI address.
     """
     return pci.addresses(WHOLE_CARDS, CONF.accel.whole_cards)
 
 
 class Defect(Exception):
-    """Why no server may use a device or region; one clause."""
+    """Why no server may use a device or region, as a clause."""
 
 
 class Failure(Defect):
@@ -492,7 +492,7 @@ class Failure(Defect):
 
 
 class NotOffered(Defect):
-    """Why the configuration does not offer a healthy device; one clause."""
+    """Why nova.conf does not offer a healthy device, as a clause."""
 
 
 class PciDriver(AcceleratorDriver):
@@ -513,8 +513,8 @@ class PciDriver(AcceleratorDriver):
 
     @abc.abstractmethod
     def identify(self, address: str) -> model.Device | None:
-        """Return the identity of a function, regardless of its state; None if
-        it is not this driver's.
+        """Return the identity of a function in any state, or None if the
+        function is not this driver's.
 
         Part of find(): reads only what the kernel keeps in memory.
 
@@ -522,16 +522,16 @@ class PciDriver(AcceleratorDriver):
         """
 
     def may_be_mine(self, address: str) -> bool:
-        """Return whether recognize() may accept the function, for some value
-        of before.
+        """Return whether recognize() can accept the function with any value of
+        ``before``.
 
         :raises OSError: the function cannot be read.
         """
         return self.identify(address) is not None
 
     def is_there(self, device: model.Device) -> bool:
-        """Return whether a function still has the ids of a device, regardless
-        of what drivers report.
+        """Return whether the PCI function of a device still exists with the
+        device's ids, even if no driver reports it.
 
         :raises OSError: the function cannot be read.
         """
@@ -541,8 +541,8 @@ class PciDriver(AcceleratorDriver):
 
     def recognize(self, address: str, before: model.Device | None,
                   ) -> model.Device | None:
-        """Return the result of identify(); overridden if it depends on the
-        earlier state."""
+        """Return the result of identify(). A subclass overrides this if the
+        result depends on the earlier state."""
         return self.identify(address)
 
     @abc.abstractmethod
@@ -551,10 +551,10 @@ class PciDriver(AcceleratorDriver):
         """Return a device with its present state.
 
         :param device: from identify().
-        :param before: as last reported, None if it is new.
-        :raises Defect: no server may get it.
-        :raises OSError: it cannot be read; ValueError: the values are invalid.
-            Both count as defects.
+        :param before: the device as last reported, or None if it is new.
+        :raises Defect: no server may get the device.
+        :raises OSError: the device cannot be read; ValueError: the values are
+            invalid. Both count as defects.
         """
 
     def find(self):
@@ -625,10 +625,10 @@ class PciDriver(AcceleratorDriver):
 
     def _looked_at(self, device: model.Device, before: model.Device | None,
                    check: Callable[[], None] = lambda: None) -> model.Device:
-        """Return the result of look(); convert its errors into a defect of the
-        device.
+        """Return the result of look(), or the quarantined device if look()
+        raises.
 
-        :param check: called before; raises as look() does.
+        :param check: called before look(); may raise the same errors.
         """
         try:
             check()
@@ -652,8 +652,8 @@ class PciDriver(AcceleratorDriver):
                 f'sysfs cannot be read ({type(e).__name__}: {e})')
 
     def _with_migration(self, device, before):
-        """Return the device with migration support, read from one handle for
-        all."""
+        """Return the device with its support of migration, read from the first
+        handle."""
         if device.handles:
             by, why = vfio.migrates(
                 self.kernel, device.handles[0], device.address)
@@ -673,8 +673,8 @@ class PciDriver(AcceleratorDriver):
     def serial(self, address):
         """Return the Device Serial Number of the function; see the base class.
 
-        The functions of a device have the same one, by the PCI Express
-        specification.
+        By the PCI Express specification, all functions of a device have the
+        same number.
         """
         if not pci.ADDRESS.fullmatch(address):
             return ''
@@ -683,8 +683,8 @@ class PciDriver(AcceleratorDriver):
         return f'{serial}.{number}' if serial and number != '0' else serial
 
     def state(self, address):
-        """Return whether the function and its VFs answer, and their reset
-        methods; see the base class."""
+        """Return whether the function and its VFs answer, and the function's
+        reset methods; see the base class."""
         interval = (time.monotonic() // CONF.accel.discovery_interval
                     if self.POLLED else None)
         if not pci.ADDRESS.fullmatch(address):
@@ -698,7 +698,7 @@ class PciDriver(AcceleratorDriver):
             return interval, error.errno
 
     def health(self, device):
-        """Return the readings of the PCI bus about the function; see the base
+        """Return what the PCI bus reports about the function; see the base
         class."""
         if pci.ADDRESS.fullmatch(device.address):
             yield from bus.readings(
@@ -733,20 +733,19 @@ class PciDriver(AcceleratorDriver):
             pci.DEVICES, f'bus/pci/drivers/{VFIO}', 'class/vfio-dev'))
 
     def configure(self):
-        """See the base class; sets up the devices for which nova.conf requests
-        VFs.
+        """Call set_up() for the devices for which nova.conf requests VFs; see
+        the base class.
 
-        :raises AcceleratorError: the first device that cannot be set up; the
-            others are set up nevertheless.
+        :raises AcceleratorError: the first failure. All devices are tried.
         """
         self.check_options()
         self._each(sriov.wanted(), self.set_up)
 
     def make_virtual_functions(self, address: str | None = None) -> None:
-        """Create the VFs of this driver's functions that nova.conf requests.
+        """Create the VFs that nova.conf requests for functions of this driver.
 
-        :param address: of one function; None: of all.
-        :raises AcceleratorError: the first failure; the others are created.
+        :param address: the only function that gets VFs, or None for all.
+        :raises AcceleratorError: the first failure. Others get VFs regardless.
         """
         self._each(sriov.wanted().keys() & (
             sriov.wanted().keys() if address is None else {address}),
@@ -762,7 +761,7 @@ class PciDriver(AcceleratorDriver):
 
     @staticmethod
     def _each(addresses, do):
-        """Call a function for each address, also after errors.
+        """Call a function for each address, even after an error.
 
         :raises AcceleratorError: the first error.
         """
@@ -776,14 +775,14 @@ class PciDriver(AcceleratorDriver):
             raise failed[0]
 
     def attribute(self, address: str, name: str) -> str | None:
-        """Return an attribute of a function; None if it does not have it."""
+        """Return a sysfs attribute of a function, or None if it is missing."""
         try:
             return self.kernel.read(pci.path(address, name))
         except FileNotFoundError:
             return None
 
     def names(self, path: str) -> tuple[str, ...]:
-        """Return the names in a directory of sysfs; none if it is absent."""
+        """Return the names in a directory of sysfs, or () if it is absent."""
         try:
             return tuple(self.kernel.listdir(path))
         except OSError:
@@ -791,11 +790,11 @@ class PciDriver(AcceleratorDriver):
 
     def function_handles(self, address: str, companions: tuple[str, ...] = (),
                          ) -> tuple[model.AttachHandle, ...]:
-        """Return the handles of a function that guests can get: its VFs, or the
-        function itself.
+        """Return the handles of a function that guests can get: its VFs or,
+        without VFs, the function itself.
 
-        :param companions: functions that go to the same guest with it.
-        :raises Defect: it is allocated whole, and VFIO would refuse it.
+        :param companions: functions that go to the same guest as the function.
+        :raises Defect: the function has no VFs, and VFIO would refuse it.
         """
         vfs = pci.virtual_functions(self.kernel, address)
         if vfs:
@@ -813,10 +812,10 @@ class PciDriver(AcceleratorDriver):
 
     def unused_handles(self, address: str, companions: tuple[str, ...] = (),
                        ) -> tuple[model.AttachHandle, ...]:
-        """Return function_handles() without those that the host uses.
+        """Return function_handles() without handles that the host uses.
 
         :param companions: see function_handles().
-        :raises Defect: see function_handles(), or the host uses all of them.
+        :raises Defect: see function_handles(), or the host uses the function.
         """
         handles = []
         for handle in self.function_handles(address, companions):
@@ -830,9 +829,9 @@ class PciDriver(AcceleratorDriver):
     # Between two servers
 
     def _resettable(self, device: model.Device) -> model.Device:
-        """Return the device without handles that need a reset but have none.
+        """Return the device without handles that must and cannot be reset.
 
-        :raises Defect: no handle is left.
+        :raises NotOffered: no handle is left.
         """
         handles = tuple(
             h for h in device.handles
@@ -854,9 +853,9 @@ class PciDriver(AcceleratorDriver):
         return dataclasses.replace(device, handles=handles)
 
     def _not_by_bus(self, device):
-        """Check that the policy of a device does not require a bus reset.
+        """Return the device if its policy does not require a bus reset.
 
-        :raises NotOffered: it does.
+        :raises NotOffered: the policy requires one.
         """
         for handle in device.all_handles:
             if handover.by_bus(device, handle.address):
@@ -867,8 +866,8 @@ class PciDriver(AcceleratorDriver):
         return device
 
     def unshowable(self, device: model.Device) -> str:
-        """Return why release() cannot show that a device is clean, a clause;
-        '' if it may be able to."""
+        """Return why release() can never show that a device is clean, as a
+        clause, or '' if it may be able to."""
         return f'the driver {self.NAME} reads nothing of it that shows it'
 
     def _check_proof(self, device):
@@ -883,8 +882,8 @@ class PciDriver(AcceleratorDriver):
 
     def reset_methods(self, device: model.Device, handle: model.AttachHandle,
                       function: str) -> tuple[str, ...]:
-        """Return the reset methods for a function of a handle under its
-        policy, in order, as pci.reset_methods()."""
+        """Return those of pci.reset_methods() that the policy of a handle
+        permits for one of its functions, in the same order."""
         methods = pci.reset_methods(self.kernel, function)
         if not handover.by_bus(device, handle.address):
             return methods
@@ -917,7 +916,7 @@ class PciDriver(AcceleratorDriver):
             handover.Policy.RESET, handover.Policy.CLEAR)
 
     def release(self, device, handle, created_type, use):
-        """Reset the function of a handle if the driver RESETS; see the base
+        """Reset the function of a handle if RESETS is True; see the base
         class.
 
         :raises DeviceError: the reset failed.
@@ -927,8 +926,8 @@ class PciDriver(AcceleratorDriver):
         return self.reset(device, handle)
 
     def steps(self, device):
-        """Return the reset between two servers, in its usual form and by bus,
-        if servers get the device as one function; see the base class."""
+        """Return the function reset and the bus reset of a device, or {}
+        unless servers get the device as one function; see the base class."""
         handle = self.whole(device)
         if handle is None or not self.RESETS or not self.is_reset(
                 device, handle):
@@ -945,8 +944,8 @@ class PciDriver(AcceleratorDriver):
             {'card reset': reset_card} if 'bus' in methods[1:] else {})}
 
     def whole(self, device: model.Device) -> model.AttachHandle | None:
-        """Return the handle of a device that servers get as one function, if
-        the operator offers it."""
+        """Return the handle of a device that servers get as one function, or
+        None if they do not, or if nova.conf does not offer the device."""
         if self.NEEDS_RULE and not rules.DeviceRules().includes(device):
             return None
         return next((handle for handle in device.handles
@@ -1036,10 +1035,10 @@ class PciDriver(AcceleratorDriver):
                 f'it.')
 
     def check_unused(self, handle: model.AttachHandle) -> None:
-        """Check that the host does not use a handle that a server gets.
+        """Check that the host does not use the handle that a server gets.
 
-        :raises DeviceUnavailable: the host uses it, or this cannot be
-            determined.
+        :raises DeviceUnavailable: the host uses the handle, or its use cannot
+            be determined.
         """
         for function in handle.functions:
             self._check_function(function)

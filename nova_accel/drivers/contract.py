@@ -31,7 +31,8 @@ _FLAG = 'PREPARES_EVERY_HANDLE'
 
 def attends(driver: type[base.AcceleratorDriver]) -> bool:
     """Return whether prepare() and release() are called for each handle, not
-    only for those created on demand, because the class overrides them."""
+    only for handles that are created on demand: the class overrides one of
+    them, or sets RESETS."""
     return _cleans(driver) or _has(driver, 'prepare')
 
 
@@ -46,10 +47,10 @@ def sets_up(driver: type[base.AcceleratorDriver]) -> bool:
 
 
 def check_class(name: str, driver: type[base.AcceleratorDriver]) -> None:
-    """Check that the methods and attributes of a class state how its devices
+    """Check that a class states by its methods and attributes how its devices
     are cleaned.
 
-    :raises UnusableDriver: they do not.
+    :raises UnusableDriver: the class does not state it.
     """
     has, remedy = _ambiguous(driver)
     if has:
@@ -60,8 +61,8 @@ def check_class(name: str, driver: type[base.AcceleratorDriver]) -> None:
 
 
 def _ambiguous(driver) -> tuple[str, str]:
-    """Return which attributes of a class are ambiguous, and the remedy; '' if
-    none are."""
+    """Return the contradictory or missing attributes of a class, and the
+    remedy, or ('', '')."""
     resets = getattr(driver, 'RESETS', False)
     flag = getattr(driver, _FLAG, None)
     if resets and not issubclass(driver, base.PciDriver):
@@ -120,7 +121,8 @@ def serial(driver: str, found: typing.Any) -> str | None:
 
 
 def left_out(driver: base.AcceleratorDriver, device: model.Device) -> str:
-    """Return the result of AcceleratorDriver.left_out(); '' if it raises."""
+    """Return the result of AcceleratorDriver.left_out(), or '' for an error.
+    """
     with contextlib.suppress(Exception):
         found = driver.left_out(device)
         return found if _is_text(found) else ''
@@ -155,7 +157,7 @@ def readings(driver: str, found: Iterable[typing.Any],
              ) -> tuple[signals.Reading, ...]:
     """Return the result of AcceleratorDriver.health().
 
-    :raises DeviceError: the result has other values than readings of known
+    :raises DeviceError: the result contains anything but readings of known
         signals.
     """
     result = tuple(itertools.islice(found, _MOST_READINGS + 1))
@@ -172,8 +174,8 @@ def readings(driver: str, found: Iterable[typing.Any],
 
 
 def usual(error: BaseException, what: str) -> Exception:
-    """Return an error that is safe to log: an error of another package may not
-    be an Exception, or fail to return its text."""
+    """Return an Exception that can be logged, for any error of another
+    package: the error may not be an Exception, or str() of it may fail."""
     try:
         if isinstance(error, Exception):
             str(error), repr(error)

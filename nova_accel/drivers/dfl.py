@@ -9,14 +9,14 @@ every port, and the controller of the card's flash. A guest gets the PF only if
 
 A board of OFS has a *slot*: its port stays with the PF and has no AFU. The AFU
 of the slot has a VF for each of its interfaces; the registers of the first VF
-show the function. A guest gets all of these VFs as one accelerator. The board
-has further physical functions, which are parts of it: the first one has the
+show the function. A guest gets all of these VFs as one accelerator. The
+further physical functions of the board are parts of it; the first one has the
 FME.
 
-Sources: drivers/fpga/dfl*.c and Documentation/fpga/dfl.rst of Linux, those of
-OFS/linux-dfl for slots, and trials on a 6.12 kernel. The numbers in names like
-dfl-port.0 change whenever a driver is bound, so cards are known by PCI address
-and ports by their id only.
+Sources: drivers/fpga/dfl*.c and Documentation/fpga/dfl.rst of Linux, the same
+files of OFS/linux-dfl for slots, and trials on a 6.12 kernel. The numbers in
+names like dfl-port.0 change whenever a driver is bound. Hence cards are
+identified by PCI address, and ports by id only.
 """
 
 import contextlib
@@ -138,7 +138,7 @@ class DflDriver(base.PciDriver):
         """Assign ports to VFs as [accel] virtual_functions requests.
 
         The first ports are assigned, one per VF. If there are fewer VFs than
-        ports, no server can get the others.
+        ports, no server can get the remaining ports.
         """
         try:
             if (address in sriov.wanted()
@@ -170,7 +170,7 @@ class DflDriver(base.PciDriver):
     def _enable_vfs(self, address, ports, implemented):
         """Assign ports to new VFs.
 
-        :param ports: to assign; some may be released already.
+        :param ports: the ports to assign; some may be released already.
         """
         present = {port.id for port in self._ports(address, [])}
         for port in sorted(present.intersection(ports)):
@@ -179,12 +179,12 @@ class DflDriver(base.PciDriver):
         self._wait(address, implemented)
 
     def _enable_slot(self, address, count):
-        """Create the VFs of a slot, without a driver of the host.
+        """Create the VFs of a slot without binding them to a host driver.
 
-        :raises Defect: the kernel is not linux-dfl. In mainline the number
-            must be that of ports that were released
-            (dfl_fpga_cdev_config_ports_vf() in dfl.c), and those cannot be
-            reset.
+        :raises Defect: the kernel is not linux-dfl. In mainline Linux the
+            number of VFs must equal that of released ports
+            (dfl_fpga_cdev_config_ports_vf() in dfl.c), and released ports
+            cannot be reset.
         """
         try:
             self.kernel.set_numvfs(address, count, probe=False)
@@ -197,7 +197,7 @@ class DflDriver(base.PciDriver):
             raise
 
     def _implemented(self, address) -> int:
-        """Return the number of the card's ports, with those of VFs."""
+        """Return the number of the card's ports, including ports of VFs."""
         return sum(name.startswith('dfl-fme-region.')
                    for name in self.kernel.listdir(self._fme(address)))
 
@@ -215,8 +215,8 @@ class DflDriver(base.PciDriver):
         return self._identity(address, ids) if ids in _PRODUCTS else None
 
     def _is_for_rules(self, address) -> bool:
-        """Return whether a rule of the driver pci names a board that this
-        driver cannot offer."""
+        """Return whether a rule of the driver pci offers the board; this
+        driver then leaves it out."""
         return ('pci' in CONF.accel.enabled_drivers
                 and pci_rule.PciRuleDriver(self.kernel).may_be_mine(address))
 
@@ -230,8 +230,7 @@ class DflDriver(base.PciDriver):
             return False
 
     def _identity(self, address, ids) -> model.Device:
-        """Return the identity of a card, which does not depend on its state.
-        """
+        """Return the identity of a card, which is the same in every state."""
         vendor, product, family = _PRODUCTS[ids]
         if product == 'DFL':
             try:
@@ -267,7 +266,7 @@ class DflDriver(base.PciDriver):
             else model.Health.OK, reason=reason, is_not_offered=bool(reason))
 
     def _why_not_whole(self, address) -> str:
-        """Return why no guest gets the PF of a card without VFs, or ''."""
+        """Return why a card without VFs is not offered as a whole, or ''."""
         if pci.has_vfs(self.kernel, address):
             return ''
         if address in sriov.wanted():
@@ -305,10 +304,10 @@ class DflDriver(base.PciDriver):
             for fme in self._children(address, 'dfl-fme'))), '')
 
     def _mac_address(self, directory) -> str:
-        """Return the MAC address of a board, '' if it is not unique to it.
+        """Return the MAC address of a board, or '' if it is not unique.
 
-        :param directory: of the FME, or of a part of it: the controller is
-            such a part, or behind an SPI bus of one.
+        :param directory: of the FME, or below it: the controller is a part of
+            the FME, or behind an SPI bus of a part.
         """
         for name in self.names(directory):
             if name == 'mac_address':
@@ -322,7 +321,7 @@ class DflDriver(base.PciDriver):
 
     def health(self, device):
         """Read the bus, and the errors and alarms of the FME; see the base
-        class. The physical function shows them while servers have its VFs.
+        class. The PF shows them while servers have the card's VFs.
 
         Source: Documentation/ABI/testing/sysfs-platform-dfl-fme of Linux:
         errors (5.4) and hwmon (5.5). A bitstream of a server can heat the
@@ -388,7 +387,7 @@ class DflDriver(base.PciDriver):
             return None
 
     def _region_type(self, fme) -> str | None:
-        """Return the compat_id that all regions of the FME share.
+        """Return the compat_id that all regions of the FME share, or None.
 
         The base region has the attribute as well, but reading it gives ENOENT,
         as for a region without a compat_id.
@@ -410,7 +409,7 @@ class DflDriver(base.PciDriver):
         return found.pop() if found else None
 
     def _ports(self, address, vfs) -> list[_Port]:
-        """Return the ports that the host sees, of the PF and of its VFs."""
+        """Return the ports that the host sees on the PF and its VFs."""
         result = []
         for function in (address, *vfs):
             for path in self._children(function, 'dfl-port'):
@@ -428,8 +427,8 @@ class DflDriver(base.PciDriver):
         return result
 
     def _slot(self, address, path) -> tuple[str, ...] | None:
-        """Return the VFs of a slot, None for a port that has an AFU of its
-        own."""
+        """Return the VFs of the slot behind a port, or None if the port has an
+        AFU."""
         if self.kernel.exists(f'{path}/afu_id') or _OFS != pci.ids(
                 self.kernel, address):
             return None
@@ -477,8 +476,8 @@ class DflDriver(base.PciDriver):
         return tuple(regions[index] for index in sorted(regions))
 
     def _known_function(self, port, fme, before) -> str | None:
-        """Return the function of a port. If a guest may have the VFs of a
-        slot, return the function from before."""
+        """Return the function of a port. While a guest may have the VFs of a
+        slot, return the function that ``before`` has."""
         if not any(pci.is_for_vfio(self.kernel, vf) for vf in port.vfs or ()):
             return self._function(port, fme)
         return next((region.function_uuid for region in
@@ -486,7 +485,11 @@ class DflDriver(base.PciDriver):
                      if region.index == port.id), None)
 
     def _function(self, port, fme) -> str | None:
-        """Return the present function of a port."""
+        """Return the UUID of the AFU that a port or its slot reports now, or
+        None without an AFU.
+
+        :raises Defect: the port is being programmed, stuck, or dead.
+        """
         if port.vfs is not None:
             if self._manager_state(fme) in _PROGRAMMING:
                 raise _Defect('it is being programmed')
@@ -506,10 +509,10 @@ class DflDriver(base.PciDriver):
         return None if function == _ALL_ZEROS else function
 
     def _function_of_slot(self, vfs) -> str | None:
-        """Return the function of the first VF; None without VFs, or if it
-        shows no AFU.
+        """Return the UUID of the AFU that the first VF reports, or None
+        without a VF or an AFU.
 
-        :raises Defect: a guest may have the VF, or it cannot be read.
+        :raises Defect: a guest may have the VF, or the VF cannot be read.
         """
         if not vfs:
             return None
@@ -527,14 +530,15 @@ class DflDriver(base.PciDriver):
     def _check_readable(self, vfs):
         """Check that no guest may have the first VF of a slot.
 
-        :raises Defect: a guest may have it.
+        :raises Defect: a guest may have the VF.
         """
         if vfs and pci.is_for_vfio(self.kernel, vfs[0]):
             raise _Defect(f'its function cannot be read, because {vfs[0]} is '
                           f'bound to {VFIO}: leave it without a driver')
 
     def _manager(self, fme, attribute) -> str:
-        """Return an attribute of the FME's FPGA manager, '' if it has none."""
+        """Return an attribute of the FME's FPGA manager, or '' if it is
+        missing."""
         try:
             for name in self.kernel.listdir(fme):
                 if re.fullmatch('dfl-fme-mgr[.][0-9]+', name):
@@ -574,8 +578,8 @@ class DflDriver(base.PciDriver):
     def _add_hidden(self, address, regions, fme, before, common, hidden):
         """Add the regions whose port the host does not see now.
 
-        They are behind VFs that a guest has (bound to vfio-pci) or that have
-        no driver, or they are released while VFs are not enabled.
+        Such a port is on a VF that a guest has (bound to vfio-pci) or that has
+        no driver, or it was released and the VFs are not enabled.
         """
         for region in before.regions if before else ():
             held = {handle.address for handle in region.handles}
@@ -610,7 +614,7 @@ class DflDriver(base.PciDriver):
         """See the base class.
 
         After a failure the port stays disabled until dfl-pci is bound again.
-        This method does so if no other port of the card is in use.
+        This method binds it again if no other port of the card is in use.
 
         :raises IncompatibleBitstream: the bitstream is for another compat_id
             than the card has now; nothing was changed.
@@ -644,8 +648,8 @@ class DflDriver(base.PciDriver):
     def reset_region(self, device, region):
         """Reset the port; see the base class.
 
-        A reset that takes more than a millisecond leaves it disabled until
-        dfl-pci is bound again (__afu_port_disable() in dfl-afu-main.c of
+        If the reset takes more than a millisecond, the port stays disabled
+        until dfl-pci is bound again (__afu_port_disable() in dfl-afu-main.c of
         Linux).
         """
         what = f'{region.name} of {device.address} had to be reset'
@@ -672,7 +676,7 @@ class DflDriver(base.PciDriver):
             raise _Defect('the card does not answer after it')
 
     def _clear_errors(self, port):
-        """Clear the errors of a port; the log keeps them."""
+        """Log the errors of a port, and clear them."""
         with contextlib.suppress(OSError, ValueError):
             found = self.kernel.read(f'{port.path}/errors/errors')
             if int(found, 0):
@@ -688,9 +692,8 @@ class DflDriver(base.PciDriver):
                 'nothing: let the card cool') from error
 
     def recover(self, address: str) -> None:
-        """Bind dfl-pci again, which enables ports that a failure disabled.
-
-        VFs are enabled again afterwards.
+        """Bind dfl-pci again to enable ports that a failure disabled, and
+        enable the VFs again.
 
         :raises DeviceError: a guest uses a port of the card, or the card does
             not return.
@@ -731,8 +734,8 @@ class DflDriver(base.PciDriver):
             self.recover, device.address)}
 
     def _prepare(self, address, index) -> tuple[str, _Port]:
-        """Return the FME and the port of a region, with their present numbers.
-        """
+        """Return the directory of the FME and the port of a region, as they
+        are named now."""
         if not pci.answers(self.kernel, address):
             raise _Defect('the card does not answer on the PCI bus')
         bound = pci.driver(self.kernel, address)
@@ -815,8 +818,8 @@ class DflDriver(base.PciDriver):
         return model.uuid_hex(self.kernel.read(f'{port.path}/afu_id'))
 
     def _wait(self, address, count):
-        """Wait until the FME and count ports exist, because probing is
-        asynchronous."""
+        """Wait until the FME and ``count`` ports exist: the kernel probes them
+        in the background."""
         end = time.monotonic() + REBIND_SECONDS
         while True:
             vfs = pci.virtual_functions(self.kernel, address)
@@ -840,7 +843,7 @@ def _stuck(function) -> str:
 
 
 def _is_of_one_board(mac: str) -> bool:
-    """Return whether a MAC address identifies a device: it is not 0, and
-    neither a group address nor a locally administered one (IEEE 802)."""
+    """Return whether a MAC address identifies one board: it is not 0, not a
+    group address, and not locally administered (IEEE 802)."""
     return bool(re.fullmatch('[0-9a-f]{2}(:[0-9a-f]{2}){5}', mac)
                 and int(mac[:2], 16) & 3 == 0 and set(mac) != set('0:'))

@@ -99,10 +99,10 @@ def obstacle(kernel, device: model.Device, option: str,
              found: Iterable[rules.Rule]) -> str:
     """Return why a device must not be offered, as a clause, or ''.
 
-    :param option: name of the option with the rules, ``[accel]
-        include_devices``.
-    :param found: its rules. Only a rule with the whole address names a device:
-        a wildcard might include GPUs that the operator did not think of.
+    :param option: name of the option with the rules.
+    :param found: the rules of the option. Only a rule with the whole address
+        names a device: a wildcard might include GPUs that the operator did not
+        expect.
     :raises OSError: sysfs cannot be read.
     """
     address = device.address
@@ -130,8 +130,8 @@ def obstacle(kernel, device: model.Device, option: str,
 
 def recorded(kernel, device: model.Device, before: model.Device | None,
              ) -> model.Device:
-    """Return a GPU with its XGMI hive in its record: the present hive, or the
-    last one that amdgpu showed."""
+    """Return a GPU whose record has its XGMI hive: the present hive or, if
+    amdgpu shows none, the last one."""
     found = hive(kernel, device.address)
     if found:
         return dataclasses.replace(device, record=((_HIVE, found),))
@@ -140,8 +140,8 @@ def recorded(kernel, device: model.Device, before: model.Device | None,
 
 
 def hive(kernel, address: str) -> str:
-    """Return the id of the XGMI hive that amdgpu shows for a GPU; '0' if the
-    GPU is in none, '' if amdgpu does not have the GPU."""
+    """Return the id of the XGMI hive that amdgpu shows for a GPU, '0' if the
+    GPU is in no hive, or '' if amdgpu does not have the GPU."""
     if not _is_amd(kernel, address):
         return ''
     try:
@@ -182,7 +182,7 @@ def _unknown_module(address) -> str:
 
 
 def modules() -> dict[str, int]:
-    """Return the numbers of modules by address of the GPU.
+    """Return PCI address of a GPU -> number of its module.
 
     :raises ConfigurationError: the option cannot be read.
     """
@@ -194,7 +194,8 @@ def modules() -> dict[str, int]:
 
 
 def _fabric_manager() -> str:
-    """Return the address of Fabric Manager, '' if its library is not used."""
+    """Return the address of Fabric Manager, or '' if its library is not used.
+    """
     name, _, address = (CONF.accel.fabric_command or '').partition(':')
     return (address or nvfm.ADDRESS) if name == LIBRARY else ''
 
@@ -204,9 +205,9 @@ def memory_obstacle(device: model.Device) -> str:
     ''.
 
     If the GPU shares the memory space of its processor, nvgrace_gpu_vfio_pci
-    shows its memory to QEMU. The driver in the guest then requires a PCI root
-    complex with an SMMUv3 for each GPU, and NUMA nodes for memory that is added
-    later.
+    shows the GPU's memory to QEMU. The driver in the guest then requires, for
+    each GPU, a PCI root complex with an SMMUv3, and NUMA nodes for memory that
+    is added later.
     """
     if (device.vendor_id, device.product_id) in _OF_THE_HOST:
         return ('its memory is that of the host, of which a guest gets none '
@@ -222,7 +223,7 @@ def memory_obstacle(device: model.Device) -> str:
 def obstacle_of_vgpus(kernel, device: model.Device) -> str:
     """Return why vGPUs of an NVIDIA GPU would not work, as a clause, or ''.
 
-    Each guest needs an active partition with the VFs that it has
+    Each guest needs an active partition with the guest's VFs
     (fmActivateFabricPartitionWithVFs() of NVIDIA's Fabric Manager SDK).
 
     :raises OSError: sysfs cannot be read.
@@ -236,10 +237,10 @@ def obstacle_of_vgpus(kernel, device: model.Device) -> str:
 
 
 def has_partition(kernel, device: model.Device) -> bool:
-    """Return whether a vGPU gets the partition of its GPU alone.
+    """Return whether a vGPU of a whole GPU gets the partition of that GPU.
 
-    A vGPU with a part of the GPU does not: a partition accepts one VF of each
-    GPU, and refuses more (NVIDIA/kubevirt-gpu-device-plugin pull request 193).
+    A vGPU with a part of the GPU gets none: a partition accepts only one VF of
+    each GPU (NVIDIA/kubevirt-gpu-device-plugin pull request 193).
 
     :raises OSError: sysfs cannot be read.
     """
@@ -249,8 +250,9 @@ def has_partition(kernel, device: model.Device) -> bool:
 def obstacle_of_vfs(kernel, device: model.Device, vfs: Iterable[str]) -> str:
     """Return why the VFs of a GPU must not be offered, as a clause, or ''.
 
-    With one VF for each GPU, gim lets all GPUs of a board reach each other's
-    memory, with several it does not (mi300_xgmi_is_fb_sharing_allowed()).
+    If each GPU has one VF, gim lets all GPUs of a board reach each other's
+    memory; if it has several, gim does not
+    (mi300_xgmi_is_fb_sharing_allowed()).
 
     :param vfs: all VFs of the GPU.
     """
@@ -279,8 +281,8 @@ def _is_instinct(kernel, device) -> bool:
 
 
 def _joined(kernel, device) -> str:
-    """Return the beginning of a sentence about a connection to other GPUs that
-    has no NVSwitch; '' without one."""
+    """Return the beginning of a sentence that the GPU is connected to other
+    GPUs without an NVSwitch, or '' if it is not."""
     hive_id = dict(device.record).get(_HIVE)
     if hive_id:
         return '' if hive_id == _NO_HIVE else 'XGMI joins it with other GPUs'
@@ -299,8 +301,8 @@ def _joined(kernel, device) -> str:
 
 
 def _switch(kernel, device) -> str:
-    """Return an NVSwitch that connects the GPU with others, '' if none does.
-    """
+    """Return the NVSwitch that connects the GPU with others, or '' if none
+    does."""
     if (device.vendor_id != _NVIDIA or pci.class_code(
             kernel, device.address) >> 8 not in pci.DISPLAYS):
         return ''
@@ -311,8 +313,8 @@ def _switch(kernel, device) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _first_switch(kernel, functions) -> str:
-    """Return the first NVSwitch of the host, '' without one. Cached: the result
-    is the same for each GPU of a scan."""
+    """Return the first NVSwitch of the host, or '' if the host has none. The
+    cache serves all GPUs of a scan."""
     for function in functions:
         if (pci.class_code(kernel, function) >> 8 == _SWITCH
                 and pci.identifier(kernel, function, 'vendor') == _NVIDIA):
@@ -321,10 +323,10 @@ def _first_switch(kernel, functions) -> str:
 
 
 def activate(kernel, device: model.Device, vf: str = '') -> None:
-    """Let a guest reach the other GPUs of a device's set over the fabric, and
-    only these.
+    """Activate the partition of a device's set: a guest then reaches the GPUs
+    of the set over the fabric, and no other GPUs.
 
-    Does nothing if the partition is active, or for devices without a set.
+    Does nothing if the partition is active, or if the device is in no set.
 
     :param vf: the VF by which a guest has the whole GPU, as a vGPU.
     :raises DeviceError: the partition cannot be activated.
@@ -333,7 +335,7 @@ def activate(kernel, device: model.Device, vf: str = '') -> None:
 
 
 def deactivate(kernel, device: model.Device, vf: str = '') -> None:
-    """Undo activate(). Does nothing if it is undone already.
+    """Undo activate(). Does nothing if the partition is not active.
 
     :raises DeviceError: the partition cannot be deactivated.
     """
@@ -341,8 +343,8 @@ def deactivate(kernel, device: model.Device, vf: str = '') -> None:
 
 
 def check(kernel, device: model.Device) -> Iterator[base.Finding]:
-    """Check that Fabric Manager has the partition of a set (only for the first
-    device of the set) or of a GPU that offers vGPUs."""
+    """Check that Fabric Manager has the partition of a GPU with vGPUs, or of a
+    set. A set is checked only for its first device."""
     members = (device.address,) if device.creatable else sets.of(
         device.address)
     if not (members and members[0] == device.address and _fabric_manager()
@@ -372,7 +374,7 @@ def _run(kernel, device, action, vf):
 
 
 def _call(action, members, vf='') -> str:
-    """Call Fabric Manager; return why that failed, '' after success."""
+    """Call Fabric Manager. Return why the call failed, or '' after success."""
     address = _fabric_manager()
     if address:
         numbers = modules()

@@ -130,13 +130,13 @@ class GpuDriver(slot.SlotDriver):
     # Between two servers
 
     def unshowable(self, device):
-        """See the base class; NVIDIA GPUs that host.nvidia knows report whether
-        they have cleared their memory."""
+        """Return why the GPU cannot report that its memory is clear, or '' for
+        NVIDIA GPUs that host.nvidia knows; see the base class."""
         return '' if _family(device) else UNKNOWN[device.vendor_id]
 
     def reset_methods(self, device, handle, function):
-        """See the base class; under the policy clear, a GPU that clears its
-        memory when it boots is reset by its bus if possible."""
+        """Return the reset methods; see the base class. Under the policy
+        clear, the bus reset is first for a GPU that then clears its memory."""
         found = super().reset_methods(device, handle, function)
         if ('bus' in found and _family(device) and handover.policy(
                 device, handle.address) is handover.Policy.CLEAR):
@@ -144,11 +144,11 @@ class GpuDriver(slot.SlotDriver):
         return found
 
     def release(self, device, handle, created_type, use):
-        """See the base class; compares the modes of the GPU with those at the
-        last hand-over.
+        """Reset the GPU, and compare its modes with those at the last
+        hand-over; see the base class.
 
-        :raises NotCleared: its memory is not clear, or not shown to be clear
-            although [accel] handover demands it; or a mode has changed.
+        :raises NotCleared: the memory is not clear, a mode has changed, or
+            evidence that [accel] handover demands is missing.
         """
         address = handle.address
         is_hosts = use.memory == _HOSTS or (
@@ -180,10 +180,10 @@ class GpuDriver(slot.SlotDriver):
         return done
 
     def reset_function(self, device, function, methods):
-        """See the base class; after a bus reset, checks that the GPU has
-        cleared its memory.
+        """Reset the function and, after a bus reset, check that the GPU has
+        cleared its memory; see the base class.
 
-        :raises NotCleared: it has not.
+        :raises NotCleared: the memory is not clear.
         """
         if function != device.address:
             return super().reset_function(device, function, methods)
@@ -213,7 +213,12 @@ class GpuDriver(slot.SlotDriver):
 
     @contextlib.contextmanager
     def _readable(self, function, by) -> Iterator[None]:
-        """Bind a function as its registers require, and restore it on exit."""
+        """Make the registers of a function readable inside the context, by
+        binding it to VFIO or to no driver. Bind it to VFIO again on exit, if
+        it was.
+
+        :param by: 'VFIO', or 'sysfs' for no driver.
+        """
         was_for_vfio = pci.is_for_vfio(self.kernel, function)
         if by == 'VFIO':
             if not was_for_vfio:
@@ -252,7 +257,7 @@ class GpuDriver(slot.SlotDriver):
 
 
 def has_class(kernel, address: str, vendor: str) -> bool:
-    """Return whether the class of a function is that of a vendor's GPUs.
+    """Return whether a function has the PCI class of GPUs of a vendor.
 
     :raises OSError: the class cannot be read.
     """
@@ -265,7 +270,12 @@ def _family(device: model.Device) -> str:
 
 
 def not_shown(done: str, why: str, **facts: typing.Any) -> str:
-    """Return done, with the reason why nothing shows that the memory is clear;
-    done itself without a reason."""
+    """Return the result of a reset that may not have cleared the memory.
+
+    :param done: the reset, in a few words.
+    :param why: the reason why nothing shows that the memory is clear, or ''.
+    :param facts: further values that were read back.
+    :returns: a base.Cleaned with done and why, or done itself if why is ''.
+    """
     return base.Cleaned(done, memory=handover.NOT_SHOWN, why=why,
                         **facts) if why else done

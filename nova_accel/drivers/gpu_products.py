@@ -83,9 +83,10 @@ BOARDS: dict[tuple[str, ...], tuple[str, str]] = {
 
 
 def name(vendor: str, device: str, subsystem: str) -> tuple[str, str | None]:
-    """Return product and family; device id and None for an unknown product.
+    """Return product and family, or the device id and None if it is unknown.
 
-    :param vendor: id, four hex digits; device likewise.
+    :param vendor: PCI vendor id, four hex digits.
+    :param device: PCI device id, four hex digits.
     :param subsystem: as from pci.subsystem().
     """
     for names, key in ((BOARDS, (vendor, device, subsystem)),

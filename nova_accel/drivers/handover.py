@@ -47,10 +47,10 @@ class Policies:
     by_rule: tuple[tuple[rules.Rule, Policy], ...]
 
     def about(self, device: model.Device, *addresses: str) -> Policy | None:
-        """Return the policy for a device, if one is named: by address, then by
-        rule, then by driver.
+        """Return the policy that is named for a device: by address, then by
+        rule, then by driver. Return None if none is named.
 
-        :param addresses: of the handle, if it has one of its own.
+        :param addresses: of the handle, if they differ from the device's.
         """
         for address in (*addresses, device.address):
             if address in self.named:
@@ -93,11 +93,11 @@ def policies() -> Policies:
 
 
 def policy(device: model.Device, *addresses: str) -> Policy:
-    """Return the policy for a device: of the first address with one, otherwise
-    of the first matching rule, of its driver, or of all devices.
+    """Return the policy for a device: the policy of the first listed address,
+    else of the first matching rule, else of the driver, else of all devices.
 
-    :param addresses: of the handle, or of those that a server has.
-    :returns: CLEAR for BUS and SHOWN.
+    :param addresses: of the handle, or of all handles that a server has.
+    :returns: CLEAR in place of BUS and SHOWN.
     :raises ConfigurationError: the option cannot be read.
     """
     found = _chosen(device, addresses)
@@ -106,8 +106,8 @@ def policy(device: model.Device, *addresses: str) -> Policy:
 
 
 def by_bus(device: model.Device, *addresses: str) -> bool:
-    """Return whether a device is reset by its bus only, because a function
-    reset would leave state in it.
+    """Return whether only a bus reset is permitted for a device, because a
+    function reset would leave state in it.
 
     :param addresses: as for policy().
     :raises ConfigurationError: the option cannot be read.
@@ -116,10 +116,10 @@ def by_bus(device: model.Device, *addresses: str) -> bool:
 
 
 def demands_proof(device: model.Device, *addresses: str) -> bool:
-    """Return whether a device is withheld unless its memory was shown to be
+    """Return whether a device is withheld until it shows that its memory is
     clear.
 
-    :param addresses: as of policy().
+    :param addresses: as for policy().
     :raises ConfigurationError: the option cannot be read.
     """
     return _chosen(device, addresses) is Policy.SHOWN

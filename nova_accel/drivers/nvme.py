@@ -95,8 +95,8 @@ class NvmeDriver(base.PciDriver):
     NEEDS_RULE = True
 
     def check(self, device=None):
-        """Check the tool that finds signatures on disks, wipefs; see the base
-        class."""
+        """Check that wipefs is installed, which finds signatures on disks; see
+        the base class."""
         if device is None:
             # the path of privileged._signatures()
             if not CONF.accel.simulated_host and not shutil.which(
@@ -107,15 +107,15 @@ class NvmeDriver(base.PciDriver):
             self.kernel.read_nvme(device.address)
 
     def set_up(self, address):
-        """See the base class; creates VFs."""
+        """Create the VFs of a controller; see the base class."""
         self.make_virtual_functions(address)
 
     def fingerprint(self):
         return (*super().fingerprint(), usage.fingerprint(self.kernel))
 
     def state(self, address):
-        """Return a value that changes with the record, the VFs, and writes to
-        a disk that the host does not use; see the base class."""
+        """Return a value that also changes with the identity, the VFs, and
+        writes to a disk that the host does not use; see the base class."""
         found = super().state(address)
         try:
             device = self.identify(address)
@@ -139,8 +139,8 @@ class NvmeDriver(base.PciDriver):
             driver=self.NAME)
 
     def recognize(self, address, before):
-        """Return a device with its record, its content, and its methods of
-        erasure; see the base class."""
+        """Return a device with the record, the content and the methods of
+        erasure from before; see the base class."""
         device = self.identify(address)
         if device and before:
             device = dataclasses.replace(
@@ -175,10 +175,11 @@ class NvmeDriver(base.PciDriver):
     def _recorded(self, device, is_new):
         """Return the device with its record.
 
-        A missing record begins now; a new device also gets the description of
-        its content.
+        A missing record is created from the present disk. A new device also
+        gets the description of its content.
 
-        :param is_new: whether it was never offered.
+        :param is_new: whether the device was never offered.
+        :raises Defect: the disk cannot be read, or differs from its record.
         """
         address = device.address
         now = self._identity(address)
@@ -215,8 +216,8 @@ class NvmeDriver(base.PciDriver):
     def _erasable(self, device):
         """Return the disk with the traits of its methods of erasure.
 
-        :raises Defect: it must be erased after each server, and its controller
-            cannot erase.
+        :raises Defect: the disk must be erased after each server, and its
+            controller cannot erase it.
         """
         must = handover.policy(device) is Policy.CLEAR
         try:
@@ -236,8 +237,8 @@ class NvmeDriver(base.PciDriver):
             naming.ERASES_PREFIX + name for name in found.erases))
 
     def _can_erase(self, device) -> Hashable:
-        """Return the controller's methods of erasure, for _erasable() and
-        state()."""
+        """Return a value that changes with the controller's methods of
+        erasure, for state()."""
         if not device or handover.policy(device) is not Policy.CLEAR or (
                 pci.driver(self.kernel, device.address) != _DRIVER):
             return None
@@ -250,7 +251,7 @@ class NvmeDriver(base.PciDriver):
     def _foreign(self, address, signed=False):
         """Return a clause about data on the disks of a controller, or ''.
 
-        :param signed: only data with a signature.
+        :param signed: whether only data with a signature count.
         """
         try:
             found = self.kernel.read_signatures(address)
@@ -319,8 +320,8 @@ class NvmeDriver(base.PciDriver):
                 self._layout(address))
 
     def _controller(self, address) -> str | None:
-        """Return the directory of the controller, None if the nvme driver does
-        not have it."""
+        """Return the directory of the controller, or None if the nvme driver
+        does not have it."""
         if pci.driver(self.kernel, address) != _DRIVER:
             return None
         names = self.names(pci.path(address, 'nvme'))
@@ -360,10 +361,10 @@ class NvmeDriver(base.PciDriver):
         return tuple(text for _, text in sorted(found))
 
     def _alone(self, address) -> tuple[str, ...]:
-        """Return other functions with a controller of the same NVM subsystem,
-        except its VFs.
+        """Return other functions, not VFs, whose controller is in the same NVM
+        subsystem as a function's controller.
 
-        The nvme driver must have both.
+        Only controllers that the nvme driver has are compared.
         """
         own, others = None, {}
         for name in self.names('class/nvme'):
@@ -385,7 +386,7 @@ class NvmeDriver(base.PciDriver):
 
     def _cleanable(self, device, handles, before):
         """Return the handles of VFs that can be offered: VFs that can be
-        cleaned and share no data, and VFs whose policy requires no cleaning."""
+        cleaned and share no data, and VFs that the policy does not clean."""
         free = {h.address for h in handles if handover.policy(device, h.address)
                 in (Policy.NONE, Policy.OPERATOR)}
         obstacles: dict = {}
@@ -406,9 +407,10 @@ class NvmeDriver(base.PciDriver):
         return tuple(h for h in handles if h.address in free)
 
     def _vf_obstacles(self, device) -> dict[str, str]:
-        """Return address of a VF -> reason to withhold it, '' without one.
+        """Return address of a VF -> why it must be withheld, or ''.
 
         :returns: {} if the operator has exempted all VFs from cleaning.
+        :raises Defect: no VF can be cleaned.
         """
         address = device.address
         vfs = pci.virtual_functions(self.kernel, address)
@@ -438,8 +440,8 @@ class NvmeDriver(base.PciDriver):
     # What servers get
 
     def prepare(self, device, handle, created_type, fresh, use):
-        """Refuse a disk other than the recorded one, and a disk with foreign
-        data; see the base class."""
+        """Refuse a disk that differs from its record, or has data that no
+        server wrote; see the base class."""
         self.check_unused(handle)
         try:
             if handle.address == device.address:
@@ -463,7 +465,8 @@ class NvmeDriver(base.PciDriver):
     def _check_disk(self, device, fresh):
         """Check that a server may get the disk.
 
-        :raises Defect: it may not.
+        :param fresh: as in prepare().
+        :raises Defect: the server may not get it.
         :raises OSError: the disk cannot be read.
         """
         address = device.address
@@ -499,12 +502,13 @@ class NvmeDriver(base.PciDriver):
     def release(self, device, handle, created_type, use):
         """Erase a disk and restore it, or erase the namespaces of a VF.
 
-        Each step can be repeated: after a call that was interrupted, the next
-        one cleans from the start. A running sanitize operation is awaited.
+        Each step can be repeated: the call after an interrupted one cleans
+        from the start. A running sanitize operation is awaited.
 
         :returns: 'sanitize <method>', 'format', 'reset controller', 'format by
-            the PF' or 'reset by the PF'; None if nothing was done.
-        :raises DeviceError: that failed, or the disk differs from its record.
+            the PF' or 'reset by the PF', or None if nothing was done.
+        :raises DeviceError: a step failed, or the disk is not the recorded
+            one.
         """
         policy = handover.policy(device, handle.address)
         if policy in (Policy.NONE, Policy.OPERATOR):
@@ -523,9 +527,9 @@ class NvmeDriver(base.PciDriver):
                 f'or end its use; nova-compute tries again.') from error
 
     def health(self, device):
-        """Read the bus and, while the host's driver has the disk, its SMART
-        log page; see the base class. If servers have VFs, the driver always
-        has it.
+        """Read the bus and, while the nvme driver has the controller, its
+        SMART log page; see the base class. The nvme driver keeps the
+        controller while servers have its VFs.
 
         Source: NVM Express Base Specification 2.0, SMART / Health Information.
         A server can wear out and heat a disk, and can undo neither.
@@ -545,7 +549,7 @@ class NvmeDriver(base.PciDriver):
             yield signals.Reading('temperature', about='NVMe critical warning')
 
     def steps(self, device):
-        """Return the steps of recovery, except for a disk that the host uses;
+        """Return the steps of recovery of a whole disk that the policy cleans;
         see the base class."""
         handle, address = self.whole(device), device.address
         if handle is None or handover.policy(device) in (
@@ -577,7 +581,8 @@ class NvmeDriver(base.PciDriver):
 
     @contextlib.contextmanager
     def _bound(self, address):
-        """Bind the disk to the nvme driver, and back to vfio-pci on exit."""
+        """Bind the disk to the nvme driver inside the context. On exit, bind a
+        disk that vfio-pci had to vfio-pci again."""
         bound = pci.driver(self.kernel, address)
         if bound != _DRIVER:
             self.kernel.rebind(address, _DRIVER)
@@ -617,9 +622,9 @@ class NvmeDriver(base.PciDriver):
     def _sanitize(self, address, method):
         """Sanitize a disk, and wait for the end.
 
-        A running operation of the same kind was started here, before a restart
-        of nova-compute. An operation that the server started erases as well,
-        but the pattern of its overwrite is unknown. An operation that has ended
+        A running operation with the same method is only awaited, whether
+        nova-compute started it before a restart or the server did, except an
+        overwrite: its pattern may be the server's. An operation that has ended
         proves nothing, because the server may have written after it.
         """
         status = self.kernel.read_nvme_sanitize(address)
@@ -665,7 +670,7 @@ class NvmeDriver(base.PciDriver):
     def _restore_namespaces(self, address, found, layout):
         """Restore the number and sizes of the namespaces.
 
-        :returns: the controller afterwards.
+        :returns: what the controller reports afterwards.
         """
         if _has_sizes_of(found, layout):
             return found
@@ -726,8 +731,8 @@ class NvmeDriver(base.PciDriver):
     def _resources(self, pf, number, use):
         """Return the queues and interrupts of the controller of a VF.
 
-        Going offline releases them. Hence they are remembered first, for a call
-        after an interrupted one.
+        The controller loses them when it goes offline. Hence they are stored
+        first: after an interruption, the next call returns the stored numbers.
         """
         for found in self.kernel.read_nvme_vfs(pf):
             if found.vf == number and (found.queues or found.interrupts):
@@ -754,9 +759,9 @@ class NvmeDriver(base.PciDriver):
 
 
 def _vf_obstacle(vf: str, found: nvme_admin.Secondary | None) -> str:
-    """Return why a server cannot get a VF, as a clause, '' if it can.
+    """Return why a server cannot get a VF, as a clause, or '' if it can.
 
-    :param found: the VF's controller, None if the PF reports none.
+    :param found: the VF's secondary controller, or None if it is missing.
     """
     if found is None or not found.online:
         return (f'the secondary controller of {vf} is not online: give it '
@@ -774,17 +779,18 @@ def _vf_obstacle(vf: str, found: nvme_admin.Secondary | None) -> str:
 
 
 def _known_serial(device) -> str:
-    """Return the serial number that identifies a disk, '' if it has none.
+    """Return the serial number that identifies a disk, or '' if it is unknown.
 
-    A disk that a guest had when nova-compute first saw it has no record while
-    a server has a claim on it; the inventory reads its serial number when the
-    guest returns it.
+    A disk that a guest had when nova-compute first saw it has no record. Until
+    it gets one, the serial number is the one that the inventory read when the
+    guest returned the disk.
     """
     return dict(device.record).get(_SERIAL) or device.serial
 
 
 def _identity_difference(device, serial, firmware) -> str:
-    """Return how a disk differs from its recorded identity, or ''."""
+    """Return how a disk differs from its recorded identity, a clause, or ''.
+    """
     known = _known_serial(device)
     if not known:
         return f'its serial number is not known from before: {_BIND}'
@@ -816,7 +822,8 @@ def _are_alike(before, now) -> bool:
 
 
 def _has_sizes_of(found, layout) -> bool:
-    """Return whether the namespaces have the sizes of a layout, in bytes."""
+    """Return whether namespaces have the sizes (bytes) of those in a layout.
+    """
     if found.detached or not found.namespaces:
         return False
     if not layout:
@@ -828,7 +835,8 @@ def _has_sizes_of(found, layout) -> bool:
 
 
 def _has_formats_of(found, layout) -> bool:
-    """Return whether the namespaces have the block formats of a layout."""
+    """Return whether namespaces have the block formats of those in a layout.
+    """
     return not layout or all(a.has_format_of(b) for a, b in zip(
         found.namespaces, layout, strict=True))
 

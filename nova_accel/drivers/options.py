@@ -25,8 +25,11 @@ CONF = conf.CONF
 
 
 def _handover():
-    """Refuse a policy for an unknown driver: it would have no effect, and
-    devices would be cleaned by another policy."""
+    """Refuse a policy for an unknown driver. It would have no effect, and
+    another policy would apply to the devices that it is meant for.
+
+    :raises ConfigurationError: the driver is not installed.
+    """
     drivers.check_installed(handover.OPTION, [
         about for about in handover.policies().named
         if about and ':' not in about])
@@ -58,9 +61,9 @@ def malformed() -> list[str]:
 
 
 def check() -> None:
-    """Refuse to start with a malformed value of any option.
+    """Refuse to start if any option has a malformed value.
 
-    :raises ConfigurationError: names all of them.
+    :raises ConfigurationError: names all malformed options.
     """
     found = malformed()
     if found:

@@ -62,11 +62,11 @@ class PciRuleDriver(slot.SlotDriver):
         super().configure()
 
     def set_up(self, address):
-        """See the base class; creates VFs."""
+        """Create the VFs of a function; see the base class."""
         self.make_virtual_functions(address)
 
     def _ineffective(self):
-        """Return a sentence for each rule that matches no usable function, and
+        """Yield a sentence for each rule that matches no usable function, and
         for each function that several rules match."""
         found: dict = collections.defaultdict(list)
         bridges: dict = collections.defaultdict(list)
@@ -120,7 +120,7 @@ class PciRuleDriver(slot.SlotDriver):
     # Discovery
 
     def left_out(self, device):
-        """Return the reason if the rule of a function was removed; see the
+        """Return the reason if no rule names the function any more; see the
         base class."""
         return (f'no rule of {OPTION} names it' if self.is_there(device)
                 and not self.may_be_mine(device.address) else '')
@@ -145,11 +145,11 @@ class PciRuleDriver(slot.SlotDriver):
             rule.matches(values) for rule in wanted())
 
     def recognize(self, address, before):
-        """See the base class.
+        """Return a function that a rule matches; see the base class.
 
-        The driver of a function that a guest has is vfio-pci or a variant of
-        it, which libvirt 10.0 and later choose, and none while it is reset.
-        Neither reveals its usual driver.
+        While a guest has a function, its driver is vfio-pci or a variant of
+        it, which libvirt 10.0 and later choose; during a reset it has no
+        driver. Neither shows the driver that the rule names.
         """
         values = self._values(address)
         if _is_bridge(values):
@@ -159,7 +159,8 @@ class PciRuleDriver(slot.SlotDriver):
             self.kernel, self._device(address, values, pairs), before)
 
     def _pairs(self, address, values, before):
-        """Return the pairs of a function's rule; None without a rule."""
+        """Return the pairs of the first rule that matches a function, or None.
+        """
         found = [r for r in wanted() if r.matches(values)]
         if not found and before and self._may_be_a_guests(address):
             found = [r for r in wanted() if r.matches(
@@ -167,7 +168,7 @@ class PciRuleDriver(slot.SlotDriver):
         return found[0].pairs if found else None
 
     def _may_be_a_guests(self, function) -> bool:
-        """Return whether a guest has the function, or had it a moment ago."""
+        """Return whether a guest may have the function, or just had it."""
         return (pci.driver(self.kernel, function) is None
                 or pci.is_for_vfio(self.kernel, function))
 
@@ -210,8 +211,8 @@ class PciRuleDriver(slot.SlotDriver):
             handles=self.unused_handles(device.address, companions))
 
     def _shared_out(self, address) -> str:
-        """Return why a GPU without VFs must not be allocated whole, a clause,
-        or ''."""
+        """Return why a GPU must not be allocated whole, as a clause, or ''.
+        GPUs with VFs, and other devices, have no such reason."""
         is_gpu = pci.class_code(self.kernel, address) >> 8 in {
             *pci.DISPLAYS, fabric.INSTINCT}
         return sharing.obstacle(self.kernel, address) if (
@@ -219,6 +220,8 @@ class PciRuleDriver(slot.SlotDriver):
 
     def _together(self, address) -> model.AttachHandle:
         """Return the handle that has all VFs of a function as one accelerator.
+
+        :raises Defect: a VF is missing or unusable.
         """
         vfs = pci.virtual_functions(self.kernel, address)
         if not vfs:
@@ -239,8 +242,8 @@ class PciRuleDriver(slot.SlotDriver):
     def company(self, address):
         """Return the company of a function; see the base class.
 
-        VFs have none. PFs with VFs, and functions whose policy requires no
-        cleaning, have none either.
+        VFs, functions with VFs, and functions that the policy does not clean
+        have no company.
         """
         company = super().company(address)
         # the function may match no rule any more
@@ -254,8 +257,8 @@ class PciRuleDriver(slot.SlotDriver):
         return company
 
     def goes_along(self, address, function):
-        """Return whether a function goes to the same server, unless a rule
-        makes it a device of its own; see the base class."""
+        """Return whether a function goes to the server of the device: it does
+        unless it is a bridge or matches a rule; see the base class."""
         values = self._values(function)
         if self._may_be_a_guests(function):
             # see recognize()
@@ -279,7 +282,7 @@ def _is_bridge(values):
 
 
 def wanted() -> list[rules.Rule]:
-    """Return the rules in force.
+    """Return the rules of [accel] pci_devices.
 
     :raises ConfigurationError: a rule cannot be read.
     """

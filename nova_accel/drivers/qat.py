@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Offer the VFs of Intel QuickAssist cards, with their services.
 
-All VFs of a physical function have the same services; since generation 4 these
-are set by qat/cfg_services of the PF while it is down. Sources:
+All VFs of a physical function have the same services. Since generation 4 the
+attribute qat/cfg_services of the PF sets them while the PF is down. Sources:
 Documentation/ABI/testing/sysfs-driver-qat of Linux, drivers/crypto/intel/qat,
 and vfio_pci.c for the functions that VFIO refuses.
 """
@@ -70,13 +70,13 @@ _TRAITS = frozenset(map(_trait, ('sym', 'asym', 'dc', 'dcc', 'decomp')))
 
 
 class QatDriver(base.PciDriver):
-    """One device for each PF; guests get the VFs.
+    """Driver of QAT cards: a device for each PF, whose VFs guests get.
 
-    The directories of sysfs do not show a changed service, a card that went
-    down, or a lost heartbeat, and the kernel checks a heartbeat only when it
-    is read. Therefore each card is examined every [accel] discovery_interval:
-    three attributes of sysfs and one of debugfs. Only a card that does not
-    respond takes longer: the kernel detects it at the third read.
+    No directory of sysfs shows that a service changed, a card went down, or a
+    heartbeat was lost, and the kernel checks a heartbeat only when it is read.
+    Therefore each card is examined every [accel] discovery_interval: three
+    attributes of sysfs and one of debugfs. A card that does not respond takes
+    longer: the kernel detects it at the third read.
     """
 
     CONTRACT = base.CONTRACT
@@ -96,7 +96,7 @@ class QatDriver(base.PciDriver):
         return ()
 
     def configure(self):
-        """Set up all cards; see set_up().
+        """Call set_up() for all cards.
 
         :raises DeviceError: set_up() failed for the cards in the error.
         """
@@ -118,11 +118,11 @@ class QatDriver(base.PciDriver):
             raise exception.DeviceError(' '.join(failed))
 
     def set_up(self, address):
-        """Set the services, then create the VFs: a card with VFs refuses a
-        change of services.
+        """Set the services, then create the VFs, in this order because a card
+        with VFs refuses a change of services.
 
-        :raises DeviceError: that failed. If the card has no VFs, none are
-            created, and its services can be set later.
+        :raises DeviceError: the services or VFs were refused. If the services
+            were, no VFs are created, and the services can be set later.
         """
         if not self._is_bound_card(address):
             return
@@ -187,7 +187,7 @@ class QatDriver(base.PciDriver):
                 f'{result}: {remedy}.') from e
 
     def _put_back(self, address, services) -> bool:
-        """Restore the services of a card; return whether it is up again."""
+        """Restore the services of a card. Return whether the card is up."""
         try:
             if self.kernel.read(pci.path(address, 'qat/state')) != 'up':
                 self._write(address, 'cfg_services', services)
@@ -248,8 +248,8 @@ class QatDriver(base.PciDriver):
         return device
 
     def _with_services(self, device, before):
-        """Return the device with traits of its services; without attributes
-        these are unknown."""
+        """Return the device with traits of its services, or unchanged if the
+        kernel does not show them."""
         text = self.attribute(device.address, 'qat/cfg_services')
         if text is None:
             return device
@@ -264,7 +264,7 @@ class QatDriver(base.PciDriver):
                                    state_traits=tuple(sorted(volatile)))
 
     def _defect(self, device, before) -> str:
-        """Return why its VFs would not work, or ''."""
+        """Return why VFs of the card would not work, as a clause, or ''."""
         state = self.attribute(device.address, 'qat/state')
         if state not in (None, 'up'):
             return (f'it is {state}: write up to its qat/state' if
@@ -296,8 +296,8 @@ class QatDriver(base.PciDriver):
         """Return whether the driver of the card reports that the card does not
         respond.
 
-        Called by nova-compute only, for cards that it found before: nova-accel
-        discover lacks the privileges.
+        Only nova-compute calls this, for cards that it found before:
+        nova-accel discover lacks the privileges.
         """
         try:
             if self.kernel.read_qat_heartbeat(address) == 0:
@@ -310,8 +310,8 @@ class QatDriver(base.PciDriver):
 
 
 def wanted_services() -> dict[str | None, str]:
-    """Return address of the PF -> services; the key None stands for all other
-    PFs.
+    """Return address of a PF -> services. The key None stands for PFs without
+    an entry.
 
     :raises ConfigurationError: the option cannot be read.
     """

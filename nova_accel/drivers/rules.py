@@ -43,14 +43,14 @@ class Rule:
     pairs: Mapping[str, str]
 
     def matches(self, values: Mapping[str, str]) -> bool:
-        """Return whether every pair whose key is in values matches."""
+        """Return whether the values match all pairs whose key they have."""
         return all(fnmatch.fnmatchcase(values[key], pattern)
                    for key, pattern in self.pairs.items() if key in values)
 
     def matches_device(self, device: model.Device, address: str = '') -> bool:
-        """Return whether the rule, with keys of KEYS, matches a device.
+        """Return whether the rule, whose keys are in KEYS, matches a device.
 
-        :param address: of one of its functions, instead of the device's.
+        :param address: address to compare, in place of the device's.
         """
         return self.matches({
             'address': address or device.address,
@@ -58,11 +58,11 @@ class Rule:
 
     def without_match(self, functions: Iterable['Function'] = (),
                       left_out: Set[str] = frozenset()) -> str:
-        """Return the sentence for a rule that matches no device of a driver.
+        """Return a sentence about this rule, which matches no driver's device.
 
         :param functions: PCI functions of the host.
-        :param left_out: addresses of devices that drivers find and that other
-            rules leave out.
+        :param left_out: addresses of devices that drivers find but other rules
+            leave out.
         """
         found = [f for f in functions if self.matches(f.values)]
         whole = [f.address for f in found if not f.pf]
@@ -99,7 +99,7 @@ class Function:
 
 
 def functions(kernel) -> list[Function]:
-    """Return the readable PCI functions of the host, without bridges."""
+    """Return the readable PCI functions of the host except bridges."""
     found: list[Function] = []
     addresses: list[str] = []
     with contextlib.suppress(OSError):
@@ -117,7 +117,7 @@ def functions(kernel) -> list[Function]:
 def _values_at(kernel, address) -> dict[str, str]:
     """Return the values of a PCI function that rules compare.
 
-    :raises OSError, ValueError: they cannot be read.
+    :raises OSError, ValueError: the values cannot be read.
     """
     vendor, product = pci.ids(kernel, address)
     return {'address': address, 'vendor': vendor, 'product': product,
@@ -125,8 +125,7 @@ def _values_at(kernel, address) -> dict[str, str]:
 
 
 def values_of(device: model.Device) -> dict[str, str]:
-    """Return the values of a device that rules compare, without its address.
-    """
+    """Return the values of a device that rules compare, except its address."""
     return {'vendor': device.vendor_id, 'product': device.product_id,
             'subsystem': device.subsystem}
 
@@ -135,9 +134,9 @@ def parse(option: str, lines: Iterable[str], keys: Iterable[str],
           ) -> list[Rule]:
     """Return the rules of an option.
 
-    :param option: its name in errors, ``[accel] exclude_devices``.
+    :param option: name of the option, as ``[accel] exclude_devices``.
     :param keys: permitted keys.
-    :raises ConfigurationError: naming option, rule and key.
+    :raises ConfigurationError: names the option, the rule and the key.
     """
     return [_rule(option, text, tuple(keys)) for text in lines]
 
@@ -171,8 +170,8 @@ def _rule(option, text, keys):
 
 
 def _instead_of(word):
-    """Return the remedy for a word that is not key=value, such as the bare ids
-    that other tools use."""
+    """Return the text to write in place of a word that is not key=value, for
+    example of bare ids, which other tools accept."""
     if _IDS.fullmatch(word):
         vendor, product = word.lower().split(':')
         return f'vendor={vendor} product={product}'
@@ -204,7 +203,7 @@ def _value(key, value):
 def numbers(option: str, items: Iterable[str]) -> dict[str, int]:
     """Return PCI address -> number, from items ``<PCI address>=<number>``.
 
-    :param option: its name in errors.
+    :param option: name of the option in errors.
     :raises ConfigurationError: an item cannot be read.
     """
     result = {}
@@ -228,7 +227,7 @@ def numbers(option: str, items: Iterable[str]) -> dict[str, int]:
 def traits_of(rule: Rule) -> tuple[str, ...]:
     """Return the traits that a rule of device_traits assigns.
 
-    :raises ConfigurationError: it has none, or one that is not custom.
+    :raises ConfigurationError: it assigns none, or a trait that is not custom.
     """
     found = tuple(rule.pairs.get('traits', '').split(','))
     for trait in found:
@@ -261,8 +260,8 @@ class DeviceRules:
         self.left_out: set[str] = set()
 
     def found(self, driver: str, addresses: Iterable[str], kernel) -> None:
-        """Note whether a rule of include_devices names a device of a driver.
-        Called before applied()."""
+        """Record whether a rule of include_devices names one of these devices
+        of a driver. Called before applied()."""
         for address in addresses if self.include else ():
             values = {'address': address}
             if pci.ADDRESS.fullmatch(address):
@@ -275,8 +274,8 @@ class DeviceRules:
                 self._limited.add(driver)
 
     def known(self, devices: Iterable[model.Device]) -> None:
-        """Note, like found(), the devices of an earlier start, even absent
-        ones. Otherwise a restart would offer other devices of their drivers."""
+        """Record, like found(), devices of an earlier start, even absent ones.
+        Otherwise a restart would offer other devices of their drivers."""
         self._limited.update(
             device.driver for device in devices
             if any(rule.matches_device(device) for rule in self.include))
@@ -285,8 +284,8 @@ class DeviceRules:
         """Return a device with the operator's traits and without excluded
         handles.
 
-        :returns: None if the device is excluded, or not included while others
-            of its driver are.
+        :returns: None if the device is excluded, or if it is not included
+            while other devices of its driver are.
         """
         included = self._matching(self.include, device, device.address)
         excluded = self._matching(self._exclude, device, device.address)
@@ -313,11 +312,11 @@ class DeviceRules:
                 for region in device.regions))
 
     def hides_others_of(self, device: model.Device) -> bool:
-        """Return whether this is a device because of which a rule leaves out
-        the other devices of its driver.
+        """Return whether include_devices names this device while devices are
+        left out.
 
         Such a device is remembered while it is absent: otherwise a restart
-        would offer the others.
+        would offer the other devices of its driver.
         """
         return bool(self.left_out) and any(
             rule.matches_device(device) for rule in self.include)
@@ -326,8 +325,8 @@ class DeviceRules:
         return bool(self._matching(self.include, device, device.address))
 
     def excludes(self, address: str) -> bool:
-        """Return whether a rule excludes an address, without reading the
-        device."""
+        """Return whether exclude_devices names an address alone, so the device
+        need not be read. False if include_devices has rules."""
         found = [str(rule) for rule in self._exclude
                  if rule.pairs.keys() == {'address'}
                  and rule.matches({'address': address})]
@@ -342,10 +341,10 @@ class DeviceRules:
 
     def unused(self, functions: Callable[[], list[Function]] = list,
                ) -> list[str]:
-        """Return a sentence for each rule without effect, or in conflict with
-        another.
+        """Return a sentence for each rule without effect, and for each device
+        that is both included and excluded.
 
-        :param functions: returns the PCI functions of the host; called only if
+        :param functions: returns the PCI functions of the host. Called only if
             a rule had no effect.
         """
         idle = [rule for rule in (*self.include, *self._exclude,

@@ -41,7 +41,7 @@ def wanted() -> list[Set]:
 
 
 def of(address: str) -> Set | None:
-    """Return the set of a device, None without one.
+    """Return the set of a device, or None if the device is in no set.
 
     :raises ConfigurationError: the option cannot be read.
     """

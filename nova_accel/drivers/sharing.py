@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Detect GPUs that another program of the host divides, or is about to.
+"""Detect GPUs that another program of the host divides, or is about to divide.
 
 Such a GPU is not offered whole. Sources: the user guide of NVIDIA vGPU for
-nvidia_vgpu_vfio, the module of its manager, and sriov-manage, which unbinds a
-GPU from its driver and binds it again; amd/MxGPU-Virtualization for gim;
-Documentation/gpu/xe of Linux for survivability_mode.
+nvidia_vgpu_vfio, the module of its manager, and for sriov-manage, which
+unbinds a GPU from its driver and binds it again; amd/MxGPU-Virtualization for
+gim; Documentation/gpu/xe of Linux for survivability_mode.
 """
 
 from nova_accel.drivers import sriov
@@ -18,7 +18,7 @@ _WAY_OUT = f'bind it to {pci.VFIO} if servers must have it whole'
 
 
 def is_shared(kernel, address: str) -> bool:
-    """Return whether the host's kernel divides a function, or will divide it.
+    """Return whether a driver of the host divides a GPU, or is about to.
 
     :raises OSError: the function cannot be read.
     """
@@ -76,8 +76,8 @@ def _has_types(kernel, address) -> bool:
 
 
 def _manager(kernel, address, bound) -> str:
-    """Return the host driver through which a manager divides a GPU, even if the
-    GPU is between two drivers at the moment; '' without such a manager."""
+    """Return the host driver whose manager divides a GPU, or '' if none does.
+    A GPU that is between two drivers at the moment is recognized, too."""
     driver, module = _MANAGER.get(
         pci.identifier(kernel, address, 'vendor'), ('', ''))
     if not driver or bound not in (None, driver) or not kernel.exists(module):

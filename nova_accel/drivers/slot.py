@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Assign and reset functions in the slot of a device together with it.
+"""Assign and reset functions in the slot of a device together with the device.
 
-They are parts of one card: data in one of them would reach the next server if
-only the other one were reset. Hence they go to the same server and are reset
-together, even those in IOMMU groups of their own. VFIO, too, can reset a slot
-only if it has all of its functions.
+The functions are parts of one card: after a reset of only one function, data
+in another would reach the next server. Hence all of them go to the same server
+and are reset together, even if they are in different IOMMU groups. VFIO, too,
+can reset a slot only if it has all functions of the slot.
 """
 
 import abc
@@ -26,7 +26,7 @@ _IDLE = (None, 'pci-stub')
 
 
 class SlotDriver(base.PciDriver):
-    """A driver that assigns and resets functions together with their company.
+    """A driver that assigns and resets a function together with its company().
     """
 
     RESETS = True
@@ -34,14 +34,14 @@ class SlotDriver(base.PciDriver):
 
     @abc.abstractmethod
     def goes_along(self, address: str, function: str) -> bool:
-        """Return whether a function goes to the server of the device.
+        """Return whether a function goes to the same server as a device.
 
-        :param function: of the same slot, not a VF.
+        :param function: a function of the slot of the device, not a VF.
         """
 
     def company(self, address: str) -> tuple[str, ...]:
-        """Return the company of a device: the functions of its slot that go to
-        the same server, even those in IOMMU groups of their own."""
+        """Return the company of a device: the functions of the slot that go to
+        the same server, in any IOMMU group."""
         return tuple(
             function for function in pci.siblings(self.kernel, address)
             if not pci.physical_function(self.kernel, function)
@@ -49,8 +49,8 @@ class SlotDriver(base.PciDriver):
 
     def checked_company(self, address: str,
                         ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the company of a device, and the part of the company that
-        the guest gets because it is in the same IOMMU group.
+        """Return the company of a device, and its companions: the part of the
+        company in the IOMMU group of the device, which the guest gets.
 
         :raises Defect: the host or a guest uses a function of the company.
         """
@@ -71,8 +71,8 @@ class SlotDriver(base.PciDriver):
         return tuple(f for f in company if f in members)
 
     def _use(self, address, function) -> str:
-        """Return how the host or another guest uses a function, as a clause,
-        or ''."""
+        """Return how the host or another guest uses a function of the slot, as
+        a clause, or ''."""
         used = usage.usage(self.kernel, function)
         if used:
             return used
@@ -90,8 +90,8 @@ class SlotDriver(base.PciDriver):
         return ''
 
     def state(self, address):
-        """See the base class; adds the use of the other functions of the slot
-        and the XGMI hive."""
+        """Return a value that also changes with the use of other functions of
+        the slot, and with the XGMI hive; see the base class."""
         found = super().state(address)
         try:
             return (*found, fabric.hive(self.kernel, address), tuple(
@@ -101,8 +101,8 @@ class SlotDriver(base.PciDriver):
             return (*found, str(error))
 
     def check(self, device=None):
-        """Check that the partition of a device's set exists; see the base
-        class."""
+        """Check that Fabric Manager has the partition of a device's set; see
+        the base class."""
         if device:
             yield from fabric.check(self.kernel, device)
 
@@ -111,12 +111,12 @@ class SlotDriver(base.PciDriver):
     def prepare(self, device, handle, created_type, fresh, use):
         """Bind the company to VFIO, and activate the partition of a set.
 
-        A starting guest gets all functions of an IOMMU group at once. A running
-        one, for example after a resume, gets them one by one, but the group
-        must be viable before the first one. Functions in other groups are bound
-        to VFIO as well.
+        A starting guest gets all functions of an IOMMU group at once. A
+        running guest, for example after a resume, gets them one by one, but
+        the group must be viable before the first function. Functions in other
+        groups are bound to VFIO as well.
 
-        :raises DeviceUnavailable: the host or another guest uses one of them.
+        :raises DeviceUnavailable: the host or another guest uses a function.
         :raises DeviceError: the kernel refused.
         """
         for function in self.company(handle.address):
@@ -140,10 +140,10 @@ class SlotDriver(base.PciDriver):
         fabric.activate(self.kernel, device)
 
     def release(self, device, handle, created_type, use):
-        """Deactivate the partition of a set; reset the function and its
+        """Deactivate the partition of a set, and reset the function and its
         company.
 
-        :raises DeviceError: that failed, or the host or another guest uses a
+        :raises DeviceError: a step failed, or the host or another guest uses a
             function that would be reset.
         """
         fabric.deactivate(self.kernel, device)

@@ -25,10 +25,11 @@ def wanted() -> dict[str, int]:
 
 
 def missing(kernel, pf: str) -> int:
-    """Return the number of VFs to create for a PF, 0 if it has them.
+    """Return the number of VFs that must be created for a PF.
 
-    :raises ConfigurationError: more are requested than it supports.
-    :raises DeviceError: it has another number of VFs, or does not report it.
+    :raises ConfigurationError: more VFs are requested than the PF supports.
+    :raises DeviceError: the PF has another number of VFs, or does not report
+        the number.
     """
     count = wanted().get(pf, 0)
     if not count:
@@ -55,7 +56,7 @@ def missing(kernel, pf: str) -> int:
 
 def make(kernel, pf: str) -> None:
     """Create the requested VFs of a PF without binding them to host drivers,
-    which must not access data of a server before a reset.
+    which must not read data of a server before a reset.
 
     :raises AcceleratorError: see missing(), or the kernel refused.
     """

@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Offer clocks that a guest gets whole: OCP time cards, and clocks that [accel]
-ptp_devices names.
+"""Offer clocks that a guest gets whole: OCP time cards, and the devices that
+[accel] ptp_devices names.
 
 A time card (driver ptp_ocp) reports its serial number, whether it follows its
-GNSS receiver, and its offset from the source; for any other PTP hardware clock,
-sysfs shows only its existence. While a guest has the card, none of this can be
-read. A guest can write the card's settings, memory and flash. After the guest
-the card is reset, its serial number and firmware are compared with their
-earlier values, and its settings are restored. Sources:
+GNSS receiver, and its offset from the source. Of any other PTP hardware clock,
+sysfs shows only that it exists. While a guest has a card, the host can read
+none of these. A guest can write the card's settings, memory and flash. After
+the guest the card is reset, its serial number and firmware are compared with
+their earlier values, and its settings are restored. Sources:
 Documentation/ABI/testing/sysfs-timecard and sysfs-ptp of Linux,
 drivers/ptp/ptp_ocp.c.
 """
@@ -104,8 +104,8 @@ class TimecardDriver(base.PciDriver):
     # Discovery
 
     def left_out(self, device):
-        """Return the reason if the option no longer names the device; see the
-        base class."""
+        """Return the reason if [accel] ptp_devices no longer names the device;
+        see the base class."""
         return (f'{OPTION} does not name it' if self.is_there(device)
                 and self.identify(device.address) is None else '')
 
@@ -131,9 +131,9 @@ class TimecardDriver(base.PciDriver):
                 or bool(self._children(address, 'net')))
 
     def _children(self, address, name) -> tuple[str, ...]:
-        """Return the devices of a class directly below the function.
+        """Return the names of the function's child devices of a class.
 
-        Their numbers, as in ocp0, change whenever a driver is bound.
+        The number in a name, as in ocp0, changes whenever a driver is bound.
         """
         return self.names(pci.path(address, name))
 
@@ -182,8 +182,8 @@ class TimecardDriver(base.PciDriver):
         return '' if text in (None, _NO_SERIAL) else text
 
     def _record(self, address) -> tuple[tuple[str, str], ...]:
-        """Return the identity and the settings of a card that the driver has.
-        """
+        """Return the identity and the settings of a card that is bound to
+        ptp_ocp."""
         card, = self._children(address, 'timecard')
         top = pci.path(address, 'timecard', card)
         found = {'serial': self._attribute(top, 'serialnum')}
@@ -199,8 +199,8 @@ class TimecardDriver(base.PciDriver):
                      if value and value != '(null)')
 
     def _attribute(self, card, name) -> str | None:
-        """Return an attribute, None if the card or the kernel does not have
-        it."""
+        """Return an attribute of a card, or None if the card or the kernel
+        lacks it."""
         try:
             return self.kernel.read(f'{card}/{name}')
         except FileNotFoundError:
@@ -225,7 +225,7 @@ class TimecardDriver(base.PciDriver):
                           f'nor LOST: read dmesg')
 
     def _clock(self, card) -> set[str]:
-        """Return the source of a clock, and its offset from the source."""
+        """Return the traits of a clock's source and of the offset from it."""
         source = self._attribute(card, 'clock_source')
         # the kernel writes (null) for a source without a name
         if source in (None, 'NONE', '(null)'):
@@ -246,8 +246,8 @@ class TimecardDriver(base.PciDriver):
         return traits
 
     def _resettable(self, device):
-        """Return the device if it can be reset; see the base class. A change
-        of the power state alone does not reset an FPGA."""
+        """Return the device if it can be reset; see the base class. The method
+        pm, a change of the power state, does not reset an FPGA."""
         for handle in device.handles:
             if self.is_reset(device, handle) and pci.reset_methods(
                     self.kernel, handle.address) == ('pm',):
@@ -263,10 +263,10 @@ class TimecardDriver(base.PciDriver):
     def release(self, device, handle, created_type, use):
         """Reset the card, compare it with its record, restore its settings.
 
-        Only values that the host read before can be compared.
+        Only values that the host has read before can be compared.
 
-        :raises DeviceError: the card could not be reset, is another one, or
-            has other firmware than before, or refuses its settings.
+        :raises DeviceError: the card could not be reset, is another card, has
+            other firmware than before, or refuses its settings.
         """
         done = super().release(device, handle, created_type, use)
         if done is None or not device.record:
@@ -346,8 +346,8 @@ class TimecardDriver(base.PciDriver):
 
 
 def _unseen(device, before):
-    """Return a card that the host cannot read, because a guest has it or it is
-    reserved for guests: with its known identity, without its settings."""
+    """Return a card that is bound to vfio-pci, which the host cannot read:
+    with the identity from before, and without traits of its state."""
     if before is None:
         return device
     return dataclasses.replace(

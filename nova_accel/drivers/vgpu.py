@@ -2,10 +2,10 @@
 """Offer vGPUs: mediated devices, NVIDIA's VFIO without them, and VFs of GPUs.
 
 A device is a GPU (by its physical function), or a parent of mediated devices
-that is not a PCI device. Sysfs shows which of four forms its vGPUs have:
+that is not a PCI device. Sysfs shows which of four forms the vGPUs have:
 mediated devices of the function itself; one mediated device on each VF; VFs
-whose type is set by NVIDIA's own attributes; VFs that are vGPUs without further
-setup. Sources: drivers/vfio/mdev and
+whose type is set by NVIDIA's own attributes; VFs that are vGPUs without
+further setup. Sources: drivers/vfio/mdev and
 Documentation/driver-api/vfio-mediated-device.rst of Linux; NVIDIA's vGPU user
 guide for current_vgpu_type and sriov-manage.
 """
@@ -79,22 +79,23 @@ class VgpuType:
     most: int | None = None
 
     def is_called(self, text: str) -> bool:
-        """Return whether the operator's text denotes it: by name, title or
-        number."""
+        """Return whether the operator's text means this type, by its name,
+        title or number."""
         text = text.lower()
         title = self.title.lower()
         return (text in (title, title.partition(' ')[2])
                 or self.is_called_by_number(text))
 
     def is_called_by_number(self, text: str) -> bool:
-        """Return whether the text is not the vendor's name of the type."""
+        """Return whether the text is the type's name or number, not its title.
+        """
         name = self.name.lower()
         return text.lower() in (name, name.partition('-')[2])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Offer:
-    """The vGPUs of a device, regardless of the operator's options."""
+    """The vGPUs of a device, before options of the operator apply."""
 
     types: Mapping[str, VgpuType]
     #: handles that can become vGPUs -> names of their types
@@ -126,7 +127,11 @@ class VgpuDriver(base.PciDriver):
             self._warn_of_types()
 
     def set_up(self, address):
-        """Create VFs, unless NVIDIA's tool does."""
+        """Create the VFs of a GPU.
+
+        :raises DeviceError: the kernel refused, or a tool of the vendor has to
+            create the VFs and has not done so.
+        """
         try:
             device = (self.identify(address) if address in sriov.wanted()
                       else None)
@@ -190,7 +195,7 @@ class VgpuDriver(base.PciDriver):
     # Discovery
 
     def left_out(self, device):
-        """Return the reason if the GPU is not divided any more; see the base
+        """Return the reason if the GPU is no longer divided; see the base
         class."""
         return ('it has neither VFs nor types of vGPUs now' if (
             pci.ADDRESS.fullmatch(device.address) and self.is_there(device)
@@ -221,15 +226,14 @@ class VgpuDriver(base.PciDriver):
         return device.address in self._virtual_parents()
 
     def _virtual_parents(self) -> list[str]:
-        """Return parents that are not PCI devices, for example those of the
-        kernel's samples. The key of such a parent is its name.
-        """
+        """Return the names of parents that are not PCI devices, for example
+        those of the kernel's samples. The name is the key of the device."""
         return [name for name in self.names(MDEV_BUS)
                 if not pci.ADDRESS.fullmatch(name) and self._has_types(name)]
 
     def _has_types(self, parent) -> bool:
-        """Return whether a parent creates mediated devices that appear as PCI
-        devices."""
+        """Return whether a parent can create mediated devices that appear as
+        PCI devices in a guest."""
         place = f'{MDEV_BUS}/{parent}/mdev_supported_types'
         return any(self._device_api(f'{place}/{name}') == _DEVICE_API
                    for name in self.names(place))
@@ -263,7 +267,8 @@ class VgpuDriver(base.PciDriver):
             driver=self.NAME)
 
     def check(self, device=None):
-        """Check that a partition for its vGPUs exists; see the base class."""
+        """Check that vGPUs of a device have a partition; see the base class.
+        """
         if device:
             yield from fabric.check(self.kernel, device)
 
@@ -324,9 +329,9 @@ class VgpuDriver(base.PciDriver):
         return handles
 
     def _offer(self, address) -> _Offer:
-        """Return the vGPUs of a device, regardless of the operator's options.
+        """Return the vGPUs of a device, before options of the operator apply.
 
-        :raises Defect: it has VFs that cannot be used.
+        :raises Defect: the device has VFs that cannot be used.
         """
         virtual = not pci.ADDRESS.fullmatch(address)
         vfs = [] if virtual else pci.virtual_functions(self.kernel, address)
@@ -404,8 +409,8 @@ class VgpuDriver(base.PciDriver):
     def _devices(self, parent) -> dict[str, str | None]:
         """Return UUID -> type of the mediated devices of a parent.
 
-        If a process keeps a device open while it is removed, its directory
-        remains without the link to its type.
+        The type is None for a device that was removed while a process had it
+        open: its directory remains without the link to the type.
         """
         return {name: self._type_of(parent, name)
                 for name in self.kernel.listdir(f'{MDEV_BUS}/{parent}')
@@ -456,7 +461,7 @@ class VgpuDriver(base.PciDriver):
             complete=not taken, taken=tuple(taken))
 
     def _current(self, vf) -> str:
-        """Return the number of the type of a VF, '0' if it has none."""
+        """Return the number of the type of a VF, or '0' for no type."""
         text = self.kernel.read(pci.path(vf, 'nvidia/current_vgpu_type'))
         if not re.fullmatch('[0-9]+', text.strip()):
             raise ValueError(f'{vf} says {text!r} of current_vgpu_type')
@@ -492,7 +497,7 @@ class VgpuDriver(base.PciDriver):
             device, handle.address).get(current, _vendor_name(current))
 
     def moved(self, handle, before, now):
-        """Return a handle with its new name, after its parent was renamed. See
+        """Return a handle with its new name after its parent was renamed; see
         the base class."""
         found = super().moved(handle, before, now)
         number = _slots(handle.parent or before).get(handle.address)
@@ -503,8 +508,8 @@ class VgpuDriver(base.PciDriver):
             if slot == number))
 
     def release(self, device, handle, created_type, use):
-        """Remove a vGPU that prepare() created; reset a VF that is a vGPU
-        without further setup. See the base class."""
+        """Remove a vGPU that prepare() created, or reset a VF that is a vGPU
+        without further setup; see the base class."""
         if created_type is None:
             return (gpu.not_shown(self.reset(device, handle),
                                   _NOT_SHOWN.get(device.vendor_id, ''))
@@ -547,7 +552,8 @@ class VgpuDriver(base.PciDriver):
                 f'{parent} in dmesg.') from error
 
     def _mdev_type(self, device, parent, created_type) -> str:
-        """Return the kernel's present name of a type, '' if it has none."""
+        """Return the kernel's present name of a type, or '' if it is absent.
+        """
         return next((
             name for name in self.names(
                 f'{MDEV_BUS}/{parent}/mdev_supported_types')
@@ -598,8 +604,8 @@ class VgpuDriver(base.PciDriver):
             pci.path(vf, 'nvidia/creatable_vgpu_types')))
 
     def _types_of_vf(self, device, vf) -> dict[str, str]:
-        """Return number -> trait of the types of a VF that can be created now,
-        and of those that the device showed before."""
+        """Return number -> trait of all types that a VF can become now, and of
+        types that the device reported before."""
         return {
             **{t.kernel_name.rpartition('-')[2]: t.trait
                for t in device.creatable if t.kernel_name},
@@ -609,8 +615,11 @@ class VgpuDriver(base.PciDriver):
     def _is_made(self, device, vf, current, created_type) -> bool:
         """Return whether a VF has the type of its server.
 
-        A type that the device has not shown since its vGPUs were created counts
-        as the server's: a boot of the host, or another driver, sets it to 0.
+        An unknown type counts as the server's type: a boot of the host, or
+        another driver, would have set it to 0.
+
+        :param current: number of the present type.
+        :param created_type: the server's type.
         """
         if current == '0' or not naming.is_custom(created_type):
             return _vendor_name(current) == created_type
@@ -618,11 +627,11 @@ class VgpuDriver(base.PciDriver):
             current, created_type) == created_type
 
     def _why_not_creatable(self, device, created_type) -> str:
-        """Return why a VF does not offer a type, as a clause.
+        """Return why a VF cannot become a type now, as a clause.
 
         A type with MIG, such as A100-1-5C, is offered only while a GPU
-        instance of its size exists, which the driver loses at each boot
-        (NVIDIA's vGPU user guide; NVIDIA/gpu-operator issue 2600).
+        instance of its size exists. The driver loses GPU instances at each
+        boot (NVIDIA's vGPU user guide; NVIDIA/gpu-operator issue 2600).
         """
         if _MIG_BACKED.search(created_type):
             return ('it needs a GPU instance of its size, free of others, '
@@ -634,8 +643,8 @@ class VgpuDriver(base.PciDriver):
         return _no_such_type(created_type)
 
     def _clear(self, device, vf, created_type):
-        """Remove the vGPU that prepare() created. Another program may have
-        reused the VF since: its vGPU stays."""
+        """Remove the vGPU that prepare() created, unless another program has
+        used the VF for its own vGPU since."""
         try:
             current = self._current(vf)
             if current == '0':
@@ -664,7 +673,8 @@ class VgpuDriver(base.PciDriver):
 
 
 def _made_by(device) -> str:
-    """Return the tool that creates the VFs of a GPU, '' for sriov_numvfs.
+    """Return the tool that creates the VFs of a GPU, or '' if nova-compute
+    does.
 
     gim has no sriov_configure (gim_driver in gim_drv.c of
     amd/MxGPU-Virtualization).
@@ -676,15 +686,15 @@ def _made_by(device) -> str:
 
 def _within_room(offer: _Offer, traits: Mapping[str, str],
                  before: model.Device | None) -> _Offer:
-    """Return the offer of NVIDIA's VFs with only as many vGPUs as the free
-    memory has room for; unchanged if the sizes of the types are unknown.
+    """Return the offer of NVIDIA's VFs, limited to the vGPUs that fit into the
+    free memory. It is unchanged if the size of a type in use is unknown.
 
     A VF reports only whether one more vGPU has room (kernel/hypeman pull
     request 383). The size of the GPU's memory is taken from the largest type
     ever seen, which occupies the whole GPU.
 
     :param traits: name of a type -> trait.
-    :param before: as reported last, with the types seen so far.
+    :param before: the device as last reported, with the types seen so far.
     """
     if not any(not handle.managed for handle in offer.free):
         return offer
@@ -707,9 +717,10 @@ def _within_room(offer: _Offer, traits: Mapping[str, str],
 def _whole(types: Iterable[VgpuType], offer: _Offer,
            traits: Mapping[str, str], before: model.Device | None,
            ) -> list[VgpuType]:
-    """Return the types that occupy their whole GPU.
+    """Return the types that occupy a whole GPU, out of ``types``.
 
     :param traits: name of a type -> trait.
+    :raises Defect: no vGPU of the GPU can have a partition.
     """
     if any(handle.managed for handle in (*offer.free, *offer.made)):
         raise base.Defect(
@@ -727,21 +738,21 @@ def _whole(types: Iterable[VgpuType], offer: _Offer,
 
 
 def _gigabytes(trait: str) -> int:
-    """Return the GB of a vGPU, from the trait of its type; 0 if unknown."""
+    """Return the GB in the trait of a vGPU type, or 0 if it shows none."""
     found = _GIGABYTES.search(trait)
     return int(found[1]) if found else 0
 
 
 def _size(trait: str) -> int:
-    """Return the GB of a time-sliced type, which shares the memory of its GPU;
-    0 for a type with MIG."""
+    """Return the GB of a type that shares the GPU's memory with others, or 0
+    for a type with MIG."""
     return 0 if _MIG_BACKED.search(trait) else _gigabytes(trait)
 
 
 def title(kernel, parent: str, name: str) -> str:
-    """Return the vendor's name of a type of a parent of mediated devices.
+    """Return the vendor's name of a type of mediated devices of a parent.
 
-    :param name: the kernel's name.
+    :param name: the kernel's name of the type.
     """
     try:
         return kernel.read(f'{MDEV_BUS}/{parent}/mdev_supported_types/{name}/'
@@ -751,8 +762,7 @@ def title(kernel, parent: str, name: str) -> str:
 
 
 def _trait(device: model.Device, called: str) -> str:
-    """Return the trait of a type, which is the same on every host and in every
-    claim.
+    """Return the trait of a vGPU type. It is the same on every host.
 
     :param called: the vendor's name of the type.
     """
@@ -760,7 +770,8 @@ def _trait(device: model.Device, called: str) -> str:
 
 
 def _no_such_type(created_type: str) -> str:
-    """Return why no type of a GPU matches that of a server, as a clause."""
+    """Return why no type of a GPU matches the type of a server, as a clause.
+    """
     return ('the driver of its GPU has no type of that name'
             if naming.is_custom(created_type) else
             'the claim contains only the number of its type, which may mean '
@@ -774,8 +785,8 @@ def _way_on(fresh: bool) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _slots(parent) -> Mapping[str, int]:
-    """Return UUID -> number of the mediated devices that prepare() creates for
-    a parent."""
+    """Return UUID -> number of all mediated devices that prepare() can create
+    on a parent."""
     return {str(uuid.uuid5(_NAMESPACE, f'{parent}/{number}')): number
             for number in range(_SLOTS)}
 
@@ -794,7 +805,8 @@ def _catalog(text) -> dict[str, str]:
 
 
 def _vendor_name(number) -> str:
-    """Return the vendor's name of a type, as for mediated devices."""
+    """Return the vendor's name of a type from its number, as for mediated
+    devices."""
     return f'nvidia-{int(number)}'
 
 
@@ -826,7 +838,7 @@ def wanted_types() -> list[tuple[str | None, str]]:
 
 
 def wanted_quotas() -> dict[str, dict[str, str]]:
-    """Return address of a PF -> attribute -> value, of [accel] xe_quotas.
+    """Return address of a PF -> {attribute: value}, from [accel] xe_quotas.
 
     :raises ConfigurationError: the option cannot be read.
     """

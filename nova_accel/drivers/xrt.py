@@ -132,8 +132,8 @@ class XrtDriver(base.PciDriver):
     NAME = 'xrt'
 
     def check(self, device=None):
-        """Check what separates guests from the functions of the card; see the
-        base class."""
+        """Check that guests with XRT 2.15 or later can load the function of
+        the card; see the base class."""
         if device is None or self._is_the_guests(device.address):
             return
         address = device.address
@@ -219,16 +219,16 @@ class XrtDriver(base.PciDriver):
         return dataclasses.replace(device, regions=(region,))
 
     def _quarantined(self, device, before, reason):
-        """Return the quarantined device, whose mailbox may be open; see the
-        base class."""
+        """Return the quarantined device, and whether its mailbox is open; see
+        the base class."""
         return self._with_mailbox(
             super()._quarantined(device, before, reason))
 
     def _with_mailbox(self, device):
-        """Set guest_can_reprogram from the requests that the mailbox accepts.
+        """Return the device with guest_can_reprogram as the mailbox permits.
 
-        Assume that it accepts all of them if it cannot be read, and none
-        without xclmgmt.
+        If the mailbox cannot be read, it counts as open. Without xclmgmt it
+        counts as closed.
         """
         address = device.address
         try:
@@ -253,8 +253,8 @@ class XrtDriver(base.PciDriver):
         """Read the bus and the firewalls; see the base class. The management
         function shows the firewalls while a server has the user function.
 
-        A compute kernel of the server trips them; programming clears them.
-        Source: firewall.c of XRT's xclmgmt.
+        A compute kernel of the server can trip a firewall; programming clears
+        it. Source: firewall.c of XRT's xclmgmt.
         """
         yield from super().health(device)
         for name in self.names(pci.path(device.address)):
@@ -268,7 +268,7 @@ class XrtDriver(base.PciDriver):
     def _check_management(self, address, product=None):
         """Check the management function.
 
-        :raises Defect: it is not usable.
+        :raises Defect: the function is not usable.
         """
         bound = pci.driver(self.kernel, address)
         if product == _V80 and bound != MANAGEMENT_DRIVER:
@@ -297,7 +297,7 @@ class XrtDriver(base.PciDriver):
                 raise _Defect(meaning)
 
     def _number(self, address, name) -> int | None:
-        """Return an attribute in decimal or 0x..., None if it is missing."""
+        """Return the number (decimal or 0x...) in an attribute, or None."""
         try:
             return int(self.kernel.read(pci.path(address, name)), 0)
         except FileNotFoundError:
@@ -306,7 +306,7 @@ class XrtDriver(base.PciDriver):
     def _user_function(self, device) -> str:
         """Return the PCI address of the user function of a card.
 
-        :raises Defect: it is missing or not usable.
+        :raises Defect: the function is missing or not usable.
         """
         head, number = device.address.split('.')
         user = f'{head}.{int(number) + 1}'
@@ -341,18 +341,19 @@ class XrtDriver(base.PciDriver):
         return user
 
     def _shell(self, address) -> str | None:
-        """Return the logic UUID of the topmost partition below the user's."""
+        """Return the logic UUID of the partition directly below the user
+        partition, or None if it cannot be read."""
         try:
             return self._last_uuid(address, 'logic_uuids')
         except OSError:
             return None
 
     def _interface(self, address) -> str | None:
-        """Return the interface that an xclbin must be built for, None if
-        unknown.
+        """Return the UUID of the interface that an xclbin must be built for,
+        or None if the shell reports none.
 
-        The line of the shell's interface comes after that of the base, which
-        is the one that the shell itself is built for.
+        It is in the last line. An earlier line has the interface of the base,
+        for which the shell itself is built.
         """
         try:
             return self._last_uuid(address, 'interface_uuids')
@@ -373,8 +374,8 @@ class XrtDriver(base.PciDriver):
         return self._number(address, MAILBOX) or 0
 
     def _takes(self, address, requests) -> bool:
-        """Return whether the mailbox accepts any of these requests, with its
-        data, from a guest."""
+        """Return whether the mailbox accepts a request of this mask with the
+        guest's own data."""
         harmless = self._refused(address)
         if self._number(address, FETCH):
             harmless |= FETCHED_REQUESTS
@@ -383,8 +384,8 @@ class XrtDriver(base.PciDriver):
     def _close_mailbox(self, address) -> str:
         """Close the mailbox for requests that change the card.
 
-        :returns: why that failed, a clause; '' after success, or if the
-            operator permits guests to change it.
+        :returns: why closing failed, as a clause, or '' if the mailbox is
+            closed, or if the operator permits guests to change the card.
         """
         if address in base.whole_cards():
             return ''
@@ -416,10 +417,9 @@ class XrtDriver(base.PciDriver):
     # What servers get
 
     def prepare(self, device, handle, created_type, fresh, use):
-        """Close the mailbox, because xclmgmt may have been bound since the
-        last examination; see the base class. If the server had the card before,
-        confine() closes it.
-        """
+        """Close the mailbox, because xclmgmt may have been bound again since
+        the last examination; see the base class. If the server had the card
+        already, confine() closes it."""
         problem = self._close_mailbox(device.address) if fresh else ''
         if problem:
             raise exception.DeviceUnavailable(
@@ -449,15 +449,15 @@ class XrtDriver(base.PciDriver):
 
     @staticmethod
     def _is_the_guests(address) -> bool:
-        """Return whether guests may load any function."""
+        """Return whether guests may load any function into a card."""
         return address in base.whole_cards()
 
     def _file_interface(self, address) -> str | None:
         """Return the interface UUID in the names of files that xclmgmt loads.
 
-        It is the shell's first interface, as the shell spells it; the line
-        before it shows the base's (interface_uuids_show() in mgmt-sysfs.c,
-        xclmgmt_get_interface_uuid() in mgmt-utils.c).
+        It is the first interface of the shell, in the second line; the first
+        line has the interface of the base (interface_uuids_show() in
+        mgmt-sysfs.c, xclmgmt_get_interface_uuid() in mgmt-utils.c).
         """
         try:
             lines = self.kernel.read(
@@ -467,8 +467,8 @@ class XrtDriver(base.PciDriver):
         return lines[min(1, len(lines) - 1)] if lines else None
 
     def _shown(self, user) -> str | None:
-        """Return the function that xocl has loaded, None without xocl or
-        without a function.
+        """Return the function that xocl has loaded, or None if it has loaded
+        none, or is not bound.
 
         Each slot has a line; the first line is the FPGA's.
         """
@@ -495,8 +495,8 @@ class XrtDriver(base.PciDriver):
         return None
 
     def _layout(self, address) -> bytes | None:
-        """Return the IP_LAYOUT of the loaded function, at most a page of it;
-        b'' without a function, None if the driver does not report it (Versal).
+        """Return the first page of the loaded function's IP_LAYOUT, b''
+        without a function, or None if the driver does not report it (Versal).
         """
         for name in self.kernel.listdir(pci.path(address)):
             if re.fullmatch('icap[.]m[.][0-9]+', name):
@@ -551,8 +551,8 @@ class XrtDriver(base.PciDriver):
             raise
 
     def _offer(self, what, address, bitstream):
-        """Place the file for the guest before programming, because no guest
-        can use the function without it."""
+        """Place the bitstream where a guest's request finds it, before
+        programming: no guest can use the function without the file."""
         if self._is_the_guests(address):
             return
         try:
@@ -569,7 +569,7 @@ class XrtDriver(base.PciDriver):
     def reset_region(self, device, region):
         """Reset the dynamic region; see the base class.
 
-        Source: mgmt_reset_store() in mgmt-sysfs.c of XRT. On Versal it
+        Source: mgmt_reset_store() in mgmt-sysfs.c of XRT. On Versal the reset
         silently does nothing: it calls functions of the ICAP, which these
         cards lack (xclmgmt_ocl_reset(), mgmt-core.c).
         """
@@ -601,7 +601,7 @@ class XrtDriver(base.PciDriver):
             return False
 
     def _forget_shown(self, what, user, bitstream):
-        """Make xocl forget the function that is about to be replaced."""
+        """Make xocl forget its function, which is about to be replaced."""
         try:
             if self._shown(user) not in (None, bitstream.function_uuid):
                 self.kernel.rebind(user, USER_DRIVER)
@@ -631,8 +631,10 @@ class XrtDriver(base.PciDriver):
                 f'reset if others fail as well.') from e
 
     def _read_back(self, what, address, user, bitstream) -> str:
-        """Return the programmed function, unless the drivers show another
-        one."""
+        """Return the programmed function.
+
+        :raises ProgrammingFailed: the drivers show another function.
+        """
         try:
             wanted = xclbin.layout(bitstream.path)
             layout, shown = self._layout(address), self._shown(user)
