@@ -100,9 +100,9 @@ class Capture(command.Command):
 
 
 def record(kernel, names, warn) -> recorder.Recorder:
-    """Let drivers read a host, and return the recorded reads.
+    """Let drivers read a host, and return a recorder with all that they read.
 
-    :param kernel: the machine's, or a simulated one.
+    :param kernel: the kernel of the machine, or a simulated one.
     :param names: names of the drivers.
     :param warn: called with a sentence about each driver that failed.
     :raises ConfigurationError: no driver can be loaded.
@@ -169,8 +169,8 @@ def write(recorded: recorder.Recorder, names, file) -> None:
 
 
 def _of_tree(answer, recorded):
-    """Return an answer without the mounts of devices that are not in the
-    capture, and with a stand-in for each mount point."""
+    """Return a recorded answer. An answer about mounts omits devices that are
+    not in the capture, and has a stand-in for each mount point."""
     if answer.operation != 'mounted_devices' or not answer.value:
         return answer.value
     disks = recorded.tree.get('class', {}).get('block', {})

@@ -82,8 +82,8 @@ class Check(output.Table):
                  for name, found in lines])
 
     def produce_output(self, parsed_args, column_names, data):
-        """Print the table, and the number of lines of each result; see Table.
-        """
+        """Print the table and then the number of lines of each result; see
+        Table."""
         status = super().produce_output(parsed_args, column_names, data)
         if parsed_args.formatter == 'table':
             self.app.stdout.write(_summary(self._counts))
@@ -102,8 +102,8 @@ def _summary(counts) -> str:
 
 
 def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
-    """Return (check, line) of all checks, each service with the configuration
-    that it reads."""
+    """Return (check, line) of all checks. The checks of each service read the
+    configuration of that service."""
     # configuration files -> services that read them
     groups: dict[tuple[str, ...], list[str]] = {}
     for service in checks.SERVICES:
@@ -127,8 +127,8 @@ def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
 
 
 def _is_here(service: str) -> bool:
-    """Return whether the configuration has options that only a service reads.
-    """
+    """Return whether the configuration has options that only this service
+    reads."""
     there = conf.sections()
     return bool(_SECTIONS[service] & there.keys()) or (
         service == checks.COMPUTE and (

@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Check for nova-accel check that guests start here, can address their devices,
-and have room for devices that are attached later.
-"""
+"""Checks of nova-accel check: guests start here, can address their devices,
+and have room for devices that are attached later."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -71,7 +70,8 @@ def large_regions(host, device) -> Iterator[Line]:
 
 
 def address_bits(host) -> int | None:
-    """Return the most address bits of a guest with large devices."""
+    """Return the number of address bits that a guest can have at most, or None
+    if the kernel does not report it."""
     try:
         return host.kernel.physical_address_bits()
     except OSError:
@@ -79,7 +79,8 @@ def address_bits(host) -> int | None:
 
 
 def memory(host) -> Iterator[Line]:
-    """Check that Nova does not overcommit memory if VFIO pins all of it."""
+    """Check that Nova does not overcommit memory on a host whose guests have
+    all of their memory pinned by VFIO."""
     ratio = (CONF.ram_allocation_ratio
              or CONF.initial_ram_allocation_ratio)
     if ratio > 1 and host.guests.hold_memory:
@@ -94,7 +95,7 @@ def memory(host) -> Iterator[Line]:
 def flavors(host) -> Iterator[Line]:
     """Check that guests of Nova's flavors start on this host and can address
     all their devices. Nova is queried only if the host offers PCI functions,
-    because other devices cannot cause such problems."""
+    because other devices cause no such problem."""
     guests = host.guests
     if not guests.hold_memory:
         return
@@ -150,8 +151,8 @@ class Guests:
         """Return whether a guest can get a PCI function, for which VFIO pins
         all memory of the guest.
 
-        Mediated devices do not count: their drivers pin only the memory that
-        they use (vfio_pin_pages() of Linux).
+        Mediated devices do not count: their drivers pin only memory in use
+        (vfio_pin_pages() of Linux).
         """
         return any(handle.type is model.HandleType.PCI
                    for device in self._host.devices.values()
@@ -159,7 +160,7 @@ class Guests:
 
     @property
     def are_large(self) -> bool:
-        """Return whether a device has a large memory region."""
+        """Return whether a device of this host has a large memory region."""
         return os.uname().machine == 'x86_64' and any(
             size >= address_space.LARGE
             for handles in self._regions.values() for sizes in handles
@@ -168,19 +169,19 @@ class Guests:
     def offers(self, specs: Mapping[str, str]) -> bool:
         """Return whether this host has all devices that extra specs request.
 
-        :raises AcceleratorError: they are malformed.
+        :raises AcceleratorError: the extra specs are malformed.
         """
         return all(len(self._sizes(wanted)) >= wanted.amount
                    for wanted in request.parse(specs))
 
     def problems(self, specs: Mapping[str, str], memory: int,
                  ) -> Iterator[tuple[str, str]]:
-        """Yield the problems of a guest on this host, and their remedies.
+        """Yield each problem of a guest on this host, and the remedy.
 
         A problem is a clause whose subject is the guest. Yields nothing if the
         host lacks a requested device.
 
-        :param specs: extra specs that a server is built with.
+        :param specs: extra specs with which a server is built.
         :param memory: memory of the guest in bytes.
         :raises AcceleratorError: the extra specs are malformed.
         """
@@ -207,7 +208,8 @@ class Guests:
                    'libvirt leaves one or two')
 
     def _unseen(self, specs, memory, sizes) -> str:
-        """Return why a guest could not address each device, a clause, or ''.
+        """Return why a guest could not address all its devices, a clause, or
+        ''.
 
         :param sizes: bytes of the largest memory region of each function.
         """
@@ -248,8 +250,8 @@ class Guests:
                    'hugepages=<number>)')
 
     def _huge_pages(self) -> dict[int, list[int]]:
-        """Return size of a huge page in KiB -> number on each NUMA node of the
-        host."""
+        """Return size of a huge page in KiB -> the number of these pages on
+        each NUMA node of the host."""
         kernel = self._host.kernel
         found: dict[int, list[int]] = {}
         try:
@@ -267,8 +269,8 @@ class Guests:
         return found
 
     def _sizes(self, wanted: request.AcceleratorRequest) -> list[list[int]]:
-        """Return, for each handle that a group may get here, the sizes of its
-        largest regions; the largest first."""
+        """Return, for each handle that the request may get here, a list: bytes
+        of the largest region of each function. The largest list is first."""
         return sorted((
             sizes for provider in self._host.providers
             if wanted.resource_class in provider.inventory
@@ -279,11 +281,12 @@ class Guests:
 
 
 def _page_size(asked: str) -> int | None:
-    """Return the size in KiB of the huge pages that hw:mem_page_size requests,
-    0 for any size; None if it requests none.
+    """Return the size in KiB of the huge pages that hw:mem_page_size requests.
 
     Source: _get_numa_pagesize_constraint() in nova/virt/hardware.py; a number
-    alone is in KiB.
+    without a unit is in KiB.
+
+    :returns: 0 for huge pages of any size, or None for no huge pages.
     """
     if asked in ('', 'small', 'any'):
         return None
@@ -299,8 +302,8 @@ def _page_size(asked: str) -> int | None:
 
 
 def is_q35() -> bool:
-    """Return whether guests are PCI Express machines, unless their image
-    specifies another type."""
+    """Return whether guests are PCI Express machines (q35) unless their image
+    specifies another machine type."""
     types = dict(item.partition('=')[::2]
                  for item in CONF.libvirt.hw_machine_type or ())
     return 'q35' in types.get('x86_64', '')

@@ -24,5 +24,5 @@ def split(sentence: str) -> tuple[str, str]:
 
 
 def short(error: object) -> str:
-    """Return the text of an error on one line, for a sentence."""
+    """Return the text of an error on one line, for use in a sentence."""
     return re.sub(r'\s+', ' ', str(error) or type(error).__name__)[:160]

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Check in which domains a host is ([accel] near), for nova-accel check."""
+"""Check the domains of a host ([accel] near), for nova-accel check."""
 
 import collections
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ Line = check_line.Line
 
 
 def levels(host) -> Iterator[Line]:
-    """Check that each level has a domain, and that other hosts have the level.
-    """
+    """Check that each level has a domain here and is reported by other hosts,
+    too."""
     here = domains.Domains()
     try:
         problems = here.problems()

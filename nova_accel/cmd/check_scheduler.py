@@ -27,8 +27,8 @@ _COMPUTE_FILTER = 'ComputeFilter'
 
 
 def _line(option: str, values: Iterable[str]) -> str:
-    """Return a line of nova.conf with AcceleratorFilter, or
-    AcceleratorWeigher, at the end."""
+    """Return a line of nova.conf that has AcceleratorFilter, or
+    AcceleratorWeigher, as its last value."""
     last = _NAME if option == 'enabled_filters' else _WEIGHER
     before = [value for value in dict.fromkeys(values) if value != last]
     return f'set {option} = {",".join((*before, last))}'

@@ -83,7 +83,7 @@ def placement(path: str, part: str) -> typing.Any:
 
 
 def _unanswered(error, service, section, where) -> Line:
-    """Return why a service did not respond.
+    """Return a line about a service that did not respond, with the reason.
 
     :param where: options that contain the address of the service.
     """
@@ -168,13 +168,13 @@ def _wide(host) -> Iterator[Line]:
 # Glance
 
 def programs(drivers: Iterable[base.AcceleratorDriver]) -> bool:
-    """Return whether regions of one of these drivers are programmed."""
+    """Return whether one of these drivers programs regions."""
     return any(type(driver).program is not base.AcceleratorDriver.program
                for driver in drivers)
 
 
 def glance_answers(host) -> Iterator[Line]:
-    """Check that Glance answers nova-compute's own credentials."""
+    """Check that Glance answers nova-compute with its own credentials."""
     if not programs(host.drivers.values()):
         return
     try:
@@ -234,8 +234,8 @@ def entry_point(host) -> Iterator[Line]:
 
 
 def profiles_load(host) -> Iterator[Line]:
-    """Check the files of profiles, and that regions and images exist for
-    them."""
+    """Check the files of profiles, and that the requested regions and images
+    exist."""
     path = CONF.accel.device_profiles
     if not os.path.exists(path):
         yield Line(WARNING,
@@ -254,7 +254,7 @@ def profiles_load(host) -> Iterator[Line]:
 
 
 def _dead_ends(found: Iterable[profiles.Profile]) -> Iterator[Line]:
-    """Report profiles that prefer a trait that no provider has, or send
+    """Report profiles that prefer a trait that no provider has, or that send
     servers to regions for which no image exists.
 
     :raises Refused: Placement cannot be queried.
@@ -328,8 +328,7 @@ def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
 
 
 def _types(required, known: set[str]) -> list[tuple[str, set[str]]]:
-    """Return the types of the regions that may satisfy a request, each with
-    its traits.
+    """Return (region type, traits) for each type that may satisfy a request.
 
     :param required: traits of the request.
     :param known: traits that providers have.
@@ -341,8 +340,8 @@ def _types(required, known: set[str]) -> list[tuple[str, set[str]]]:
 
 
 def _leads_to(traits: Iterable[str]) -> bool:
-    """Return whether a provider has these traits, and lacks those that begin
-    with "!"."""
+    """Return whether a provider has all these traits but none of the traits
+    that are written after "!"."""
     query = ','.join(sorted(traits, key=lambda t: (t.startswith('!'), t)))
     return bool(placement('/resource_providers?' + parse.urlencode(
         {'required': query}), 'resource_providers'))
@@ -350,10 +349,10 @@ def _leads_to(traits: Iterable[str]) -> bool:
 
 def as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
                        ) -> Iterator[Line]:
-    """Yield these lines; if a service does not respond, report the part that
-    was not checked.
+    """Yield these lines. If a service does not respond, yield a line about the
+    part that was not checked.
 
-    :param what: subject of the lines.
+    :param what: subject of that line.
     :param unasked: sentence about the part that is omitted without
         credentials.
     """
@@ -426,8 +425,7 @@ def _traits_of_flavors():
 # Clearing images
 
 def clearing_images(host) -> Iterator[Line]:
-    """Check that regions which users may program can be cleared after their
-    servers."""
+    """Check that images can clear the regions that users may program."""
     yield from as_far_as_answered(
         _clearing_images(), 'whether images clear what users program',
         'Nova and Glance were not asked for flavors with which users program, '
@@ -445,8 +443,8 @@ def _clearing_images():
 
 
 def _asked() -> tuple[dict[str, list[request.AcceleratorRequest]], bool]:
-    """Return the requests of profiles and flavors: 'the flavor x' -> its
-    requests; and whether these are all requests of servers.
+    """Return {'the flavor x': its requests} for all profiles and flavors, and
+    whether they include every request that a server may have.
 
     :raises NoCredentials: [service_user] has none.
     """
@@ -473,9 +471,9 @@ def _asked() -> tuple[dict[str, list[request.AcceleratorRequest]], bool]:
 
 
 def flavors() -> tuple[list[dict], Line | None]:
-    """Return Nova's flavors with name, extra_specs and ram (MiB), and a line
-    if they cannot be read.
+    """Return Nova's flavors with name, extra_specs and ram (MiB).
 
+    :returns: the flavors and None, or [] and a line if they cannot be read.
     :raises NoCredentials: [service_user] has none.
     """
     try:
@@ -566,8 +564,8 @@ def _why_not_cleared(client, region_type: str) -> str:
 def forget_credentials() -> None:
     """Make the options of credentials in CONF optional again.
 
-    keystoneauth registers some options of a section's plugin as required, and
-    another service may not need them.
+    keystoneauth makes options of a section required when it loads the
+    section's plugin. A service that is checked later may lack them.
     """
     types = {section: CONF[section].auth_type for section in _CREDENTIALS}
     CONF.reset()

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""What nova-accel check examines: one small function for each line."""
+"""The checks of nova-accel check: one small function for each line."""
 
 from collections.abc import Iterable, Iterator
 import contextlib
@@ -170,8 +170,8 @@ class Host:
         return memory
 
     def _judge(self, found):
-        """Determine how nova-compute would start with these devices, without
-        changing the host."""
+        """Determine, without changing the host, how nova-compute would start
+        with these devices."""
         for driver in self.drivers.values():
             try:
                 driver.check_options()
@@ -202,7 +202,7 @@ class Host:
 
     @property
     def unseen(self) -> dict[str, str]:
-        """Return addresses of cards that could not be read -> the reason."""
+        """Return address -> the reason, for cards that could not be read."""
         return {address: why for address, why in self.failures.items()
                 if pci.ADDRESS.fullmatch(address)
                 and address not in self.devices}
@@ -422,7 +422,7 @@ def _uri() -> str:
 
 
 def _has_uefi(connection, libvirt) -> bool:
-    """Return whether an image with hw_firmware_type=uefi can be built.
+    """Return whether libvirt can start a guest with hw_firmware_type=uefi.
 
     Source: the element enum of firmware in docs/formatdomaincaps.rst of
     libvirt, which Nova reads as well (supports_uefi in host.py).
@@ -438,8 +438,8 @@ def _has_uefi(connection, libvirt) -> bool:
 
 
 def _version(number):
-    """Return libvirt's number of a version as a tuple; source:
-    virGetVersion()."""
+    """Return a tuple for libvirt's number of a version (source:
+    virGetVersion())."""
     return number // 1000000, number // 1000 % 1000, number % 1000
 
 
@@ -529,8 +529,8 @@ def _conflict(host, device) -> Iterator[Line]:
 
 
 def _kept(host, device) -> Iterator[Line]:
-    """Return a line about processes that have a device open, for which libvirt
-    may wait without a limit."""
+    """Yield a line about processes that have a device open. libvirt may wait
+    for them without a limit."""
     try:
         kept = processes.named(host.kernel.processes(sorted({
             function for handle in device.all_handles for function
@@ -602,8 +602,8 @@ _NEED_KERNEL = (_iommu, _vfio, check_peers.peers)
 def lines(host: Host) -> Iterator[tuple[str, Line]]:
     """Yield (check, line) for all checks, in order.
 
-    Each check and each device has a thread and a time limit of its own. The
-    name of a device in the table is its address.
+    Each check, and each device, has its own thread and time limit. The name of
+    a device in the table is its address.
     """
     batch = cards.Cards().batch(_SECONDS)
     order = []
@@ -640,8 +640,8 @@ def lines(host: Host) -> Iterator[tuple[str, Line]]:
 
 
 def _once(lines, said, name) -> list[Line]:
-    """Return the lines of a check without those that the line on options
-    contains already."""
+    """Return the lines of a check except for errors that the line on options
+    has."""
     return lines if name == 'options' else [
         line for line in lines
         if not any(sentence in line.found for sentence in said)]

@@ -91,8 +91,8 @@ class Claims(output.Lister):
 
 
 def _why(claim, withheld):
-    """Return why the handle of a claim is withheld from other servers, or why
-    its server may not start; from nova-compute's last report, too."""
+    """Return why a handle is withheld from other servers, or why its server
+    may not start: from the claim, and from nova-compute's last report."""
     return holds.reasons((
         *offers.of_claims({}, [claim]),
         *(hold for hold in withheld
@@ -104,15 +104,15 @@ def _region(index):
 
 
 def _state(claim):
-    """Return the state in the store, or 'old' for devices that a resize
-    replaced."""
+    """Return the state of a claim, followed by 'old' if a resize replaced the
+    device."""
     state = claim.state.value
     return state if claim.role is model.Role.CURRENT else f'{state}, old'
 
 
 def _content(loaded, address, index):
-    """Return (function, image, origin) of a region, '' for unknown values and
-    for devices without regions."""
+    """Return (function, image, origin) of a region. Unknown values are ''; a
+    device without regions has ('', '', '')."""
     if index is None:
         return '', '', ''
     if (address, index) not in loaded:

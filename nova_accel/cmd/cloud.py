@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Placement, Nova and Glance, with the operator's own credentials.
 
-openstacksdk reads them like the command openstack: --os-* of the command, OS_*
-in the environment, or an entry of clouds.yaml. If a command runs as a
-subcommand of openstack (see openstack.py), it uses the session of openstack.
+openstacksdk reads the credentials like the command openstack: from --os-*,
+OS_* in the environment, or an entry of clouds.yaml. A command that runs as a
+subcommand of openstack (see openstack.py) uses its session.
 """
 
 import argparse
@@ -75,13 +75,13 @@ class Asks:
 
     @property
     def _openstack(self) -> typing.Any:
-        """Return the client manager of the command openstack, None without it.
-        """
+        """Return the client manager if the command runs under openstack, or
+        None."""
         return getattr(self.app, 'client_manager', None)
 
     def add_cloud_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add --os-cloud and the usual --os-* to a command; openstack has them
-        before the command."""
+        """Add --os-cloud and the usual --os-* to a command. Under openstack,
+        which accepts them before the command, add nothing."""
         if self._openstack:
             return
         group = parser.add_argument_group('credentials and services')
@@ -108,7 +108,7 @@ class Asks:
 class Cloud:
     """A cloud as its operator sees it.
 
-    :param name: entry of clouds.yaml; None: use the environment.
+    :param name: entry of clouds.yaml, or None to use the environment.
     :param config: openstacksdk's configuration, in place of name.
     :param arguments: --os-* of a command, by their names in Python.
     :raises ConfigurationError: the credentials are missing or unusable.
@@ -141,7 +141,7 @@ class Cloud:
 
     @property
     def project_id(self) -> str:
-        """Return the project of the credentials; '' if they have none."""
+        """Return the project of the credentials, or '' if they have none."""
         with asking('identity', 'the project of your token'):
             return self._session.get_project_id() or ''
 
@@ -169,7 +169,7 @@ class Cloud:
     def images(self) -> glance_client.Client:
         """Return a client of Glance.
 
-        :raises: as asking(), if Keystone does not know its address.
+        :raises: as asking(), if Keystone does not know the address of Glance.
         """
         with asking('image', 'its endpoint'):
             endpoint = self.adapter('image').get_endpoint()
@@ -202,15 +202,15 @@ class Cloud:
     def trees(self, names: Iterable[str] = (), nested: bool = False,
               ) -> list[list[reasons.Provider]]:
         """Return the resource providers of compute nodes as Placement lists
-        them; read() adds their contents.
+        them, without the contents, which read() adds.
 
-        One request, or two for each name.
+        Sends one request, or two for each name.
 
         :param names: of the compute nodes; empty for all of them.
         :param nested: whether a name may be that of another provider of the
             node.
-        :returns: a list for each node, in the order of their names: its own
-            provider first, the others by name.
+        :returns: a list for each node, in the order of the nodes' names: the
+            provider of the node first, the others by name.
         :raises NotThere: Placement has no compute node with one of the names.
         :raises: as asking().
         """
@@ -244,11 +244,11 @@ class Cloud:
         """Return providers with their contents. A provider that is deleted
         during the call gets no contents.
 
-        Sends a request for each part of each provider, several at a time.
-        Providers without an inventory have no allocations, so those are not
-        requested.
+        Sends a request for each part of each provider, several at a time. The
+        allocations of a provider without an inventory are not requested: it
+        has none.
 
-        :param parts: of PARTS.
+        :param parts: the contents to read, of PARTS.
         :raises: as asking().
         """
         with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -347,8 +347,8 @@ class Cloud:
         return found[0]
 
     def hypervisors(self, uuid: str | None = None) -> dict[str, dict]:
-        """Return Nova's entries of compute nodes by UUID, which is also the
-        UUID of their resource provider.
+        """Return UUID -> Nova's entry of a compute node. The node's resource
+        provider has the same UUID.
 
         :param uuid: of the only node to query.
         :raises: as asking().
@@ -364,7 +364,7 @@ class Cloud:
                 ) -> list[dict]:
         """Return Nova's entries of servers of all projects.
 
-        :param path: '/servers' for their names alone.
+        :param path: '/servers' for ids and names alone.
         :param which: filters of Nova's API: host, node.
         :raises: as asking().
         """
@@ -388,7 +388,7 @@ class Cloud:
         return found
 
     def server_name(self, uuid: str) -> str | None:
-        """Return the name of a server, None if Nova does not have it."""
+        """Return the name of a server, or None if Nova does not have it."""
         server = self.get('compute', f'/servers/{uuid}', missing={},
                           key='server')
         return server['name'] if server else None
@@ -427,7 +427,8 @@ def _quoted(value: str) -> str:
 
 @contextlib.contextmanager
 def asking(service: str, what: str) -> Iterator[None]:
-    """Raise an error of a request, or of its body, as one sentence.
+    """Convert errors of a request, and of reading its body, inside the
+    context.
 
     :param service: type of the service.
     :param what: the requested thing, as a noun.

@@ -46,9 +46,8 @@ def add_argument(parser, service: str = COMPUTE) -> None:
 def read(files: Iterable[str] | None, service: str = COMPUTE) -> None:
     """Read the configuration as a service does.
 
-    :param files: files to read in place of the service's own, which are
-        nova.conf and files with the name of the service, such as
-        nova-compute.conf.
+    :param files: files to read in place of the service's own: nova.conf, and
+        files with the name of the service, such as nova-compute.conf.
     :raises ConfigurationError: the configuration cannot be read.
     """
     conf.register_novas()

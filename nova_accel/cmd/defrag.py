@@ -161,7 +161,7 @@ class Defrag(clouds.Asks, output.Table):
 
 
 def _reached(goal, number):
-    """Return the verb of a sentence about servers, and where they are."""
+    """Return the predicate of a sentence: servers are, or fit, together."""
     is_one = number == 1
     verb = (('is' if is_one else 'are') if goal.members
             else f'fit{"s" * is_one}')
@@ -169,8 +169,8 @@ def _reached(goal, number):
 
 
 def _check(now, goal, plan, step):
-    """Check that the rest of a plan is still possible, and reaches its goal.
-    """
+    """Check that the remaining moves of a plan are possible and reach the
+    goal."""
     try:
         then = defrag.after(plan.moves[step:], now.hosts, now.servers, goal)
     except defrag.Changed as error:
@@ -185,9 +185,9 @@ def _check(now, goal, plan, step):
 
 
 def _together(cloud, now, uuid, level):
-    """Return the goal that the members of a server group are in one domain.
+    """Return the goal that all members of a server group are in one domain.
 
-    :raises InvalidRequest: they cannot be brought there.
+    :raises InvalidRequest: a member cannot be migrated, or the group is empty.
     """
     group = cloud.server_group(uuid)
     fixed = sorted(set(group['members']) - now.names.keys())
@@ -281,8 +281,8 @@ def _act(cloud, server, what, body):
 
 
 def _await(cloud, server, what, statuses):
-    """Wait until a server has no task and one of these statuses; return its
-    entry."""
+    """Wait until a server has no task and has one of these statuses. Return
+    Nova's entry of the server."""
     end = time.monotonic() + _LONGEST
     while time.monotonic() < end:
         found = cloud.get('compute', f'/servers/{server}', key='server')

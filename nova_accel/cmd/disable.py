@@ -41,7 +41,7 @@ class _Disables(_OfDevice):
         return parser
 
     def _disable(self, parsed_args) -> str:
-        """Disable the device; return its address."""
+        """Disable the device. Return its address."""
         reason = _line('--reason', parsed_args.reason)
         known = store.to_write(parsed_args)
         devices = known.devices()
@@ -55,9 +55,9 @@ class _Disables(_OfDevice):
 
 
 def _line(option: str, value: str) -> str:
-    """Return a reason.
+    """Return the value of an option, a reason.
 
-    :raises InvalidRequest: it is too long, or has more than one line.
+    :raises InvalidRequest: the reason is too long, or has more than one line.
     """
     if len(value) > values.LONGEST_REASON or not (
             value.isprintable() or not value):
@@ -114,7 +114,7 @@ class Drain(_Disables, output.Table):
         return LEFT if self._left and not parsed_args.at else 0
 
     def _plan(self, parsed_args) -> str:
-        """Plan to disable the device at a time; return its address."""
+        """Plan to disable the device at a time. Return its address."""
         at, why = parsed_args.at, _line('--because', parsed_args.because)
         if not why or parsed_args.reason:
             raise exception.InvalidRequest(

@@ -135,7 +135,7 @@ class Discover(output.Lister):
                 if self._loaded[device.driver].NEEDS_RULE}), ''))
 
     def _known(self, parsed_args):
-        """Return a copy of the claim store; None if it cannot be read or
+        """Return a copy of the claim store, or None if it cannot be read or
         belongs to another host."""
         if parsed_args.simulated_host and not parsed_args.store:
             return None
@@ -151,8 +151,8 @@ class Discover(output.Lister):
             return None
 
     def _gone(self, known):
-        """Return address -> device, and the reason, for devices that
-        nova-compute knows and a working driver does not find."""
+        """Return address -> (device, hold with the reason) for devices that
+        nova-compute knows but the driver does not find."""
         if not known:
             return {}
         notes = known.notes()
@@ -187,7 +187,7 @@ class Discover(output.Lister):
                    self._health((device.address, region.index), region))
 
     def _health(self, part, shown):
-        """Return why handles of a device or a region are withheld."""
+        """Return why handles of a device or a region are withheld, or OK."""
         unreported = self._unreported.get(part[0])
         if unreported and part[1] is None:
             return self.colored(f'not reported: {unreported}', output.RED)
@@ -211,8 +211,8 @@ class Discover(output.Lister):
                     for hold in self._why(part))]
 
     def _offers(self, found, known):
-        """Return the offers of handles, according to the store and the last
-        report of nova-compute."""
+        """Return which handles nova-compute offers, according to the store and
+        the last report of nova-compute."""
         claims = known.all_claims() if known else ()
         listed = listing.read(known) if known else []
         facts = (*found.table.all_holds(),
@@ -230,17 +230,17 @@ class Discover(output.Lister):
             hold.key, '')) for hold in self._offered.why(part)]
 
     def _with_why(self, hold):
-        """Return a hold; that of a disabled device with the stored reason,
+        """Return a hold. If it is of a disabled device, add the stored reason,
         which owners of servers must not read."""
         why = self._reasons.get((hold.device, hold.kind))
         return dataclasses.replace(
             hold, reason=f'{hold.reason} ({why})') if why else hold
 
     def _use(self, part, held):
-        """Return (total, used, held by).
+        """Return (total, used, held by) of a device or region.
 
-        A driver reports only the vGPUs that could be created now; this adds
-        the vGPUs of servers.
+        A driver reports only vGPUs that can be created now. This adds the
+        vGPUs that servers have.
         """
         if held is None:
             return len(part.handles), '?' if self.for_people else '', ''
@@ -282,7 +282,8 @@ class Discover(output.Lister):
                 '\n'.join(self._healths(devices, index)))
 
     def _healths(self, devices, index):
-        """Return one line, or one for each device of a pool with a hold."""
+        """Return a line about a device, or about each pool device with a hold.
+        """
         lines = []
         for device in devices:
             found = holds.described(self._why((device.address, index)))
@@ -297,10 +298,10 @@ class Discover(output.Lister):
                 f'not reported: {self._unreported.get(device.address)}')
 
     def _discover(self, known, kernel):
-        """Read the host, and return the devices and their failures.
+        """Read the host. Return the devices, and the failures of drivers.
 
-        :param known: the claim store, for the content of regions; None if it
-            cannot be used.
+        :param known: the claim store, for the content of regions, or None if
+            it cannot be used.
         :param kernel: kernel of the host.
         """
         loaded, failed = {}, {}
@@ -341,11 +342,11 @@ class Discover(output.Lister):
 
 
 def _disable(memory, known):
-    """Copy the disabled devices of a store into another one.
+    """Copy the disabled devices of the store ``known`` into ``memory``.
 
     They are matched by address, because serial numbers are not read here.
 
-    :returns: address and kind of the hold -> reason.
+    :returns: (address, kind of the hold) -> reason.
     """
     reasons = {}
     for address, rows in identity.disabled(
@@ -369,7 +370,7 @@ def _quiet(name):
 
 
 def _configure(parsed_args):
-    """Set CONF by the arguments, and return the kernel of the host to read.
+    """Set CONF from the arguments, and return the kernel of the host to read.
 
     :raises ConfigurationError: the configuration cannot be read.
     :raises InvalidSimulation: the simulated host cannot be used.
@@ -405,7 +406,7 @@ def _take_options(kernel, path):
 
 
 def _holder(claim):
-    """Return the server, with a remark if its claim is unusual."""
+    """Return the server of a claim, with a remark if the claim is unusual."""
     unusual = [text for text, is_so in (
         (claim.state.value, claim.state is not model.ClaimState.BOUND),
         ('old', claim.role is not model.Role.CURRENT)) if is_so]

@@ -39,7 +39,7 @@ def hosts(cloud: clouds.Cloud, names: Iterable[str] = (),
     """Return the compute nodes that have accelerators, in the order of their
     names.
 
-    Sends three requests for each of their providers.
+    Sends three requests for each provider of these nodes.
 
     :param names: of compute nodes; empty for all.
     :raises AcceleratorError: as Cloud.asking(), or if a name is unknown.
@@ -59,7 +59,7 @@ def hosts(cloud: clouds.Cloud, names: Iterable[str] = (),
 
 
 def wanted(question: why.Question) -> capacity.Wanted:
-    """Return what a server requests from one host."""
+    """Return the part of a question that concerns one host."""
     return capacity.Wanted(question.groups, question.server.wanted,
                            question.policy, question.server.affinity)
 
@@ -135,7 +135,7 @@ class Fits(OfFlavors):
             parsed_args.by_host, parsed_args.near)
 
     def _publish(self, parsed_args) -> str:
-        """Write the file and the properties; return a sentence."""
+        """Write the file and the properties. Return a sentence about both."""
         cloud = self.cloud(parsed_args)
         found = [(flavor, str(number) if parsed_args.numbers
                   else 'none' if not number
@@ -162,8 +162,8 @@ class Fits(OfFlavors):
 
 def public(cloud: clouds.Cloud, flavors: Iterable[str] = (),
            names: Iterable[str] = ()) -> list[tuple[dict, int]]:
-    """Return the public flavors with accelerators that are not disabled, and
-    how many servers of each fit. The parameters are as for rows()."""
+    """Return (flavor, number of servers that fit) for public flavors with
+    accelerators that are not disabled. Parameters: see rows()."""
     asked = [(flavor, question)
              for flavor, question in questions(cloud, flavors)
              if flavor.get('os-flavor-access:is_public')
@@ -177,14 +177,14 @@ def public(cloud: clouds.Cloud, flavors: Iterable[str] = (),
 def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
          names: Iterable[str] = (), by_host: bool = False,
          level: str | None = None) -> list[tuple[str, str, int, str]]:
-    """Return flavor, host or ALL, number of servers that fit, and the limit.
+    """Return (flavor, host or ALL, number of servers that fit, limit).
 
     :param flavors: names or ids; empty for all that request accelerators.
     :param names: of compute nodes; empty for all.
     :param by_host: whether to add a row for each host.
     :param level: adds a row for each domain of this level; the row ALL then
-        has the most that fit into one domain.
-    :raises AcceleratorError: as hosts(); no host has a domain of the level.
+        has the number of the domain into which most servers fit.
+    :raises AcceleratorError: as hosts(), or no host has a domain of the level.
     """
     asked = questions(cloud, flavors)
     there = hosts(cloud, names) if asked else []
@@ -227,7 +227,7 @@ def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
 def check_level(level: str, domains: Iterable[near.Domains]) -> None:
     """Check that a host has a domain of a level.
 
-    :raises NotThere: it has not.
+    :raises NotThere: no host has one.
     """
     known = sorted(set().union(*domains))
     if level not in known:
@@ -238,8 +238,7 @@ def check_level(level: str, domains: Iterable[near.Domains]) -> None:
 
 
 def questions(cloud, names) -> list[tuple[dict, typing.Any]]:
-    """Return (flavor, question); an error in place of the question if the
-    flavor is malformed."""
+    """Return (flavor, question), or (flavor, error) for a malformed flavor."""
     found: list[tuple[dict, typing.Any]] = []
     for flavor in map(cloud.flavor, names) if names else cloud.flavors():
         try:

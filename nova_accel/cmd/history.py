@@ -100,7 +100,7 @@ class History(output.Lister):
 
     def _hosts(self, parsed_args):
         """Yield (host, hand-overs, claims, reports of owners, identity of the
-        card at the named address or None)."""
+        card that is at the named address or None)."""
         for path in parsed_args.journal:
             host = os.path.basename(path).removesuffix('.json')
             yield host, read(path), (), (), None
@@ -113,7 +113,7 @@ class History(output.Lister):
 
 
 def read(path: str) -> list[values.Handover]:
-    """Return the hand-overs of a file.
+    """Return the hand-overs in a file.
 
     :raises InvalidRequest: the file cannot be read, or has other content.
     """

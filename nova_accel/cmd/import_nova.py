@@ -2,8 +2,8 @@
 """nova-accel import nova: translate Nova's PCI devices and vGPUs to [accel].
 
 Nova's own code (nova.conf, nova.pci.devspec and nova.pci.request) reads Nova's
-options and matches devices. Drivers of nova_accel read these devices, with the
-present options and with the new ones.
+options and matches devices. Drivers of nova_accel read the devices twice: with
+the present options, and with the new options.
 """
 
 from collections.abc import Iterator
@@ -211,7 +211,7 @@ class Translation:
                 if (entry.section, entry.key) in names]
 
     def _drop(self, file, entry, *values):
-        """Remove an option, or replace its value by the given ones."""
+        """Remove an option, or set it to the given values if there are any."""
         if values:
             file.put(entry, *values)
         else:
@@ -257,9 +257,9 @@ class Translation:
             if nova_pci.matches(spec, function)])
 
     def _take(self, spec: nova_pci.Spec) -> bool:
-        """Take over the devices of a specification.
+        """Translate a specification if nova_accel can offer all its devices.
 
-        :returns: whether that is possible.
+        :returns: whether it was translated.
         """
         of = f'[pci] device_spec {spec.text}'
         if nova_pci.is_of_network(spec.tags):
@@ -294,8 +294,8 @@ class Translation:
         return self._seen[card].driver if card in self._seen else 'pci'
 
     def _obstacle(self, spec, card) -> str:
-        """Return why nova_accel cannot offer a card like Nova, as a clause.
-        """
+        """Return why nova_accel cannot offer a card as Nova does, as a clause,
+        or ''."""
         device = self._seen.get(card)
         if card in self._failed:
             return f'{card} could not be examined ({self._failed[card]})'
@@ -329,8 +329,8 @@ class Translation:
     def _rules_for(self, text: str | None, cards: set[str]) -> list[str]:
         """Return rules that match exactly these cards of the host.
 
-        :param text: a rule that is used if it matches no other cards;
-            otherwise each card gets a rule by its address.
+        :param text: a rule to use if it matches these cards alone. Otherwise,
+            or if it is None, each card gets a rule by its address.
         """
         if text is not None:
             rule, = rules.parse('a rule', [text], rules.KEYS)
@@ -352,8 +352,8 @@ class Translation:
         self._new[option] += [v for v in values if v not in there]
 
     def _leave_vfs(self):
-        """Exclude the VFs of these cards that Nova does not give to servers.
-        """
+        """Exclude VFs that Nova does not give to servers, of cards whose other
+        VFs move."""
         for card in sorted({self._functions[vf].card for vf in self._vfs}):
             self._add('exclude_devices', *(
                 f'address={vf}' for vf
@@ -361,7 +361,7 @@ class Translation:
                 if vf not in self._vfs))
 
     def _tags(self, spec, of, by_driver):
-        """Apply the tags of a specification to its devices."""
+        """Translate the tags of a specification for its devices."""
         cards = sorted(set().union(*by_driver.values()))
         if strutils.bool_from_string(spec.tags.get('one_time_use')):
             self._add('handover', *(f'{card}=operator' for card in cards))
@@ -380,7 +380,7 @@ class Translation:
     # [devices] enabled_mdev_types
 
     def _vgpu_types(self) -> dict[str, set[str]]:
-        """Take over Nova's vGPUs.
+        """Translate the options of Nova's vGPUs.
 
         :returns: type -> addresses of GPUs.
         """
@@ -466,10 +466,10 @@ class Translation:
     def _choose_rules(self):
         """Add rules of include_devices, if they are needed.
 
-        Without rules, the drivers gpu and nvme offer nothing, and others all
-        devices that they find. As soon as a rule names a device of a driver,
-        the driver offers only named devices: so the present ones need rules,
-        too.
+        Without rules, the drivers gpu and nvme offer nothing, and other
+        drivers offer all devices that they find. As soon as a rule names a
+        device of a driver, the driver offers only named devices. Hence its
+        present devices need rules, too.
         """
         enabled = CONF.accel.enabled_drivers
         loaded = drivers.load({self._driver_of(card) for card in self._cards},
@@ -564,9 +564,9 @@ class Translation:
                 'them.')
 
     def _alias(self, name, policy, wanted, specs) -> bool:
-        """Create a profile from an alias.
+        """Create a profile from an alias, if its devices move to nova_accel.
 
-        :returns: whether the alias matches no device of Nova on this host now.
+        :returns: whether the alias moved, so no device of Nova here needs it.
         """
         moved: set[str] = set()
         left: set[str] = set()
@@ -615,8 +615,8 @@ class Translation:
 
     def _specified(self, specs) -> Iterator[tuple[
             nova_pci.Spec, nova_pci.Function]]:
-        """Yield each function with the first specification that matches it,
-        which is the one that Nova applies."""
+        """Yield (specification, function) for each function that a
+        specification matches. If several match, Nova applies the first one."""
         for function in self._functions.values():
             for spec in specs:
                 if function in spec.functions:
@@ -624,7 +624,7 @@ class Translation:
                     break
 
     def _way_to_match(self, wanted, specs) -> str:
-        """Return a remedy for an alias that matches no function."""
+        """Return the remedy for an alias that matches no function."""
         types = {function.address: (w['dev_type'], function.type)
                  for spec, function in self._specified(specs) for w in wanted
                  if nova_pci.is_like(w, spec, function)}
@@ -635,8 +635,8 @@ class Translation:
                 f'{actual}: correct it, and run this again.')
 
     def _group(self, cards: set[str]) -> dict[str, str] | None:
-        """Return a request group for one of these devices, and for no other
-        device of the host; None if no trait distinguishes them."""
+        """Return a request group that any of these devices satisfies but no
+        other device of the host, or None if no trait distinguishes them."""
         devices = [self._after[card] for card in cards if card in self._after]
         types = {device.type for device in devices}
         if len(types) != 1 or len(devices) < len(cards):

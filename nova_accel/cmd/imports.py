@@ -88,7 +88,7 @@ def diff(path: str, text: str) -> Iterator[str]:
 
 
 def translate(profile) -> tuple[str, str]:
-    """Return the name of a profile and the text of its file.
+    """Return the name of a profile, and the text of its file.
 
     :param profile: a profile of Cyborg's response.
     :raises InvalidProfile: the profile cannot be translated.

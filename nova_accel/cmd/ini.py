@@ -74,7 +74,8 @@ class File(iniparser.BaseParser):
         return section in self._headers
 
     def drop(self, entry: Entry) -> None:
-        """Remove an option, and its section if that becomes empty."""
+        """Remove an option, and also the section if no option is left there.
+        """
         self.put(entry)
         if not any(any(self._after[e.begin:e.end]) for e in self.entries
                    if e.section == entry.section

@@ -22,16 +22,16 @@ importutils.import_class('nova.virt.' + sys.argv[1])
 
 
 def nova_compute() -> str:
-    """Return the path of nova-compute: beside this command, otherwise the
-    first one in PATH; '' without one."""
+    """Return the path of nova-compute: in the directory of this command, else
+    in PATH, or '' if it is in neither."""
     beside = os.path.join(os.path.dirname(sys.executable), 'nova-compute')
     return (beside if os.path.exists(beside)
             else shutil.which('nova-compute') or '')
 
 
 def python_of(program: str) -> str:
-    """Return the path of the Python that runs an installed program; that of
-    this process if the program names none."""
+    """Return the path of the Python that runs an installed program, or of the
+    Python of this process if the program names none."""
     try:
         with open(program, encoding='utf-8') as file:
             first = file.readline(1024)
@@ -44,11 +44,11 @@ def python_of(program: str) -> str:
 
 
 def failure(driver: str, seconds: float) -> tuple[str, str] | None:
-    """Import the driver in a process like nova-compute.
+    """Import the driver in a process, as nova-compute does.
 
     :param driver: a value of [DEFAULT] compute_driver.
     :param seconds: time limit.
-    :returns: the finding and the remedy; None if all is well.
+    :returns: the finding and the remedy, or None if the import succeeded.
     """
     program = nova_compute()
     python = python_of(program)

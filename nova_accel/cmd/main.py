@@ -17,10 +17,10 @@ _DOCSTRING = r'^class {}\b[^"]*"""(.+?)\.?(?:"""|$)'
 
 
 class Commands(commandmanager.CommandManager):
-    """The commands, each imported when it is needed.
+    """The commands. Only the module of the command that runs is imported.
 
-    cliff's own manager (4.17) imports the modules of all commands: each command
-    would take as long to start as all of them together.
+    cliff's own manager (4.17) imports the modules of all commands: each
+    command would take as long to start as all of them together.
     """
 
     def load_commands(self, namespace):
@@ -30,8 +30,8 @@ class Commands(commandmanager.CommandManager):
 
 
 def _description(entry_point) -> str:
-    """Return the first line of a command's docstring; without importing its
-    module, if that has a source file."""
+    """Return the first line of a command's docstring, from the source file of
+    its module if there is one: this saves importing the module."""
     # cliff before 4.17 passes other objects
     module, _, name = getattr(entry_point, 'value', '').partition(':')
     spec = importlib.util.find_spec(module) if module else None
@@ -45,9 +45,9 @@ def _description(entry_point) -> str:
 
 
 class _Sentences(logging.LoggerAdapter):
-    """Logs an option with a malformed value as a sentence, like nova-compute.
+    """Logs a malformed value of an option as a sentence, as nova-compute does.
 
-    oslo.config reads a value when it is used, and its error shows internal
+    oslo.config checks a value when it is used, and its error shows internal
     objects.
     """
 
@@ -73,7 +73,7 @@ class NovaAccel(app.App):
             deferred_help=True)
 
     def print_help_if_requested(self):
-        """Print the help without importing all commands, as cliff (4.17) does.
+        """Print the help without importing all commands, unlike cliff (4.17).
         """
         if not self.options.deferred_help:
             return
@@ -95,7 +95,7 @@ class NovaAccel(app.App):
 
 
 def _do_without_eventlet():
-    """Prevent oslo.privsep from importing an installed eventlet.
+    """Keep oslo.privsep from importing eventlet, if eventlet is installed.
 
     The import takes half a second, and writes a warning of nine lines before
     all output. Commands have no green threads.

@@ -1,10 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Translate flavors' requests for Nova's own PCI devices and vGPUs into
+"""Translate flavors that request Nova's own PCI devices and vGPUs, into
 requests for nova_accel.
 
-Sources: extra specs of Nova 31 to 34, pci_passthrough:alias
-(nova.pci.request) and resources<group>:<class>
-(nova.api.validation.extra_specs.resources).
+Sources: extra specs of Nova 31 to 34, pci_passthrough:alias (nova.pci.request)
+and resources<group>:<class> (nova.api.validation.extra_specs.resources).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ _RESOURCE = re.compile('resources([A-Za-z0-9_-]{0,64}):(.+)')
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """A profile that replaces a device of Nova's."""
+    """A profile that replaces an alias or a class of Nova's devices."""
 
     #: name of the alias that it replaces, None if it replaces a resource class
     alias: str | None
@@ -32,7 +31,7 @@ class Replacement:
 
     @property
     def asked(self) -> str:
-        """Return the extra spec without its amount: resources:VGPU=."""
+        """Return the replaced extra spec up to the amount: resources:VGPU=."""
         return (f'{ALIAS}={self.alias}:' if self.alias
                 else f'resources:{self.resource_class}=')
 
@@ -40,8 +39,8 @@ class Replacement:
         return f'accel:device_profile={self.profile["name"]}'
 
     def group_specs(self, suffix: str, amount: object) -> list[str]:
-        """Return the extra specs of a group that requests an amount, and those
-        of the profile for the whole server."""
+        """Return the extra specs of a group that requests an amount, and the
+        profile's extra specs for the whole server."""
         (resources, _), (trait, _) = self.profile['groups'][0].items()
         return [f'{resources.replace(":", f"{suffix}:")}={amount}',
                 f'{trait.replace(":", f"{suffix}:")}=required',
@@ -51,8 +50,7 @@ class Replacement:
 
 def lines(flavors: Iterable[dict], found: Iterable[Replacement],
           ) -> Iterator[str]:
-    """Yield the new extra specs of each flavor; nothing for flavors that
-    request no device of Nova's.
+    """Yield the new extra specs of each flavor that requests Nova's devices.
 
     :param flavors: as Nova's API lists them, with extra specs.
     :param found: replacements for the devices of this host.

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Match functions of a host with Nova's PCI options.
 
-Nova's own code is used if it works without a running Nova. Source of the rest:
+Nova's own code is used if it works without a running Nova. The rest follows
 nova.pci.devspec, nova.pci.request, nova.pci.stats and
 nova.compute.pci_placement_translator of Nova 31 to 34.
 """
@@ -35,13 +35,13 @@ class Function:
 
     @property
     def card(self) -> str:
-        """Return the address of the function by which nova_accel identifies
-        the device."""
+        """Return the address by which nova_accel identifies the device: the PF
+        of a VF, or the function itself."""
         return self.pf or self.address
 
     @property
     def type(self) -> str:
-        """Return its device_type, as nova.virt.libvirt.host determines it."""
+        """Return the device_type that nova.virt.libvirt.host determines."""
         if self.pf:
             return 'type-VF'
         return 'type-PF' if self.is_pf else 'type-PCI'
@@ -63,8 +63,8 @@ class Spec:
 def matches(spec, function) -> bool:
     """Return whether a device specification matches a function, as in Nova.
 
-    Nova reads the sysfs of this machine to find out whether an address belongs
-    to a physical function; then its VFs match as well.
+    A specification with the address of a PF also matches its VFs. Nova finds
+    that out from the sysfs of this machine, which is not read here.
     """
     seen = {'vendor_id': function.vendor, 'product_id': function.product,
             'address': function.address, 'parent_addr': function.pf}
@@ -96,8 +96,8 @@ def _class_of(name, function) -> str:
 def _normalized(name, standard, module):
     """Normalize a name as nova.compute.pci_placement_translator does.
 
-    The module cannot be imported here: oslo.messaging needs eventlet, which
-    commands avoid.
+    That module cannot be imported here: it needs oslo.messaging and thereby
+    eventlet, which commands avoid.
     """
     name = name.upper()
     return name if name in standard or module.is_custom(name) else (
@@ -105,10 +105,10 @@ def _normalized(name, standard, module):
 
 
 def pairs_of(spec, products: set[str]) -> str | None:
-    """Return a specification as the text of a rule of nova_accel.
+    """Return a device specification as the text of a rule of nova_accel.
 
-    :param products: ids of the physical functions.
-    :returns: None if no rule can express it.
+    :param products: product ids of the physical functions.
+    :returns: None if no rule can express the specification.
     """
     pairs = []
     pattern = _pattern(spec.address.pci_address_spec)
@@ -124,10 +124,10 @@ def pairs_of(spec, products: set[str]) -> str | None:
 
 
 def _pattern(spec) -> str | None:
-    """Return an address of Nova's specification with shell wildcards.
+    """Return the address of a device specification with shell wildcards.
 
-    :returns: None if it is a regular expression with more than digits and sets
-        of digits.
+    :returns: None if the address is a regular expression that shell wildcards
+        cannot express.
     """
     parts = []
     for name, width in _WIDTHS.items():
@@ -143,14 +143,17 @@ def _pattern(spec) -> str | None:
 
 
 def asks_for(wanted, spec, function) -> bool:
-    """Return whether a specification of an alias requests a function, as in
-    Nova."""
+    """Return whether an alias requests a function, as in Nova.
+
+    :param wanted: one specification of the alias.
+    :param spec: the device specification of the function.
+    """
     return (wanted.get('dev_type', function.type) == function.type
             and is_like(wanted, spec, function))
 
 
 def is_like(wanted, spec, function) -> bool:
-    """Return whether asks_for() fails only because of the device_type."""
+    """Return what asks_for() would return if it ignored the device_type."""
     name = wanted.get('resource_class')
     return (wanted.get('vendor_id', function.vendor).lower()
             == function.vendor

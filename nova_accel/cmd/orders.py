@@ -53,10 +53,10 @@ def check_idle(known: claim_store.ClaimStore, address: str) -> None:
 
 def carry_out(known: claim_store.ClaimStore, verb: str, argument: str,
               seconds: int, stderr: typing.TextIO) -> str:
-    """Send an order to nova-compute; return its response.
+    """Send an order to nova-compute, and return the response.
 
     :param seconds: time limit for the response.
-    :param stderr: if it is a terminal, it shows the wait.
+    :param stderr: shows the wait if it is a terminal.
     :raises DeviceUnavailable: nova-compute refuses, or does not respond.
     """
     with output.waiting(
@@ -77,8 +77,8 @@ def carry_out(known: claim_store.ClaimStore, verb: str, argument: str,
 
 
 def _answered(known, verb, argument, seconds):
-    """Return the order after its end, or in its present state at the time
-    limit; None if the store no longer has it."""
+    """Wait for the end of an order, and return the order. After the time
+    limit, return it as it is, or None if the store no longer has it."""
     began = time.monotonic()
     number = known.give_order(verb, argument)
     try:

@@ -33,8 +33,8 @@ _COLORED = re.compile(r'(\033\[\d+m)(.*)\033\[0m', re.DOTALL)
 
 
 class NoEpilog:
-    """A command that omits the name of its package from its help, because
-    cliff (4.17) would read the metadata of all packages at each start."""
+    """A command whose help omits the name of its package, because cliff (4.17)
+    would read the metadata of all packages at each start."""
 
     def get_epilog(self):
         """Return no epilog; see cliff.command.Command."""
@@ -42,7 +42,7 @@ class NoEpilog:
 
 
 class Table(NoEpilog, lister.Lister):
-    """A list that refuses unknown columns like other wrong arguments."""
+    """A list that refuses unknown columns, like other wrong arguments."""
 
     #: names of the columns for programs: they are stable, and
     #: tests/unit/data/columns.yaml lists them
@@ -121,7 +121,7 @@ class Lister(Table):
         return 0
 
     def _stacked(self, data):
-        """Return (headings, rows) of STACKS."""
+        """Return (headings, rows) with cells stacked as STACKS defines."""
         rows = []
         for row in data:
             known = {name: str(cell).removesuffix('+00:00')
@@ -150,7 +150,7 @@ class Lister(Table):
         return ('\n' if self.for_people else ', ').join(texts)
 
     def identifier(self, value: str | None) -> str:
-        """Return a UUID; in a table its first eight digits.
+        """Return a UUID, or only its first eight digits in a table.
 
         :param value: in any spelling; None becomes an empty text.
         """
@@ -168,8 +168,8 @@ class Lister(Table):
 
 
 def _fitted(names, rows, shown, width):
-    """Break the longest cells between words until the table fits into this
-    width, or no cell can be broken; return the rows."""
+    """Return the rows with long cells broken between words, so the table fits
+    into this width as far as possible."""
     texts = [[str(cell) for cell in column] for column in zip(*rows)]
     widths = [[max(map(len, (name, *map(_plain, split(column)))))
                for name, column in zip(names, texts)]
@@ -190,8 +190,8 @@ def _lines(column):
 
 
 def _words(column):
-    """Return the parts of a column that must not be broken: words, and pairs
-    of lines."""
+    """Return the parts of a column that must not be broken: words, or a whole
+    line of two words."""
     return [word for line in _lines(column)
             # a cell of a tree begins with spaces
             for word in re.findall(r'^ *[^ ]+(?: [^ ]+)?$|^ *[^ ]+|[^ ]+',
@@ -214,7 +214,7 @@ def _wrapped(cell, width):
 
 
 def identifier(value: str | None) -> str:
-    """Return a UUID of any spelling with hyphens; '' for None."""
+    """Return a UUID of any spelling with hyphens, or '' for None."""
     return str(uuid.UUID(value)) if value else ''
 
 
@@ -224,9 +224,8 @@ def _normalized(column: str) -> str:
 
 
 def clean(text: object) -> str:
-    """Return a name that a user chose without its control characters, which
-    could move the cursor of an operator's terminal.
-    """
+    """Return a text without control characters, which could move the cursor of
+    an operator's terminal. Users choose such texts, for example names."""
     return ''.join(c if c.isprintable() else '?' for c in str(text))
 
 

@@ -103,7 +103,7 @@ class Page(cloud.Asks, command.Command):
 
 
 def _handovers(path: str, stderr: typing.TextIO) -> Iterator[tuple[str, bool]]:
-    """Yield the day of each hand-over in a journal, and whether it failed.
+    """Yield (day, whether it failed) for each hand-over in a journal.
 
     :param stderr: receives a line about hand-overs without a time.
     :raises InvalidRequest: the file cannot be read.
@@ -127,7 +127,7 @@ def _handovers(path: str, stderr: typing.TextIO) -> Iterator[tuple[str, bool]]:
 def _metrics(path: str) -> list[str]:
     """Return the lines of a metrics file that the page shows.
 
-    :raises InvalidRequest: it cannot be read.
+    :raises InvalidRequest: the file cannot be read.
     """
     try:
         # a label may contain carriage returns
@@ -141,8 +141,8 @@ def _metrics(path: str) -> list[str]:
 
 
 def _by_project(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """Yield for each project and product the numbers of delivered, healthy,
-    held, idle and withheld accelerators, and the reasons."""
+    """Yield (project, product, number of delivered, healthy, held and idle
+    accelerators, number of withheld accelerators for each reason)."""
     found: dict[tuple[str, str], collections.Counter[str]] = (
         collections.defaultdict(collections.Counter))
     for line in lines:
@@ -162,7 +162,7 @@ def _by_project(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 def _findings(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
     """Yield (provider, text) for each finding and each hold in a metrics file.
-    A device without a provider is named by its address and the file."""
+    A device without a provider is named by its address and the file name."""
     for line in lines:
         if not line.startswith(_FINDINGS):
             continue
@@ -181,7 +181,7 @@ def _findings(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
 
 
 def _hold(name: str) -> str:
-    """Return the name of a kind of holds, and who lifts one."""
+    """Return the name of a kind of holds, and who lifts holds of this kind."""
     # imported late: it loads modules of nova-compute, most of a second
     from nova_accel.inventory import holds
     # a host of another release may report other kinds

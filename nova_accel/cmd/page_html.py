@@ -87,7 +87,7 @@ small {{ opacity: .75 }}
 
 @dataclasses.dataclass(frozen=True)
 class Amounts:
-    """Numbers of accelerators of a provider, a host or a product."""
+    """The numbers of accelerators by state, of a provider, host or product."""
 
     used: int = 0
     free: int = 0
@@ -179,8 +179,8 @@ def _word(state: str) -> str:
 
 
 def _attention(found, facts) -> Iterator[str]:
-    """Return providers with unavailable or degraded accelerators, and
-    findings."""
+    """Return a table of providers that have findings, or unavailable or
+    degraded accelerators."""
     findings = collections.defaultdict(list)
     for name, finding in facts.findings:
         findings[name].append(finding)
@@ -213,8 +213,8 @@ def _text(value: str) -> str:
 
 
 def _amounts(provider: tree.Provider) -> Amounts:
-    """Return the amounts of a provider. Accelerators in use may also be
-    fenced: then no other server gets them."""
+    """Return the numbers of a provider's accelerators by state. Accelerators
+    in use count as used, even if they are fenced from other servers."""
     used = sum(provider.held.values())
     # an inventory may be smaller than its allocations
     left = max(0, provider.total - used)
@@ -230,7 +230,8 @@ def _of(providers: Iterable[tree.Provider]) -> Amounts:
 
 
 def _sums(found, hosts) -> Iterator[str]:
-    """Return the numbers of each product by state."""
+    """Return a table with the numbers of accelerators of each product by
+    state."""
     sums: dict[str, Amounts] = collections.defaultdict(Amounts)
     for host, providers in found.items():
         for provider in providers:
@@ -280,8 +281,8 @@ def _days(counts: Mapping[tuple[str, bool], int]) -> Iterator[str]:
 
 
 def _by_domain(found, domains, level) -> Iterator[str]:
-    """Return the hosts of each domain of a level, and the accelerators that
-    they have together."""
+    """Return the hosts of each domain of a level, and how many accelerators
+    the hosts of the domain have."""
     hosts = collections.defaultdict(set)
     for host in found:
         hosts[domains.get(host, {}).get(level, '')].add(host)
@@ -295,7 +296,7 @@ def _by_domain(found, domains, level) -> Iterator[str]:
 
 
 def _map(found, shown) -> Iterator[str]:
-    """Return a tile for each of the hosts that are shown."""
+    """Return a tile for each host in ``shown``."""
     yield '<div class="map">'
     for position, (host, providers) in enumerate(found.items()):
         if host not in shown:

@@ -87,7 +87,7 @@ class ShowProfile(_Reads, output.Table):
         return self.COLUMNS, sorted(specs.items())
 
     def _look(self, parsed_args, specs):
-        """Write the problems of such a guest to stderr."""
+        """Write the problems of a guest with --memory to stderr."""
         from nova_accel.cmd import checks
         configuration.read(parsed_args.config_file, configuration.COMPUTE)
         # drivers would log devices that are not offered
@@ -138,8 +138,8 @@ class CheckProfiles(_Reads):
 
 
 def _without_shell(found):
-    """Return a sentence for each profile that does not name the region type of
-    its bitstream."""
+    """Yield a sentence for each profile that requests a function without the
+    trait of a region type."""
     for profile in found:
         specs = profiles.expand({request.PROFILE_KEY: profile.name},
                                 lambda name: profile)
@@ -156,8 +156,8 @@ def _without_shell(found):
 
 
 def _taken(found):
-    """Return a sentence for each profile whose name another file of nova-api
-    uses. The file that the checked one will replace is ignored."""
+    """Yield a sentence for each profile whose name another file of nova-api
+    uses. The file with the same file name is ignored: it will be replaced."""
     for path, there in profiles.load(CONF.accel.device_profiles).good.items():
         where = {p.name: p.where for p in there}
         for profile in found:

@@ -173,11 +173,11 @@ def _steps(kernel, driver, known, wanted,
 
 
 def _rows(steps, check, stderr) -> Iterator[tuple[str, str, str, str]]:
-    """Run one step after another.
+    """Run the steps one after another, and yield a row for each.
 
     :param check: raises InvalidRequest if the device is no longer free, which
         ends the test.
-    :param stderr: if it is a terminal, it shows the present step.
+    :param stderr: shows the present step if it is a terminal.
     """
     for name, step in steps:
         try:

@@ -71,10 +71,10 @@ class PurgeProviders(cloud.Asks, output.Table):
 
 
 def refuse_own_host(host: str) -> None:
-    """Refuse to purge the providers of this host if its nova-compute is
-    configured to create them again.
+    """Check that the nova-compute of this host would not create purged
+    providers again.
 
-    :raises ConfigurationError: it is.
+    :raises ConfigurationError: it is configured to do so.
     """
     try:
         CONF.register_opt(cfg.StrOpt('compute_driver'))
@@ -93,9 +93,10 @@ def purge(service: cloud.Cloud, host: str, dry_run: bool = False,
     """Remove the providers of nova_accel below a root provider.
 
     :param host: name of the root provider.
-    :returns: the providers that were removed, or would be, children first.
-    :raises DeviceUnavailable: something is allocated from one of them; nothing
-        was removed, or less than all if the allocation is new.
+    :param dry_run: whether to remove nothing.
+    :returns: the removed providers, or those to remove, children first.
+    :raises DeviceUnavailable: a provider has an allocation. If the allocation
+        is new, some providers may have been removed before.
     :raises PlacementUnavailable: Placement refused to remove a provider.
     :raises NotThere: Placement does not know the root provider.
     """

@@ -59,11 +59,10 @@ def to_write(parsed_args) -> claim_store.ClaimStore:
 
 def given_whole(known: claim_store.ClaimStore, kernel,
                 ) -> dict[str, model.Device]:
-    """Return the devices that guests have, as nova-compute read them earlier.
+    """Return address -> device, as nova-compute read it earlier, for devices
+    that guests have.
 
-    The host itself can only read that a guest may have such a card.
-
-    :returns: address -> device.
+    The host cannot read such a device, except that a guest may have it.
     """
     held = {claim.handle.address for claim in known.claims()}
     return {address: device for address, device in known.devices().items()
@@ -71,7 +70,7 @@ def given_whole(known: claim_store.ClaimStore, kernel,
 
 
 def path() -> str:
-    """Return the path of the store of this configuration's nova-compute."""
+    """Return the path of the store of nova-compute with this configuration."""
     return os.path.join(CONF.state_path, claim_store.file_name(CONF.host))
 
 

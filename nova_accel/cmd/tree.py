@@ -41,7 +41,7 @@ class Provider:
 
     @property
     def image(self) -> str | None:
-        """Return the image from which the function was loaded."""
+        """Return the image from which the present function was loaded."""
         return next(filter(None, map(naming.bitstream_of,
                                      sorted(self.traits))), None)
 
@@ -135,7 +135,7 @@ class Tree(cloud.Asks, output.Lister):
         return _COLUMNS, rows
 
     def _row(self, provider, providers, servers, functions):
-        """Return a row for people."""
+        """Return a row of the table for people."""
         name = '  ' * provider.depth + _short_name(provider, providers)
         # the row of the card shows it
         what = '' if provider.resource_class and provider.depth > 1 else (
@@ -155,7 +155,7 @@ class Tree(cloud.Asks, output.Lister):
                 self._health(provider))
 
     def _all_of(self, provider, providers, servers, functions):
-        """Return a row for programs."""
+        """Return a row of the formats for programs."""
         offers = bool(provider.resource_class)
         return (
             provider.host, provider.name, provider.uuid,
@@ -189,8 +189,8 @@ def providers(service: cloud.Cloud, hosts: Iterable[str],
               ) -> dict[str, list[Provider]]:
     """Return the providers of nova_accel by host, parents before children.
 
-    Sends one request for all hosts, or two for each named host; then three for
-    each provider without children, because others have no inventory.
+    Sends one request for all hosts, or two for each named host, then three for
+    each provider without children: other providers have no inventory.
 
     :raises NotThere: a host has no provider.
     """
@@ -212,7 +212,7 @@ def providers(service: cloud.Cloud, hosts: Iterable[str],
 
 
 def domains(service: cloud.Cloud) -> dict[str, near.Domains]:
-    """Return in which domains hosts are, by their names; one request, and one
+    """Return name of a host -> its domains. Sends one request, and one more
     for each domain."""
     traits = collections.defaultdict(list)
     for trait in service.get('placement', '/traits?' + cloud.query(
@@ -259,9 +259,9 @@ def _fill(provider: Provider, read: reasons.Provider) -> None:
 
 def server_names(service: cloud.Cloud, hosts: Iterable[str],
                  ) -> dict[str, str]:
-    """Return UUID -> name of the servers on hosts; one request for each host.
+    """Return UUID -> name of the servers on hosts, by one request for each.
 
-    If Nova does not respond, names are missing, and UUIDs are shown.
+    If Nova does not respond, names are missing, and commands show UUIDs.
     """
     names = {}
     with contextlib.suppress(exception.AcceleratorError, LookupError):
@@ -272,25 +272,25 @@ def server_names(service: cloud.Cloud, hosts: Iterable[str],
 
 
 def _drained_at(server: Mapping) -> str:
-    """Return the earliest time at which a device of a server is drained, ''
-    if none is planned. Its owner may have written any text."""
+    """Return the earliest time at which a device of a server will be drained,
+    or ''. The owner of the server may have written other text as the time."""
     return min((found[0] for key, value in server['metadata'].items()
                 if naming.is_maintenance_key(key)
                 and (found := _TIME.match(value))), default='')
 
 
 def _just(host: str) -> str:
-    """Return the filter by which Nova lists the servers of one compute node."""
+    """Return the filter with which Nova lists servers of one node only."""
     return f'^{re.escape(host)}$'
 
 
 def function_names(service: cloud.Cloud, providers: Iterable[Provider],
                    ) -> Mapping[str, str]:
-    """Return provider UUID -> name of the function that it carries.
+    """Return UUID of a provider -> name of the function in the region.
 
-    The name is from a trait, otherwise from the image in Glance; one request
-    for each image or function. To find an image by its function, only public
-    images are used, because any project can claim a function as its own.
+    The name is from a trait, otherwise from the image in Glance. Sends one
+    request for each image or function. An image is found by its function only
+    among public images, because any project can claim a function as its own.
     """
     names: dict[str, str] = {}
     known: dict[str, str | None] = {}
@@ -332,8 +332,8 @@ def _short_name(provider: Provider, providers: Iterable[Provider]) -> str:
 
 
 def what_is(provider: Provider, providers: Iterable[Provider]) -> str:
-    """Return type, vendor and product; for a card with regions, those of its
-    first region."""
+    """Return type, vendor and product of a provider. A card with regions gets
+    the values of its first region."""
     of = provider
     if not provider.resource_class:
         of = next((p for p in providers if p.parent == provider.uuid), provider)

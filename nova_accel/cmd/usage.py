@@ -38,7 +38,7 @@ class Use(typing.NamedTuple):
     seconds: float
 
     def days(self) -> Iterator[tuple[str, float]]:
-        """Yield each day, UTC, and the seconds of the use in it.
+        """Yield (day in UTC, seconds of the use in it) for each day.
 
         :raises ValueError: since or until is not a time.
         """
@@ -57,7 +57,7 @@ class Use(typing.NamedTuple):
 
     @property
     def is_adjusted(self) -> bool:
-        """Return whether the clock of the host was set during the use."""
+        """Return whether the clock of the host was changed during the use."""
         return abs((_time(self.until) - _time(self.since)).total_seconds()
                    - self.seconds) > _ADJUSTED
 
@@ -205,7 +205,7 @@ def _rows(content: str) -> tuple[list[typing.Any], bool]:
 
 
 def _of_row(row: typing.Any) -> Use:
-    """Return a row of a file.
+    """Return the use in a row of a file.
 
     :raises ValueError, TypeError, KeyError, OverflowError: the row is
         malformed.
@@ -227,9 +227,9 @@ def _of_store(use: values.Use) -> Use:
 
 
 def _time(value: str) -> datetime.datetime:
-    """Return a time of store.uses.
+    """Return a time that store.uses has written.
 
-    :raises ValueError: the value is not one.
+    :raises ValueError: the value is not such a time.
     """
     found = datetime.datetime.fromisoformat(value)
     if found.utcoffset() != datetime.timedelta():

@@ -148,9 +148,9 @@ class _Chain:
                             'its claim store, or none')
 
     def row(self, key: str) -> tuple[str | int, ...]:
-        """Return the cells of a row after its device.
+        """Return the cells that follow the device in its row.
 
-        :param key: key that must sign the newest hand-over; '' for any.
+        :param key: key that must sign the newest hand-over, or '' for any key.
         """
         handovers = [one for _, one in sorted(self._by_place.items())]
         if not handovers:
@@ -185,9 +185,9 @@ class _Chain:
 
 
 def _checked(certificate: dict[str, str], public: Iterable[str]) -> str:
-    """Return the result of a certificate.
+    """Return whether the host signed a certificate, as a word for the table.
 
-    :param public: keys of its host.
+    :param public: keys of the host.
     """
     message = chain.spelled({name: value for name, value in certificate.items()
                              if name not in ('hash', 'signature')})
@@ -229,7 +229,8 @@ def _handover(row):
 
 
 def _function(value):
-    """Return the UUID of a function as in the journal, without hyphens."""
+    """Return the UUID of a function without hyphens, as in the journal. Other
+    values are returned unchanged."""
     plain = value.replace('-', '')
     try:
         return plain if output.identifier(plain) == value else value

@@ -127,8 +127,8 @@ class Question:
     def of(cls, flavor: Mapping, properties: Mapping[str, str]) -> 'Question':
         """Return the demands of a server of a flavor with accelerators.
 
-        :raises InvalidRequest: nova-api would refuse it.
-        :raises NotThere: it has no accelerators.
+        :raises InvalidRequest: nova-api would refuse the flavor.
+        :raises NotThere: the flavor has no accelerators.
         """
         question = cls.of_any(flavor, properties)
         grouping.check(question.server.extra_specs)
@@ -145,7 +145,7 @@ class Question:
 
         :param flavor: as Nova's API shows it.
         :param properties: of the image of the server.
-        :raises InvalidRequest: nova-api would refuse it.
+        :raises InvalidRequest: nova-api would refuse the flavor.
         """
         specs = profiles.expand(
             flavor['extra_specs'], profiles.ProfileStore().get)
@@ -158,10 +158,9 @@ class Question:
 
 
 def _of_flavor(flavor, written):
-    """Return processors, memory and disk, as Nova requests them
-    (ResourceRequest of nova.scheduler.utils, 31 to 34). Mixed processors are
-    omitted: an unknown part of them is pinned, possibly by the image.
-    """
+    """Return processors, memory and disk of a flavor, as Nova requests them
+    (ResourceRequest of nova.scheduler.utils, 31 to 34). Processors of the
+    policy mixed are omitted: flavor or image determine how many are pinned."""
     resources = {'MEMORY_MB': flavor['ram'],
                  'DISK_GB': flavor['disk'] + flavor['OS-FLV-EXT-DATA:ephemeral']
                  + -(-int(flavor['swap'] or 0) // 1024)}
@@ -173,7 +172,7 @@ def _of_flavor(flavor, written):
 
 
 class _Spec:
-    """The part of Nova's RequestSpec that is read."""
+    """The part of Nova's RequestSpec that scheduling reads."""
 
     class Flavor(dict):
         extra_specs = property(lambda self: self['extra_specs'])
@@ -187,9 +186,9 @@ class _Spec:
 
 
 def of_service(node, root) -> str:
-    """Return the problem of the nova-compute of a host, or ''.
+    """Return why the nova-compute of a host gets no servers, or ''.
 
-    :param node: Nova's entry, if there is one.
+    :param node: Nova's entry of the compute node, or None.
     :param root: the provider of the host.
     """
     if node is None:
@@ -214,9 +213,9 @@ class Host(typing.NamedTuple):
 
 
 class Answer:
-    """The answers of Placement and Glance to a question.
+    """The answers of Placement and Nova to a question.
 
-    :param host: name of the only host to query.
+    :param host: name of the only host to query, or None.
     """
 
     def __init__(self, cloud: clouds.Cloud, question: Question,
@@ -248,7 +247,7 @@ class Answer:
 
     @property
     def hosts(self) -> Iterable[str]:
-        """Return the UUIDs of the root providers."""
+        """Return the UUIDs of the root providers, one for each host."""
         return self._trees
 
     # Placement
@@ -313,7 +312,7 @@ class Answer:
 
     def others(self) -> list[tuple]:
         """Return rows for hosts that report no accelerators, and for problems
-        that all hosts have."""
+        of all hosts."""
         rows = []
         rows += [_row(_ALL, why=why)
                  for why in (self._refusal, self._advice) if why]
@@ -342,7 +341,7 @@ class Answer:
             for trait in wanted.prefer if trait not in there]
 
     def of_host(self, root: str) -> Host:
-        """Return the known facts about one host."""
+        """Return the cost and the rows of one host."""
         providers = self._trees[root]
         name = providers[0].name
         offered = self._candidates.get(root, [])
@@ -372,7 +371,8 @@ class Answer:
             _row(name, cost, *row) for row in rows])
 
     def _of_whole(self, providers, offered, kept):
-        """Return obstacles that no single provider shows, as clauses."""
+        """Return why a host cannot take the server although each single
+        provider may fit, as clauses."""
         wrong = of_service(self._nodes.get(providers[0].root), providers[0])
         if wrong:
             return [wrong]
@@ -402,8 +402,8 @@ class Answer:
                 'examined is free: ask again']
 
     def _ranks(self, ordered):
-        """Return (group, provider UUID) -> rank, 1 for the provider that is
-        used first."""
+        """Return (group, provider UUID) -> rank. The provider that is used
+        first has the rank 1."""
         ranks: dict[tuple[str, str], int] = {}
         count: collections.Counter[str] = collections.Counter()
         for candidate in ordered:
@@ -417,7 +417,7 @@ class Answer:
     # Providers
 
     def _of_provider(self, need, provider):
-        """Return what the table shows about a provider, and whether the
+        """Return the text of the table about a provider, and whether the
         provider can serve the need."""
         found = reasons.of_provider(need, provider, self._who)
         if found:
@@ -430,8 +430,8 @@ class Answer:
         return f'free{self._unseen_place(need, provider)}', True
 
     def _unseen_place(self, need, provider) -> str:
-        """Return, as the end of a clause, the demands of the flavor on places
-        that the provider does not show."""
+        """Return a clause about a place that the flavor requires and the
+        provider does not show, or ''."""
         affinity = self._scheduling.affinity
         node, root = naming.place_of(provider.traits)
         if not affinity.is_strict or (root if affinity.one_root else node) or (
@@ -477,8 +477,11 @@ class Answer:
         return self._images[key]
 
     def _look_up(self, wanted, region_type, vendor):
-        """Return the (choice, image) that nova-compute will find, after
-        checking the header of its file."""
+        """Return the (choice, image) that nova-compute will find, if the
+        header of the image's file is valid.
+
+        :raises AcceleratorError: no image fits.
+        """
         client = self._cloud.images()
         # the operator can see all images: their own, and those of tenants
         operators = (client if CONF.accel.bitstream_owners
@@ -502,10 +505,9 @@ class Answer:
 
     @staticmethod
     def _is_named(choice, image, region):
-        """Return whether a region has carried from the start a function that
-        the operator named later; nova-compute detects that when a server
-        arrives.
-        """
+        """Return whether a region carries the function of an image, which the
+        operator has named since. nova-compute recognizes it when a server
+        arrives."""
         function = glance.function_id(image)
         return bool(
             choice.function_name and function

@@ -2,7 +2,7 @@
 """Keep commands that work on a device outside nova-compute from each other.
 
 Such a command locks a file beside the claim store. The kernel ends the lock
-with the process, also after SIGKILL: a file without a lock has no meaning.
+with the process, also after SIGKILL. A file without a lock has no meaning.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from nova_accel import exception
 
 @contextlib.contextmanager
 def on(store: str, address: str, command: str) -> Iterator[None]:
-    """Keep other commands, and enable, from a device inside the context.
+    """Lock a device against other commands, and enable, inside the context.
 
     :param store: path of the claim store.
-    :param command: name of the command, for errors of the others.
+    :param command: name of the command, for errors of other commands.
     :raises InvalidRequest: another command works on the device, or the file
         cannot be written.
     """
@@ -42,7 +42,7 @@ def on(store: str, address: str, command: str) -> Iterator[None]:
 def check_idle(store: str, address: str) -> None:
     """Check that no command works on a device.
 
-    :raises InvalidRequest: one does.
+    :raises InvalidRequest: a command does.
     """
     path = _path(store, address)
     try:
