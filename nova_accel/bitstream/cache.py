@@ -50,7 +50,7 @@ _fsync = limited.blocking(os.fsync)
 
 @dataclasses.dataclass(frozen=True)
 class CachedFile:
-    """A file that is not removed while it is leased."""
+    """A file that stays in the cache while it is leased."""
 
     path: str
     #: '<algorithm>-<hex digest>' of the data, also the name of the file
@@ -58,16 +58,16 @@ class CachedFile:
 
 
 class BitstreamCache:
-    """The directory of bitstreams of this process."""
+    """The cache directory, as this process uses it."""
 
     def __init__(self, directory: str, needed: Callable[[], Iterable[str]]
                  = lambda: ()):
-        """Remove surplus files, and files of killed processes.
+        """Remove files above the limits, and files of killed processes.
 
         :param directory: [accel] bitstream_cache of nova-compute; created if
             missing.
-        :param needed: returns the ids of images that servers of this host
-            use: their contents are kept, whatever the last use.
+        :param needed: returns the ids of images that servers of this host use.
+            Their contents are kept even if they are the least recently used.
         :raises ConfigurationError: the directory cannot be written.
         """
         self.directory = directory
@@ -88,11 +88,11 @@ class BitstreamCache:
 
     @contextlib.contextmanager
     def fetch(self, client, image: glance.Image) -> Iterator[CachedFile]:
-        """Lease the data of an image; download it if it is not cached.
+        """Lease the data of an image, downloaded if they are not cached.
 
-        The entry of the image permits the use of cached data: it was just
-        read from Glance with the user's own token. If several callers fetch
-        the same data, one downloads it and the others wait.
+        The caller has just read the entry of the image from Glance with the
+        user's token, so the user may read cached data, too. If several callers
+        fetch the same data, one downloads them and the others wait.
 
         :param client: a glanceclient for the user, see glance.
         :param image: as found by glance.find().
@@ -115,13 +115,12 @@ class BitstreamCache:
     def by_image(self, image_id: str, content: str) -> Iterator[CachedFile]:
         """Lease the content with which a region was programmed.
 
-        Needs no token. Used after a boot of the host to restore the bitstreams
-        of its servers.
+        Needs no token. After a boot of the host this restores the bitstreams
+        of servers.
 
         :param image_id: only for errors: any project can reuse the id of a
             purged image (OSSN-0075).
-        :param content: the recorded content; '' if it was not recorded: then
-            nothing is found.
+        :param content: the recorded content. If it is '', nothing is found.
         :raises BitstreamError: the content is not in the cache.
         """
         with self._leased(content) as file:
@@ -153,8 +152,8 @@ class BitstreamCache:
                 self._trim()
 
     def _is_whole(self, content) -> bool:
-        """Return whether a file exists and matches its name. Remove a file that
-        has changed since its download."""
+        """Return whether a file exists and its data match its name. Remove a
+        file that was changed after its download."""
         try:
             if _digest(self._path(content), content.partition('-')[0]
                        ) == content.partition('-')[2]:
@@ -220,15 +219,16 @@ class BitstreamCache:
 
     @limited.blocking
     def bytes(self) -> int:
-        """Return the size of all files in the directory, 0 if it is missing."""
+        """Return the size of all files in the directory, or 0 if it is
+        missing."""
         with contextlib.suppress(OSError), os.scandir(self.directory) as found:
             return sum(entry.stat(follow_symlinks=False).st_size
                        for entry in found)
         return 0
 
     def _make_room(self, image) -> None:
-        """Reserve room for a download; wait while the downloads in progress
-        leave no room."""
+        """Reserve room for a download. Wait while other downloads leave no
+        room."""
         limit = CONF.accel.bitstream_cache_size << 20
         size = image.size or 0
 
@@ -253,11 +253,11 @@ class BitstreamCache:
             os.close(directory)
 
     def _trim(self) -> None:
-        """Remove the least recently used files until the size limit, including
-        downloads in progress, and _MOST are met; also dangling links, and
-        downloads of killed processes.
+        """Remove the least recently used files until the number of files and
+        their size, with downloads in progress, are within the limits. Remove
+        dangling links and downloads of killed processes, too.
 
-        Leased files, and files that servers need, stay, even above the limits.
+        Leased files, and files that servers need, stay even above the limits.
         """
         limit = CONF.accel.bitstream_cache_size << 20
         # a download updates the time of its file with each chunk

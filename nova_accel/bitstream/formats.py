@@ -16,8 +16,8 @@ def check(head: bytes, wanted: bytes, name: str) -> None:
     :param head: the first bytes of the file.
     :param wanted: GBS or XCLBIN, the format that the region accepts.
     :param name: name of the file for the error.
-    :raises IncompatibleBitstream: the format belongs to FPGAs of another
-        vendor, which another host may have.
+    :raises IncompatibleBitstream: the format is that of another vendor, whose
+        FPGAs another host may have.
     """
     for magic, what in _NAMES.items():
         if magic != wanted and head.startswith(magic):

@@ -30,11 +30,11 @@ VERSIONS = (1, 640, 650)
 def parse(path: str, name: str | None = None) -> model.Bitstream:
     """Read the header and the metadata of a GBS file, not its payload.
 
-    The function UUID is None for the form without metadata.
+    If the file has no metadata, the function UUID is None.
 
     :param path: the file.
-    :param name: its name in errors, for example 'image <uuid>'; by default
-        the path.
+    :param name: name of the file in errors, for example 'image <uuid>'; by
+        default the path.
     :raises BitstreamError: the file is not a usable GBS; the error has the
         offset and the reason.
     :raises IncompatibleBitstream: the file is for FPGAs of another vendor.

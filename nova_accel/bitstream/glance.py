@@ -71,7 +71,7 @@ _MOST_SHARED = 50
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """The part of Glance's entry of an active image that is used here."""
+    """The part of Glance's entry of an active image that this module uses."""
 
     id: str
     name: str
@@ -91,21 +91,21 @@ def find(client, request: accel_request.AcceleratorRequest,
          ) -> tuple[typing.Any, Image]:
     """Find the image that a request names and that fits a type of region.
 
-    An image without REGION_TYPE_ID may fit; an image with another type does
-    not. Among images of a function those of the operator take precedence.
-    Others count only if the flavor lets its users choose the bitstream: first
-    images of the server's project, then images that it accepted from other
-    projects.
+    An image without REGION_TYPE_ID may fit; an image of another type does not.
+    If the request names a function, images of the operator take precedence.
+    Other images count only if the flavor lets its users choose the bitstream:
+    first those of the server's project, then those that this project accepted
+    from others.
 
     :param request: a request with an image, a function or a function's name.
     :param region_type: UUID in the form of model.uuid_hex.
-    :param operators: a client that can see the operator's images if the first
-        one cannot; only images of the operator are taken from it.
+    :param operators: a client that can see the operator's images if ``client``
+        cannot. Only images of the operator are taken from it.
     :returns: the client with which to fetch the image, and the image.
     :raises BitstreamError: no image matches, several match, or the image
         cannot be used on any host.
-    :raises IncompatibleBitstream: the images that match are for other types
-        of region.
+    :raises IncompatibleBitstream: all images that match are for other types of
+        region.
     :raises GlanceUnavailable: Glance did not answer.
     """
     if request.bitstream_id:
@@ -163,7 +163,7 @@ def find_first(wanted: accel_request.AcceleratorRequest,
                find_one: Callable[[accel_request.AcceleratorRequest],
                                   tuple[typing.Any, Image]],
                ) -> tuple[accel_request.AcceleratorRequest, typing.Any, Image]:
-    """Find the image of the first choice of a request that has an image.
+    """Find the image of a request: of the first choice that has an image.
 
     :param find_one: calls find() for one choice.
     :returns: the choice, and the result of find_one.
@@ -185,8 +185,8 @@ def find_first(wanted: accel_request.AcceleratorRequest,
 def _by_id(client, image_id, project_id, operators, chosen_by_owner):
     """Return (client, entry) of an image that the project may use.
 
-    An image with visibility "community" is refused unless the owner of the
-    server named it.
+    :param chosen_by_owner: whether the owner of the server named the image. If
+        not, an image with visibility "community" is refused.
     """
     if operators is not None:
         with contextlib.suppress(exception.ImageNotFound):
@@ -204,8 +204,8 @@ def find_operators(client, image_id: str) -> Image:
     """Find an image of the operator.
 
     :param client: with the credentials of nova-compute itself.
-    :raises BitstreamError: the image does not exist, belongs to a project
-        now, or has no data.
+    :raises BitstreamError: the image does not exist, has no data, or now
+        belongs to a project.
     :raises GlanceUnavailable: Glance did not answer.
     """
     entry = _entry(client, image_id)
@@ -268,15 +268,15 @@ def find_clearing(client, region_type: str | None,
                   cleared: Sequence[str] = CLEARED) -> Image:
     """Find the operator's image that clears regions of a type.
 
-    Images that clear the memory of the card take precedence; on a tie, the
-    lowest id.
+    Images that clear the memory of the card take precedence. Among equal
+    images, the one with the lowest id does.
 
     :param client: with the credentials of nova-compute itself.
     :param region_type: UUID in the form of model.uuid_hex.
-    :param cleared: kinds of CLEARED that it may clear.
+    :param cleared: the kinds of CLEARED that are permitted.
     :raises ImageNotFound: no image clears such regions.
     :raises BitstreamError: the preferred image is not active. No other image
-        replaces it, because it might clear less.
+        replaces it, because another one might clear less.
     :raises GlanceUnavailable: Glance did not answer.
     """
     for what in cleared if region_type else ():
@@ -301,8 +301,8 @@ def find_clearing(client, region_type: str | None,
 
 
 def _in_order(client, key, spellings, project_id, operators, of_projects):
-    """Yield (client, entries of images) by precedence. Each list is requested
-    from Glance only when the caller needs it.
+    """Yield (client, entries of images) by precedence. Entries are requested
+    from Glance only when the caller needs them.
 
     :param of_projects: whether images of projects are permitted.
     """
@@ -327,8 +327,8 @@ def _spellings(function_id: str) -> list[str]:
 def _of_operators(client, key, spellings) -> list[dict]:
     """Return the entries of the operator's images.
 
-    The query selects public images, and those of each owner. Hence the images
-    of projects, of which there may be any number, add no request.
+    The queries select public images, and images of each bitstream owner. Hence
+    images of other projects, which may be many, add no request.
     """
     found = {r['id']: r for more in (
         {'visibility': 'public'},
@@ -347,7 +347,7 @@ def origin(entry: Mapping[str, typing.Any]) -> str | None:
 
     :param entry: Glance's entry of the image.
     :returns: model.OPERATOR for a public image and for images of [accel]
-        bitstream_owners; else the project that owns it, None without an owner.
+        bitstream_owners, else the owning project, or None without an owner.
     """
     owner = entry.get('owner')
     if (entry.get('visibility') == 'public'
@@ -357,8 +357,8 @@ def origin(entry: Mapping[str, typing.Any]) -> str | None:
 
 
 def _may_use(client, entry, project_id) -> bool:
-    """Return whether the servers of a project may use an image, unless it is a
-    community image, which any project can create."""
+    """Return whether the servers of a project may use an image. Community
+    images do not count, because any project can create them."""
     if (entry.get('owner') == project_id
             or entry.get('visibility') == 'public'):
         return True
@@ -384,8 +384,8 @@ def service_client():
     """Return a client with the credentials of nova-compute itself, for work
     without a user, and for the operator's images.
 
-    Uses the credentials of [service_user], and the session and the first of
-    the api_servers of [glance], all registered by Nova.
+    Nova registers the options that are used: the credentials of
+    [service_user], the session of [glance], and the first of its api_servers.
 
     :raises NoCredentials: [service_user] has none.
     :raises GlanceUnavailable: Keystone rejects them, or cannot be reached.
@@ -435,9 +435,9 @@ def check_use(client, image_id: str, project_id: str) -> None:
     names.
 
     :param client: has the credentials of nova-compute, to see every image.
-    :raises BitstreamError: the image does not exist, or the project may not use
-        it: it is not the owner, has not accepted the image, and the image is
-        neither public nor a community image.
+    :raises BitstreamError: the image does not exist, or the project may not
+        use it: the image is neither public nor a community image, and the
+        project neither owns nor has accepted it.
     """
     try:
         image_id = str(uuid.UUID(image_id))
@@ -451,8 +451,8 @@ def check_use(client, image_id: str, project_id: str) -> None:
 def unreachable(error: BaseException) -> str:
     """Return the service that an error of keystoneauth could not reach.
 
-    :returns: 'Keystone at <URL>', or the URL of another service; '' for other
-        errors.
+    :returns: 'Keystone at <URL>', or the URL of another service, or '' for
+        other errors.
     """
     inner: BaseException | None = error
     while not isinstance(inner, (ks_exc.ConnectFailure, ks_exc.ConnectTimeout,
@@ -474,7 +474,7 @@ def rejects_credentials(error: BaseException) -> bool:
 
 
 def by_name_or_id(client, name_or_id: str) -> list[dict]:
-    """Return the entries of the image with an id, or of images with a name.
+    """Return the entry of the image with this id, or of images with this name.
 
     :raises BitstreamError: Glance refused the request.
     :raises GlanceUnavailable: Glance did not answer.
@@ -486,13 +486,13 @@ def by_name_or_id(client, name_or_id: str) -> list[dict]:
 
 
 def function_id(image: Image) -> str | None:
-    """Return the function of an image in the form of model.uuid_hex, None if
-    its entry has none."""
+    """Return the function of an image in the form of model.uuid_hex, or None
+    if its entry has none."""
     return _hex(image.entry.get(FUNCTION_ID) or '') or None
 
 
 def function_name(image: Image) -> str | None:
-    """Return the name of the function in the image, None without one."""
+    """Return the name of the function in the image, or None."""
     return image.entry.get(FUNCTION_NAME) or None
 
 
@@ -664,7 +664,8 @@ def _dashed(bitstream) -> uuid.UUID:
 
 
 def _named(entries) -> str:
-    """Return images by id and name, briefly: Nova cuts faults off at 255."""
+    """Return images by id and name, briefly for faults of at most 255
+    characters."""
     if len(entries) == 1:
         entry, = entries
         return f'Image {entry["id"]} ({text.printable(entry.get("name"))})'
@@ -691,8 +692,9 @@ def _are(found, is_valid) -> bool:
 def _list(client, filters, most: int | None = None) -> Iterator[dict]:
     """Yield the entries of the images that filters select.
 
-    :param most: maximum number of images, from the first; by default more
-        than _MOST are an error."""
+    :param most: the number of images after which to stop. By default, more
+        than _MOST images are an error.
+    """
     # Glance filters by the first value; _may_use() checks the owner
     key, value = next(iter(filters.items()))
     what = f'the images with {key}={text.printable(value)}'

@@ -25,8 +25,8 @@ def header(client, image: glance.Image, vendor: str,
            ) -> model.Bitstream | None:
     """Parse the first MiB of an image, without downloading the rest.
 
-    :param vendor: of the region, as in its traits.
-    :returns: None if the format of this vendor is unknown here.
+    :param vendor: vendor in the traits of the region.
+    :returns: the bitstream, or None if this vendor's format is unknown here.
     :raises BitstreamError: the file is not usable for the region, or Glance
         refused the request.
     :raises IncompatibleBitstream: the file is for FPGAs of another vendor.
@@ -48,7 +48,7 @@ def not_counted(client, wanted: accel_request.AcceleratorRequest,
     """Explain why images that match a request cannot be used.
 
     :param client: with credentials that can see the images of all projects.
-    :returns: sentences for the operator; '' if images are found.
+    :returns: sentences for the operator, or '' if images are found.
     """
     found: dict[str, Mapping[str, typing.Any]] = {}
     for choice in wanted.choices:
@@ -86,6 +86,6 @@ def _why_not(entry, project_id) -> str:
 
 
 def vendor_of(traits) -> str:
-    """Return the vendor of a region from its traits; '' if unknown."""
+    """Return the vendor in the traits of a region, or '' if they show none."""
     return next((vendor for vendor in _PARSERS
                  if f'CUSTOM_FPGA_{vendor}' in traits), '')

@@ -124,10 +124,11 @@ class _Late(exception.GlanceUnavailable):
 
 
 def _within(client, what, end, response, function, *args) -> typing.Any:
-    """Call a function in another thread; return without it at the time limit.
+    """Call a function in another thread, and return its result.
 
-    :param end: the limit, as a value of time.monotonic().
-    :param response: closed at the limit; None before it begins.
+    :param end: the time limit, as a value of time.monotonic().
+    :param response: closed at the limit; None before there is a response.
+    :raises _Late: the limit passed. The thread may still run.
     """
     if len(_LATE) >= _MOST_LATE:
         raise _Late(

@@ -2,10 +2,10 @@
 """xclbin, the file format of functions for FPGAs of AMD (Xilinx) under XRT.
 
 Layout, from xclbin.h of XRT: a header of 456 bytes (struct axlf) with the
-number of sections, a section header of 40 bytes for each, and the sections;
-little-endian, UUIDs in the order in which they are printed. This module checks
-every offset, because the driver xclmgmt accepts the whole file and follows the
-offsets in it without comparing them with its length.
+number of sections, a section header of 40 bytes for each section, and the
+sections. Numbers are little-endian, and UUIDs have the byte order in which
+they are printed. This module checks every offset, because the driver xclmgmt
+follows the offsets in a file without comparing them with its length.
 """
 
 import os
@@ -60,10 +60,10 @@ def parse(path: str, name: str | None = None) -> model.Bitstream:
 
 
 def layout(path: str, name: str | None = None) -> bytes:
-    """Return the IP_LAYOUT section of a file, b'' if it has none.
+    """Return the IP_LAYOUT section of a file, or b'' if it has none.
 
-    The driver shows this section while the function is loaded. Parameters and
-    errors are those of parse().
+    The driver shows this section while the function is loaded. For parameters
+    and errors see parse().
     """
     name = name or path
     return _parse(path, name)[1]

@@ -59,8 +59,8 @@ class Case(unittest.TestCase):
     LEAVES: tuple[str, ...] = ('registers',)
 
     def bitstream(self, region: model.Region) -> str | None:
-        """Return the path of a file that can be programmed into a region; None
-        if the driver does not program."""
+        """Return the path of a file that can be programmed into a region, or
+        None if the driver programs no regions."""
         return None
 
     def soil(self, handle: model.AttachHandle) -> None:
@@ -71,7 +71,8 @@ class Case(unittest.TestCase):
                     function, **dict.fromkeys(self.LEAVES, 'of a server'))
 
     def remains(self, handle: model.AttachHandle) -> typing.Collection[str]:
-        """Return the data of another server that a guest could read."""
+        """Return data of another server that a guest could read in a handle.
+        """
         return {left for function in handle.addresses
                 for left in self.kernel.guest_reads(function)
                 } if handle.type is model.HandleType.PCI else ()
@@ -172,8 +173,8 @@ class Case(unittest.TestCase):
         self.driver = self.DRIVER(self.kernel)
 
     def discover(self, known=None) -> dict[str, model.Device]:
-        """Return the devices that the driver finds, after checking each value
-        against the contract."""
+        """Return the devices that the driver finds. Check each value against
+        the contract before."""
         with self.promise(promises.FIND):
             addresses = contract.addresses(self.name, self.driver.find())
         found = {}
@@ -192,8 +193,8 @@ class Case(unittest.TestCase):
                 self.name, address, self.driver.confine(device))
 
     def look_again(self, address) -> model.Device | None:
-        """Examine a device again, with its last report as nova-compute passes
-        it."""
+        """Examine a device again, with the last report that nova-compute has.
+        """
         before, serial = self.known[address], self._serial(address)
         if serial and serial != self.serials[address]:
             # as in the scanner: the record belongs to the card, not the slot
@@ -265,7 +266,7 @@ class Case(unittest.TestCase):
 
     @contextlib.contextmanager
     def promise(self, promise: promises.Promise, about: str = ''):
-        """Fail with a sentence of the contract if the block raises."""
+        """Fail with a sentence of the contract if the context raises."""
         try:
             yield
         except unittest.SkipTest:

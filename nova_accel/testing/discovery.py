@@ -109,8 +109,8 @@ class DiscoveryTests(base.Case):
                 self.assertEqual('', self.refusal(device))
 
     def test_configure(self):
-        """configure() changes nothing the second time, and can be interrupted
-        anywhere."""
+        """configure() changes nothing in a second call, and may be interrupted
+        after any change."""
         with self.changes_nothing(promises.CONFIGURE):
             self.driver.configure()
         for number in self._changes_of_configure():
@@ -128,7 +128,7 @@ class DiscoveryTests(base.Case):
         return range(1, watched.steps + 1)
 
     def killed(self, number, call):
-        """Kill nova-compute after a change, and start it again."""
+        """Kill nova-compute after a number of changes, and start it again."""
         try:
             with self.kernel.watch(kill_after=number):
                 call()
@@ -184,8 +184,8 @@ class DiscoveryTests(base.Case):
                     'the card was exchanged for another one')
 
     def test_exchanged_cards(self):
-        """After two cards are exchanged, nothing known of one is reported of
-        the other."""
+        """After two cards are exchanged, neither card has reports of the other
+        one."""
         if not self._exchange():
             self.skipTest('The cards cannot be exchanged.')
         self.driver.configure()
@@ -206,7 +206,7 @@ class DiscoveryTests(base.Case):
         self.assertSame(self.examine(address), self.look_again(address))
 
     def _exchange(self) -> bool:
-        """Exchange two cards; return False if they are not in slots."""
+        """Exchange two cards. Return False if they are not in slots."""
         one, other = self.one.address, self.other.address
         if not pci.ADDRESS.fullmatch(one) or not pci.ADDRESS.fullmatch(other):
             return False
@@ -266,8 +266,7 @@ class DiscoveryTests(base.Case):
         self.assertEnded()
 
     def is_noticed(self) -> bool:
-        """Return whether examine() reports a difference in the first device.
-        """
+        """Return whether examine() reports a change of the first device."""
         found = self.look_again(self.one.address)
         with self.promise(promises.DEFECT, self.one.address):
             self.assertTrue(
@@ -283,8 +282,8 @@ class DiscoveryTests(base.Case):
                         promises.DEFECT_ENDS)
 
     def test_nonsense(self):
-        """An invalid value affects only its device, until it is valid again.
-        """
+        """An invalid value affects only its device, until the value is valid
+        again."""
         address = self.one.address
         self.kernel.reads.clear()
         self.look_again(address)

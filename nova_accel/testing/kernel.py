@@ -22,7 +22,7 @@ class Hung(BaseException):
 
 
 def _written(host, state) -> str:
-    """Return the state, without the parts that reads change."""
+    """Return the state of a host without the parts that reading it changes."""
     return json.dumps({**state, 'cards': {
         address: {key: value for key, value in mine.items()
                   if key not in host.cards[address].READ}
@@ -52,9 +52,9 @@ class Kernel(sim.SimulatedKernel):
     def watch(self, kill_after: int = 0, fail_at: int = 0):
         """Count changes from now on, beginning with 1.
 
-        :param kill_after: raise Killed after this change, and at each later
-            use of the kernel.
-        :param fail_at: let this change fail with EIO.
+        :param kill_after: number of the change after which to raise Killed,
+            and again at each later use of the kernel.
+        :param fail_at: number of the change that fails with EIO.
         """
         self.steps = self._polls = 0
         self._counts = True
@@ -67,8 +67,8 @@ class Kernel(sim.SimulatedKernel):
     def change(self) -> None:
         """Count a change outside this kernel, for example of the store.
 
-        :raises OSError: the change has to fail.
-        :raises Killed: it was the last permitted change.
+        :raises OSError: this change must fail.
+        :raises Killed: this change was the last permitted one.
         """
         self._begin()
         self._end()

@@ -13,8 +13,7 @@ from nova_accel.testing import servers
 class RegionTests(servers.ServerTests):
 
     def each_region(self):
-        """Yield each programmable region of the first device, and a bitstream.
-        """
+        """Yield (programmable region, bitstream) for the first device."""
         if not contract._has(self.DRIVER, 'program'):
             self.skipTest(f'{self.DRIVER.__name__} programs nothing.')
         for region in self.one.regions:
@@ -47,8 +46,8 @@ class RegionTests(servers.ServerTests):
                       'examine() finds another function')
 
     def test_program_is_interrupted(self):
-        """The region can be programmed again after nova-compute was killed, or
-        an operation failed, at any change."""
+        """The region can be programmed again after any change at which
+        nova-compute was killed or the operation failed."""
         for region, bitstream in self.each_region():
             with self.kernel.watch() as watched:
                 self.program(region, bitstream)

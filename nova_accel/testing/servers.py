@@ -28,7 +28,7 @@ class ServerTests(discovery.DiscoveryTests):
 
     @staticmethod
     def type_of(device) -> str | None:
-        """Return the type to create a handle as, None if it needs none."""
+        """Return the type to create a handle as, or None if it needs none."""
         return next((type_.name for type_ in device.creatable
                      if type_.available), None)
 
@@ -51,10 +51,8 @@ class ServerTests(discovery.DiscoveryTests):
                 else promises.RELEASE)
 
     def each_handle(self):
-        """Yield the first and the last handle of each device.
-
-        If handles are created on demand, only the first one.
-        """
+        """Yield the first and the last handle of each device, or only the
+        first one if handles are created on demand."""
         for device in self.known.values():
             handles = device.all_handles
             for handle in {handles[0]: 0, handles[-1]: 0} if (
@@ -62,7 +60,7 @@ class ServerTests(discovery.DiscoveryTests):
                 yield device, handle
 
     def serve(self, device, handle):
-        """Simulate a server that writes to a handle and is deleted; return the
+        """Simulate a server that writes to a handle and is deleted. Return the
         value that the driver remembered."""
         self.prepare(device, handle)
         memory = self.memory
@@ -145,7 +143,7 @@ class ServerTests(discovery.DiscoveryTests):
                          f'{handle.address} after {about}')
 
     def test_build_that_failed(self):
-        """prepare() was called, but no guest had the handle."""
+        """prepare() was called, but no guest got the handle."""
         for device, handle in self.each_handle():
             self.prepare(device, handle)
             self.clean(device, handle, self.memory, 'a build that failed')
@@ -175,8 +173,8 @@ class ServerTests(discovery.DiscoveryTests):
             self.assertUndone(device, handle, settings)
 
     def _settings(self, device, handle) -> dict[str, str]:
-        """Prepare a handle; return place -> earlier value of the changed
-        settings."""
+        """Prepare a handle. Return place -> earlier value of each setting that
+        changed."""
         before = self._attributes(device)
         self.prepare(device, handle)
         return {place: before[place] for place, value in self._attributes(
@@ -237,8 +235,8 @@ class ServerTests(discovery.DiscoveryTests):
                     f'{function} was bound to vfio-pci before')
 
     def _is_offered(self, address, handle) -> bool:
-        """Return whether the driver offers a handle of a device that it has not
-        reported before."""
+        """Return whether the driver offers a handle of a device that is new to
+        it."""
         found = self.examine(address)
         if found is None:
             return False
@@ -275,7 +273,7 @@ class ServerTests(discovery.DiscoveryTests):
             self.assertUndone(device, handle, settings)
 
     def _killed_after(self, device, handle, number) -> bool:
-        """:returns: whether the change was reached."""
+        """:returns: whether release() reached the change with this number."""
         self.memory = None
         try:
             with self.kernel.watch(kill_after=number):
@@ -302,7 +300,7 @@ class ServerTests(discovery.DiscoveryTests):
         self.assertEnded()
 
     def test_operation_that_fails(self):
-        """If any operation of release() fails, it raises, or cleans anyway."""
+        """If an operation of release() fails, release() raises or cleans."""
         device, handle = next(iter(self.each_handle()))
         for number in itertools.count(1):
             memory = self.serve(device, handle)
@@ -350,7 +348,7 @@ class ServerTests(discovery.DiscoveryTests):
                     self.assertEnded()
 
     def _serve_and_program(self):
-        """Run a server and program a region; only the driver can fail."""
+        """Run a server and program a region; failures are the driver's."""
         device, handle = self.one, self.one.all_handles[0]
         region = self.region_of(device, handle)
         with self.kernel.watch():
