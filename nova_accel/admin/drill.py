@@ -22,12 +22,12 @@ class Drill:
         self._inventory = inventory
 
     def drill(self, order: str) -> str:
-        """Add a false finding to the findings of a disabled device for a while.
+        """Add a false finding to a disabled device for a while.
 
         :param order: address, a space, and the number of seconds.
         :returns: the expected effects, in one sentence.
         :raises DeviceUnavailable: the operator has not disabled the device, or
-            it has another finding.
+            the device has another finding.
         :raises InvalidRequest: the signal is off in [accel] health.
         """
         address, _, seconds = order.partition(' ')
@@ -44,7 +44,8 @@ class Drill:
                 f'check that your alert arrived.')
 
     def _check(self, device: model.Device) -> signals.Mode:
-        """Check that a drill of a device is possible; return its mode."""
+        """Check that a device can have a drill. Return the mode of the signal.
+        """
         address = device.address
         if holds.Kind.DISABLED not in self._inventory.table.kinds(address):
             raise exception.DeviceUnavailable(

@@ -80,8 +80,8 @@ class Healing:
     def run(self) -> None:
         """Continue the migration of this host, or begin one.
 
-        :raises AcceleratorError: Nova or Placement does not answer; the next
-            run goes on.
+        :raises AcceleratorError: Nova or Placement does not answer. The next
+            call of run() continues.
         """
         mode = CONF.accel.heal
         if self._follows is None:
@@ -114,7 +114,8 @@ class Healing:
                     server.uuid, naming.HEALING_KEY, _not_migrated())
 
     def _report(self, uuid: str, device: str, why: str) -> None:
-        """Report once what was not done, or what was only observed."""
+        """Log and notify once that a server is not migrated, or would be if
+        [accel] heal were not observe."""
         said = (f'is not migrated, because {why}' if why
                 else 'would be migrated now ([accel] heal = observe)')
         if not self._once.has((uuid, said)):
@@ -124,8 +125,9 @@ class Healing:
                        'and %s', uuid, device, said)
 
     def _concerned(self) -> dict[str, str]:
-        """Return servers with a device that has been bad for a whole interval
-        -> its address. No device of a kind of which half are bad counts."""
+        """Return server -> address of a device that has been bad for a whole
+        interval. If several devices, and half of their kind, are bad, none of
+        them counts."""
         kinds: collections.Counter = collections.Counter()
         bad: collections.Counter = collections.Counter()
         found, since = self._inventory.devices, {}
@@ -162,7 +164,7 @@ class Healing:
         """Confirm and announce migrations away from this host.
 
         :param rows: Nova's entries of the last day, of all hosts.
-        :returns: whether one has not ended.
+        :returns: whether a migration has not ended.
         """
         newest = {row['instance_uuid']: row
                   for row in sorted(rows, key=lambda row: row['id'])}
@@ -210,8 +212,8 @@ class Healing:
     # Of those that begin
 
     def _obstacle(self, server: novas.Instance, mode: str) -> str:
-        """Return why a server is not migrated now, a clause; '' if it may be.
-        """
+        """Return why a server is not migrated now, as a clause, or '' if it
+        may be."""
         entry = self._cloud.ask_nova(f'/servers/{server.uuid}')['server']
         live = mode == _LIVE
         states = ('active',) if live else ('active', 'stopped')
@@ -236,8 +238,8 @@ class Healing:
                   given: Mapping[str, Mapping]) -> bool:
         """Return whether Nova would find another host for a server.
 
-        :param specs: of its flavor.
-        :param given: its allocations, which include the provider of its host.
+        :param specs: extra specs of the server.
+        :param given: allocations of the server, by provider.
         """
         groups = request.groups(specs)
         plain = groups.get('', request.Group({}))
@@ -253,7 +255,8 @@ class Healing:
         return False
 
     def _begin(self, server: novas.Instance, mode: str, device: str) -> str:
-        """Begin a migration; return why it has not begun, a clause."""
+        """Begin a migration. Return why that is not possible, a clause, or ''.
+        """
         if not self._take_slot():
             return (f'{CONF.accel.heal_per_day} migrations were begun today, '
                     f'as many as [accel] heal_per_day allows')
@@ -275,7 +278,7 @@ class Healing:
         return ''
 
     def _take_slot(self) -> bool:
-        """Take one of the slots of today; return whether one was left."""
+        """Take a slot of today. Return whether a slot was left."""
         day, before = (text.now(days)[:10].replace('-', '') for days in (0, 1))
         taken = self._cloud.known_traits(SLOT)
         for name in taken:

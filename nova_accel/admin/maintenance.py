@@ -52,7 +52,8 @@ class Maintenance:
         :param name: of a device or region, see inventory.identity.part().
         :returns: what was done, in one sentence.
         :raises DeviceUnavailable: a server has the device, it is withheld,
-            [accel] handover leaves cleaning to the operator, or it failed.
+            [accel] handover leaves cleaning to the operator, or cleaning
+            failed.
         """
         device, region = self._inventory.find_free(name)
         self._check_in_no_guest(name, device, region)
@@ -81,8 +82,8 @@ class Maintenance:
             f'was left alone.' if left else '')
 
     def _left_alone(self, device):
-        """Return the parts of a device that have no handle now, for example
-        a VF that another driver has."""
+        """Return regions or VFs of a device that have no handle now, for
+        example a VF that another driver has."""
         if device.regions:
             return [r.name for r in device.regions if not r.handles]
         offered = {function for handle in device.handles
@@ -94,8 +95,9 @@ class Maintenance:
             if function not in offered]
 
     def _check_in_no_guest(self, name, device, region):
-        """Check that no running guest has a part without a claim. The periodic
-        comparison of claims with guests may not have found it yet."""
+        """Check that no running guest has a part of the device without a
+        claim: the periodic comparison with guests may not have found it yet.
+        """
         parts = {a for handle in (region or device).handles
                  for a in handle.addresses}
         if region is None:
@@ -107,7 +109,7 @@ class Maintenance:
                     f'server {guest} has {address}: see virsh dumpxml {guest}.')
 
     def _claims(self, name, device, region):
-        """Return a new claim without a server for each handle."""
+        """Return new claims without a server, one for each handle."""
         if not device.regions and not self._inventory.prepares_every_handle(
                 device):
             raise exception.DeviceUnavailable(
@@ -194,9 +196,9 @@ class Maintenance:
                 f'server gets it before nova-accel enable {device.address}.')
 
     def _note_handover(self, device, region, method, result):
-        """Write the treatment of a region without a server to the journal.
+        """Write to the journal what was done with a region that no server has.
 
-        :param region: the region before the treatment.
+        :param region: the region before that.
         """
         now = self._inventory.devices.get(device.address)
         self._holdings.note_handover(
@@ -204,8 +206,8 @@ class Maintenance:
             method, result)
 
     def _region(self, name):
-        """Return a device and its region. The name may omit the only region.
-        """
+        """Return a device and its region. If there is one region, the name may
+        omit it."""
         device, region = self._inventory.find_free(name)
         if region is None and len(device.regions) == 1:
             region = device.regions[0]
@@ -220,8 +222,8 @@ class Maintenance:
         return device, region
 
     def _idle(self, name):
-        """Return the address and the region of an idle region, without reading
-        the hardware."""
+        """Return the address and the region of an idle region, or raise
+        DeviceUnavailable. Does not read the hardware."""
         device, region = self._region(name)
         part, offered = (device.address, region.index), (
             self._inventory.offers.now())

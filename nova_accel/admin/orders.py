@@ -42,11 +42,9 @@ class Orders:
                  inventory: host_inventory.Inventory,
                  publisher: publishing.Publisher,
                  handlers: Mapping[str, Callable[[str], str]]):
-        """
-        :param handlers: verb of an order -> function that takes its argument
-            and returns the response. If it raises an error, the order is
-            refused, and the error is the response.
-        """
+        """:param handlers: verb of an order -> function that takes the order's
+            argument and returns the response. If the function raises an error,
+            the order is refused, and the error is the response."""
         self._store = store
         self._inventory = inventory
         self._publisher = publisher

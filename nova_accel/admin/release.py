@@ -18,7 +18,7 @@ from nova_accel import text
 
 @dataclasses.dataclass(eq=False)
 class Release:
-    """The order "release"; see release()."""
+    """The order "release"; see its method release()."""
 
     _cloud: novas.Cloud
     _inventory: host_inventory.Inventory
@@ -33,9 +33,9 @@ class Release:
         handle that waits for the operator.
 
         :param name: address of the handle, or UUID of the claim.
-        :returns: what was found, and what was done.
-        :raises DeviceUnavailable: no claim has this name; a guest, an
-            allocation or a server needs the claim; or cleaning failed.
+        :returns: the evidence, and what was done.
+        :raises DeviceUnavailable: no claim has this name, something needs the
+            claim, or cleaning failed.
         """
         found = [c for c in self._holdings.all()
                  if name in (c.uuid, c.handle.address)]
@@ -56,7 +56,7 @@ class Release:
             f'{c.handle.address} is clean and free.' for c in found])
 
     def _release_waiting(self, waiting):
-        """Offer handles that waited for the operator again."""
+        """Offer handles again that waited for the operator."""
         self._holdings.returned(waiting)
         self._publisher.show_devices(waiting)
         return '\n'.join(

@@ -49,9 +49,9 @@ _OURS = ('accel', 'resources', 'function', 'bitstream')
 def expand_flavor(flavor):
     """Return the flavor with its device profile as request groups.
 
-    :param flavor: nova.objects.Flavor; not modified. It is returned itself if
+    :param flavor: nova.objects.Flavor; not modified.
+    :returns: nova.objects.Flavor without unsaved changes; ``flavor`` itself if
         it needs no expansion.
-    :returns: nova.objects.Flavor without unsaved changes.
     :raises nova.exception.InvalidRequest: with the message of nova_accel.
         Create and resize return it unchanged with status 400 (servers.py,
         INVALID_FLAVOR_IMAGE_EXCEPTIONS, Nova 31 to 34).
@@ -156,7 +156,7 @@ def _refuse_snapshot(flavor, image):
 
 def _refuse_confidential(flavor, read_image):
     """Refuse accelerators for a guest with encrypted memory (AMD SEV, Intel
-    TDX), which devices of the host cannot read.
+    TDX), because devices of the host cannot read this memory.
 
     :param read_image: returns nova.objects.ImageMeta.
     """
@@ -215,11 +215,11 @@ def _checks(original):
 
 
 def _check_rebuild(image_api, context, instance, image):
-    """Refuse a rebuild that would end in ERROR, or with software for another
-    server's function.
+    """Refuse a rebuild that would end in ERROR, or with software for the
+    function of another server.
 
-    A snapshot of the server itself fits its devices; Nova stores in each
-    snapshot the server that it is from (instance_uuid).
+    A snapshot of the server itself fits its devices. Nova stores in each
+    snapshot the UUID of its server (instance_uuid).
     """
     if not _has_accelerators(instance.flavor):
         return
@@ -267,12 +267,12 @@ def _unshelve(original):
 
 
 def _check_limit(context, instance):
-    """Refuse to unshelve a server if its accelerators exceed the quota of its
-    project.
+    """Refuse to unshelve a server if its accelerators exceed the project's
+    quota.
 
-    Nova checks the quota for no servers and multiplies the resources of the
-    flavor by that number (API._check_quota_unshelve_offloaded, 31 to 34). Hence
-    a project could shelve and boot in turns to get any number.
+    Nova checks the quota as if for no server
+    (API._check_quota_unshelve_offloaded, 31 to 34). Hence a project could get
+    any number of accelerators by shelving and booting in turns.
     """
     if not limit_utils.use_unified_limits():
         return

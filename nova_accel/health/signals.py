@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Define the health signals and their consequences for devices. Pure.
 
-Some signals can be caused by a guest. A guest can write the error masks and the
-error status of its device, and provoke requests that the device refuses
+A guest can cause some signals: it can write the error masks and the error
+status of its device, and provoke requests that the device refuses
 (vfio_pci_config.c of Linux 6.12: the AER capability is not virtualized). A
 guest with the whole device can also take its link down, for example by a reset
-unseen by the host. Such a finding (see Cause) is at most SUSPECT while the
-server has the device, and ends with the reset after it. Later readings decide
-again.
+that the host does not see. A finding of such a signal (see Cause) is at most
+SUSPECT while the server has the device, and ends with the reset after the
+server. Later readings decide again.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class State(enum.Enum):
 
     @property
     def rank(self) -> int:
-        """Return the position of the state, 0 for the best."""
+        """Return the position of the state, or 0 for the best."""
         return _RANKS[self]
 
 
@@ -111,10 +111,10 @@ class Signal(typing.NamedTuple):
     recovers: bool = False
 
     def state(self, is_held: bool, is_whole: bool) -> State:
-        """Return the state of a device with this finding.
+        """Return the state of a device with a finding of this signal.
 
         :param is_held: whether a server has the device or a part of it.
-        :param is_whole: whether a server has all of a function of its slot.
+        :param is_whole: whether a server has a whole function of the slot.
         """
         state = self.held if is_held else self.free
         if is_whole and self.cause is Cause.WHOLE:
@@ -232,7 +232,7 @@ def is_off() -> bool:
 
 
 def acts() -> bool:
-    """Return whether findings are reported to Placement and owners, too."""
+    """Return whether findings are also reported to Placement and owners."""
     return Mode.ACT in modes().values()
 
 
@@ -244,8 +244,8 @@ def state_of(is_gone: bool, is_withheld: bool, suspect: bool, is_read: bool,
     :param is_withheld: whether the whole device has a hold.
     :param suspect: whether a finding makes it suspect.
     :param is_read: whether its signals could be read at the last look.
-    :param is_given_whole: whether a server has the device itself, not a VF, a
-        region or a vGPU of it: then only the bus can be read.
+    :param is_given_whole: whether a server has the device itself, not only a
+        VF, a region or a vGPU: then only the bus can be read.
     """
     if is_gone:
         return State.GONE

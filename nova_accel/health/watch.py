@@ -113,15 +113,15 @@ class Watch:
         self._turned: dict[tuple[str, str], dict[str, None]] = {}
 
     def begin(self) -> None:
-        """Announce that a reading of devices begins, for the next round."""
+        """Announce that devices are read from now on, for the next round."""
         self._looks += 1
 
     def restart_counters(self, address: str, is_reset: bool) -> None:
         """Drop the findings of counters and events of a device.
 
-        A reset causes errors. Errors that a server has caused must not withhold
-        the device from others. The next reading is ignored, and also the one
-        after it if a look runs now: counters restart from there.
+        A reset causes errors, and errors that a server has caused must not
+        withhold the device from other servers. Ignore the next reading, and
+        also the one after it if a look runs now: counters restart from there.
 
         :param is_reset: whether the whole device was reset. If not, findings
             that no server can cause stay.
@@ -132,8 +132,8 @@ class Watch:
         self._events.pop(address, None)
 
     def is_current(self, address: str) -> bool:
-        """Return whether a device was read since the start, and since its
-        counters restarted."""
+        """Return whether a device was read since the start of nova-compute,
+        and since restart_counters()."""
         return (address in self._known and self._known[address].was_read
                 and address not in self._again)
 
@@ -166,8 +166,8 @@ class Watch:
         """Return why a device must be withheld, from a reading between two
         servers.
 
-        Counters are ignored, because a reset causes errors, and so are signals
-        that are only observed.
+        Ignore counters, because a reset causes errors, and signals that are
+        only observed.
         """
         modes = signals.modes()
         known = self._known.get(address, _Known())
@@ -185,10 +185,10 @@ class Watch:
         """Update findings from the readings of all devices.
 
         :param cards: all present devices, by address.
-        :param readings: readings of the examined devices; None for a device
-            that could not be read, whose findings stay.
-        :returns: kind -> addresses of devices that would be quarantined
-            together, which suggests that the host or nova_accel is the cause:
+        :param readings: address -> readings of an examined device, or None if
+            it could not be read: then its findings stay.
+        :returns: kind -> addresses of devices of which too many would be
+            quarantined at once, so the host or nova_accel may be the cause:
             they become SUSPECT instead.
         """
         modes = signals.modes()
@@ -278,7 +278,10 @@ class Watch:
 
     def _breaks(self, cards, kind, addresses) -> bool:
         """Keep devices SUSPECT if at least half of their kind, and more than
-        one, would be quarantined in this round."""
+        one device, would be quarantined in this round.
+
+        :returns: whether they were kept.
+        """
         alike = sum(card.kind == kind for card in cards.values())
         if len(addresses) < 2 or 2 * len(addresses) < alike:
             return False

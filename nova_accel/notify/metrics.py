@@ -150,8 +150,8 @@ def _samples(facts: Facts) -> Iterable[_Sample]:
 
 
 def _accounts(facts: Facts) -> Iterable[_Sample]:
-    """Yield the number of accelerators of each project; '' is for idle or
-    withheld ones."""
+    """Yield the number of accelerators of each project. The project is '' for
+    idle or withheld accelerators."""
     found: collections.Counter[tuple[str, ...]] = collections.Counter()
     for offer in facts.offered.all():
         if not offer.device:
@@ -178,8 +178,8 @@ def _accounts(facts: Facts) -> Iterable[_Sample]:
 
 
 def published(path: str) -> dict[tuple[str, str, str], float]:
-    """Return Facts.used from the previous file; {} if another user wrote it, or
-    it cannot be read."""
+    """Return Facts.used from the previous file, or {} if another user wrote
+    that file, or if it cannot be read."""
     found = {}
     try:
         # another user may own the directory, and have put a pipe there
@@ -242,10 +242,10 @@ class MetricsFile:
             self.write(path)
 
     def write(self, path: str) -> None:
-        """Replace the metrics file in one step, readable for every user, or
-        for [accel] metrics_group.
+        """Replace the metrics file atomically. Every user can read it, or only
+        [accel] metrics_group if that is set.
 
-        :raises ConfigurationError: that group does not exist.
+        :raises ConfigurationError: the group does not exist.
         :raises OSError: the file cannot be written; the previous one stays.
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
@@ -269,7 +269,7 @@ class MetricsFile:
               0o640, number)
 
     def go_on(self) -> None:
-        """Continue the sums of the previous file: the store may be new or an
+        """Continue the sums of the previous file. The store may be new or an
         older copy, and counters of Prometheus must not decrease."""
         path = CONF.accel.metrics_file
         if path and CONF.accel.metrics_group and not self._goes_on:

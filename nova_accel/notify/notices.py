@@ -2,8 +2,8 @@
 """Notifications about devices, on Nova's notifier.
 
 One notification is sent for each change of a device's state or signals, except
-between OK and UNKNOWN, a change that servers cause. After a start of
-nova-compute, one is sent for each device in another state than these.
+for a change between OK and UNKNOWN, which servers cause. After a start of
+nova-compute, one is sent for each device that is neither OK nor UNKNOWN.
 """
 
 from collections.abc import Mapping
@@ -51,8 +51,8 @@ class Notices:
             self.run, 'Notifications about devices are not sent')
 
     def run(self) -> None:
-        """Send the use of devices, and changes of states. After a failure they
-        are sent again next time."""
+        """Send the use of devices, and changes of states. What a failed call
+        did not send, the next call sends."""
         self._usage.run()
         found = self._inventory.devices
         for report in self._store.owner_reports(self._reported):
@@ -81,7 +81,7 @@ class Notices:
             self._sent[address] = new
 
     def _send_work(self, found: Mapping[str, model.Device]) -> None:
-        """Send planned work that is new, was canceled, or has begun."""
+        """Send planned work that is new, changed, canceled, or has begun."""
         now = {address: {
             **self._about(found[address]), 'at': row.at, 'reason': row.reason,
             'state': 'planned' if row.is_planned else 'due',

@@ -54,10 +54,10 @@ class Owners:
             'the metadata of servers')
 
     def run(self) -> None:
-        """Write the keys that have changed.
+        """Write the metadata keys that have changed.
 
-        Metadata of a server with such a key are read each time, because the
-        owner may have changed them. Those of other servers are read only if
+        Metadata of servers with such a key are read each time, because the
+        owner may have changed them. Metadata of other servers are read only if
         their keys changed.
         """
         now = self._now()
@@ -79,7 +79,7 @@ class Owners:
                          if server in now or keys}
 
     def _now(self) -> dict[str, dict[str, str]]:
-        """Return the keys that the metadata of each server must have."""
+        """Return UUID of a server -> the metadata that it must have."""
         inventory, out = self._inventory, self._reconciler.out
         conditions = inventory.health.conditions()
         groups: dict[tuple[str, str], list[tuple[int, str]]] = {}

@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Report guests that QEMU has paused because of an error.
 
-An uncorrectable PCIe error makes QEMU pause each guest that has the device or a
-VF of it, permanently (vfio_err_notifier_handler() in hw/vfio/pci.c:
-RUN_STATE_INTERNAL_ERROR). libvirt reports the reason "unknown" for such a
-pause, but the actual reason for a requested one (qemuProcessHandleStop() in
-qemu_process.c). Nova shows its server ACTIVE (_sync_instance_power_state() of
-ComputeManager). An error of KVM pauses a guest in the same way; whether a
-device caused it is unknown.
+An uncorrectable PCIe error makes QEMU pause each guest that has the device or
+a VF of it, permanently (vfio_err_notifier_handler() in hw/vfio/pci.c:
+RUN_STATE_INTERNAL_ERROR). For such a pause libvirt reports the reason
+"unknown", but for a requested pause the actual reason (qemuProcessHandleStop()
+in qemu_process.c). Nova shows the paused server as ACTIVE
+(_sync_instance_power_state() of ComputeManager). An error of KVM pauses a
+guest in the same way; whether a device caused it is unknown.
 """
 
 from nova_accel.attach import cloud as novas
@@ -33,7 +33,7 @@ class Paused:
             self.run, 'Guests that QEMU has paused cannot be detected')
 
     def run(self) -> None:
-        """Update the signal on the devices of paused guests; start a look if it
+        """Set the signal on devices of paused guests. Start a look if that
         changed."""
         if self._inventory.health.pause(self._found()):
             self._inventory.looks.background.start()

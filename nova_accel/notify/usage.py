@@ -34,8 +34,8 @@ class Usage:
         """Count the time in which nova-compute did not run, for servers that
         are still on this host.
 
-        Other servers were evacuated or deleted meanwhile: their use ends at
-        the last count. Called at the start before claims are released.
+        The use by servers that were evacuated or deleted meanwhile ends at the
+        last count. Called at the start before claims are released.
         """
         claims = [claim for claim in self._holdings.all() if claim.is_use]
         uuids = {claim.instance_uuid for claim in claims}
@@ -47,8 +47,8 @@ class Usage:
         self._is_resumed = True
 
     def count(self) -> list[values.Use]:
-        """Count the seconds since the last count; see
-        ClaimStore.count_uses()."""
+        """Count the seconds since the last count; see ClaimStore.count_uses().
+        """
         if not self._is_resumed:
             self.resume()
         return self._store.count_uses()
