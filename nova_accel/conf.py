@@ -290,10 +290,9 @@ CONF.register_opts(ALL_OPTS, group=GROUP)
 
 
 def register_novas() -> None:
-    """Register the options of Nova that defaults of nova_accel's options use.
+    """Register those options of Nova that defaults in nova_accel refer to.
 
-    For a process that does not load Nova's options: a command, or a privileged
-    process.
+    For a command or a privileged process, which does not load Nova's options.
     """
     # like nova.conf.netconf and nova.conf.paths
     for option in (cfg.StrOpt('host', default=socket.gethostname()),
@@ -324,10 +323,10 @@ def files() -> list[str]:
 
 
 def sections() -> dict[str, dict[str, list[str]]]:
-    """Return the content of the configuration files, registered or not.
+    """Return the content of the configuration files, also of unknown options.
 
-    Names of sections are in lower case, as oslo.config compares them, except
-    DEFAULT.
+    Names of sections, except DEFAULT, are in lower case, as oslo.config
+    compares them.
 
     :returns: section -> option -> values.
     """
@@ -364,7 +363,7 @@ def unknown() -> list[str]:
 
 
 def _is_like(section: str) -> bool:
-    """Return whether a section that no service reads resembles [accel]."""
+    """Return whether a section resembles [accel], and no service reads it."""
     return section not in CONF and bool(
         'accel' in section
         or difflib.get_close_matches(section, ['accel'], 1))

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Count how often functions are requested, to keep regions with popular ones.
+"""Count how often functions are requested, to keep popular ones in regions.
 
-Each scheduler counts, in memory, the requests that it handles. With several
-schedulers each one sees a sample with the proportions of the whole.
+Each scheduler counts, in memory, the requests that it handles. If there are
+several schedulers, each counts a sample with the proportions of the whole.
 """
 
 import collections
@@ -23,9 +23,9 @@ _COPIES = 2
 class Demand:
     """Decaying counts of requests, by the trait that a request looks for.
 
-    Each new request makes the earlier ones count less; time does not. Hence
-    proportions last in a quiet cloud, and a busy one forgets sooner.
-    Thread-safe.
+    A new request reduces the weight of earlier requests; time does not. Hence
+    the counts keep their proportions in a quiet cloud, and follow changes in a
+    busy one. Thread-safe.
     """
 
     #: number of later requests after which a request counts half
@@ -42,7 +42,7 @@ class Demand:
         self._sums: dict[str, float] = {}
 
     def add(self, traits: Iterable[str]) -> None:
-        """Count one request that any of some traits would satisfy."""
+        """Count one request that any of these traits would satisfy."""
         with self._lock:
             self._unit *= 2 ** (1 / self.HALF_LIFE)
             for trait in traits:
@@ -57,17 +57,17 @@ class Demand:
         self._unit = 1.0
 
     def counts(self, traits: Iterable[str]) -> dict[str, float]:
-        """Return trait -> decayed number of requests, 0.0 if none."""
+        """Return trait -> decayed number of requests, at least 0.0."""
         with self._lock:
             return {trait: self._sums.get(trait, 0.0) / self._unit
                     for trait in traits}
 
     def losses(self, contents: Iterable[tuple[str, ...]],
                idle: Mapping[str, int]) -> dict[tuple[str, ...], float]:
-        """Return the cost of overwriting each content of an idle region.
+        """Return content -> the cost of overwriting it in an idle region.
 
-        The cost is the demand for the content, in requests, divided among its
-        idle copies. An empty region costs nothing.
+        The cost is the demand for the content, in requests, divided among the
+        idle regions that have it. An empty region costs nothing.
 
         :param contents: traits of the contents of idle regions
             (naming.is_content()), one tuple for each content.

@@ -25,11 +25,11 @@ class AcceleratorError(Exception):
     elsewhere = True
 
     def __init__(self, *args: object, found: str = ''):
-        """
-        :param args: the sentence, for the operator.
+        """:param args: the sentence, for the operator.
         :param found: text for the owner of a server in place of the sentence,
-            without a full stop; '' for the whole sentence. Reasons of holds and
-            messages of the kernel are for the operator only.
+            without a full stop. If it is '', the owner reads the sentence.
+            Reasons of holds and messages of the kernel are for the operator
+            only.
         """
         super().__init__(*(text.one_line(arg) if isinstance(arg, str)
                            else arg for arg in args))
@@ -43,7 +43,8 @@ class AcceleratorError(Exception):
 
 
 def sentence(error: BaseException) -> str:
-    """Return the text of an error; of foreign errors with their type."""
+    """Return the text of an error, after its type if it is not of nova_accel.
+    """
     if not str(error):
         return repr(error)
     if isinstance(error, AcceleratorError):
@@ -57,13 +58,13 @@ def clause(error: BaseException) -> str:
 
 
 def for_owner(error: Exception) -> str:
-    """Return the part of an error that the owner of a server may read: in the
-    fault of the server, its metadata, or the response of the API.
+    """Return the part of an error that the owner of a server may read in the
+    fault or the metadata of the server, or in a response of the API.
 
     Errors of nova_accel name only resources of the owner, except for paths of
-    the host, addresses of services inside the cloud, and the text after
-    AcceleratorError.found. Errors of libvirt, the kernel and Python may name
-    other servers. for_owner_and_log() logs the whole text.
+    the host, addresses of services inside the cloud, and sentences that
+    AcceleratorError.found replaces. Errors of libvirt, the kernel and Python
+    may name other servers. for_owner_and_log() logs the whole text.
     """
     if not isinstance(error, AcceleratorError):
         return _IN_THE_LOG
@@ -73,8 +74,8 @@ def for_owner(error: Exception) -> str:
 
 
 def without_sentence(error: Exception) -> Exception | None:
-    """Return the error for exc_info of a logger: None for errors of nova_accel,
-    whose sentence is logged without a stack."""
+    """Return the value for exc_info of a logger: the error, or None for errors
+    of nova_accel, whose sentence is logged without a stack."""
     return None if isinstance(error, AcceleratorError) else error
 
 
@@ -101,7 +102,7 @@ class InvalidRequest(AcceleratorError):
 
 
 class Contradiction(InvalidRequest):
-    """Options of a flavor exclude each other, whatever else it requests."""
+    """Options of a flavor exclude each other in any combination."""
 
 
 class InvalidProfile(InvalidRequest):
@@ -119,7 +120,7 @@ class InvalidSimulation(AcceleratorError):
 
 
 class BitstreamError(AcceleratorError):
-    """An image that is missing, unreadable, or differs from Glance's entry."""
+    """An image is missing, unreadable, or differs from Glance's entry."""
 
     elsewhere = False
 
@@ -157,7 +158,7 @@ class IncompatibleBitstream(AcceleratorError):
 
 
 class ProgrammingFailed(AcceleratorError):
-    """The card refused the bitstream, or does not work after it."""
+    """The card refused the bitstream, or does not work after programming."""
 
 
 class DeviceError(AcceleratorError):
@@ -165,8 +166,8 @@ class DeviceError(AcceleratorError):
 
 
 class NotCleared(DeviceError):
-    """A device is not clean although it was reset after its server. The driver
-    tries again after growing pauses."""
+    """A device was reset after its server, but is not clean. The driver tries
+    again after growing pauses."""
 
 
 class DeviceTimeout(DeviceError):
@@ -206,7 +207,7 @@ class ConfigurationError(AcceleratorError):
 
 
 class UnusableDriver(ConfigurationError):
-    """A driver is installed but cannot be loaded; other drivers are used."""
+    """An installed driver cannot be loaded. Other drivers are used."""
 
 
 class IllegalTransition(AcceleratorError):

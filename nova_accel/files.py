@@ -14,10 +14,10 @@ def create(path: str, content: str, mode: int | None = None,
            group: int = -1) -> None:
     """Create a file, without following links or opening pipes.
 
-    :param content: written as UTF-8; characters that UTF-8 cannot encode are
-        written as escape sequences.
-    :param mode: permissions of the file; by default those of the umask.
-    :param group: id of its group; by default that of a new file.
+    :param content: text, written as UTF-8, with escape sequences for
+        characters that UTF-8 cannot encode.
+    :param mode: permissions of the file; by default as the umask determines.
+    :param group: id of the file's group; by default the group of new files.
     :raises FileExistsError: the path exists, even as a dangling link.
     :raises OSError: the file cannot be written; no partial file is left.
     """
@@ -34,10 +34,10 @@ def create(path: str, content: str, mode: int | None = None,
 
 def replace(path: str, content: str, mode: int | None = None,
             group: int = -1) -> None:
-    """Replace a file atomically: a reader sees the old content or the new.
+    """Replace a file atomically: a reader gets the old or the new content.
 
-    The new content goes to a hidden file with a random name beside ``path``
-    first. Parameters: see create().
+    The new content is first written to a hidden file with a random name in the
+    same directory. For the parameters see create().
 
     :raises OSError: the file cannot be written; the old one is unchanged.
     """

@@ -2,8 +2,8 @@
 """Refuse flavors that have a trait in another request group than its device.
 
 Placement satisfies a numbered group, resources and traits, from one provider.
-No host can satisfy a group that requires a trait of a device without the
-device. Flavors of existing servers are not checked.
+Hence a group that requires a trait of a device without requesting the device
+fits no host. Flavors of existing servers are not checked.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ def check(extra_specs: Mapping[str, str]) -> None:
     """Check that a provider can satisfy each group of a flavor.
 
     :param extra_specs: with the profile expanded.
-    :raises InvalidRequest: a required trait is in a group without its device,
-        or in a numbered group without resources.
+    :raises InvalidRequest: a required trait is not in the group of its device,
+        or a numbered group has traits but no resources.
     """
     groups = request.groups(extra_specs)
     # suffix of a group -> its accelerator classes
@@ -49,8 +49,11 @@ def check(extra_specs: Mapping[str, str]) -> None:
 
 
 def _home(trait: str, homes: Mapping[str, Mapping[str, int]]) -> str | None:
-    """Return the suffix of the group whose device can have a trait; None if
-    other providers may have it."""
+    """Return the suffix of the group whose device can have a trait, or None if
+    no group has such a device.
+
+    :param homes: suffix of a group -> its accelerator classes.
+    """
     for suffix, classes in sorted(homes.items()):
         if any(naming.is_of_device(trait, naming.type_of(name))
                for name in classes):

@@ -65,13 +65,12 @@ class Lock:
                  error: type[exception.AcceleratorError]
                  = exception.LockTimeout,
                  reentrant: bool = False):
-        """
-        :param name: one of ORDER.
-        :param what: the objects that it protects: subject of the error, in the
-            plural.
+        """:param name: one of ORDER.
+        :param what: the protected objects, in the plural, as subject of the
+            error.
         :param seconds: returns the time limit.
         :param error: class to raise at the limit.
-        :param reentrant: whether the holding thread may take it again.
+        :param reentrant: whether the holding thread may take the lock again.
         """
         self.name = name
         self.place = ORDER.index(name)
@@ -86,8 +85,9 @@ class Lock:
     def acquire(self, blocking: bool = True) -> bool:
         """Take the lock.
 
-        :param blocking: False: return False at once if it is held.
-        :raises LockTimeout: the limit passed; __init__() may set another class.
+        :param blocking: if False, return False at once if the lock is held.
+        :raises LockTimeout: the limit passed. __init__() may set another
+            error.
         """
         if not self._lock.acquire(blocking=False):
             if not blocking:
@@ -128,7 +128,7 @@ class Lock:
 
 
 def _frame(thread: threading.Thread) -> types.FrameType | None:
-    """Return the present stack frame of a thread, None if unknown."""
+    """Return the present stack frame of a thread, or None if not found."""
     frame = sys._current_frames().get(thread.ident or 0)
     greenlet = sys.modules.get('greenlet')
     if frame or not greenlet:
@@ -142,7 +142,7 @@ def _frame(thread: threading.Thread) -> types.FrameType | None:
 
 def condition(name: str) -> threading.Condition:
     """Return a condition with a named lock. The lock is reentrant, because a
-    signal handler may interrupt the main thread while that holds it."""
+    signal handler may interrupt the main thread while this thread holds it."""
     lock: typing.Any = Lock(name, reentrant=True)
     return threading.Condition(lock)
 

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Loggers that write each record on one line, whatever its values contain.
+"""Loggers that write each record on one line, even if values have line breaks.
 
 Values include properties of images, metadata, texts of firmware, and errors of
 libvirt and other services. A newline in one of them could begin a line that
-looks like one of nova-compute.
+looks like a line of nova-compute.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -20,7 +20,7 @@ class Lines(str):
 
 
 class _Shown:
-    """A value that is escaped when a line is written, not before."""
+    """A value that is escaped only when its line is written."""
 
     def __init__(self, value: object):
         self._value = value
@@ -47,9 +47,9 @@ def _escape(record: logging.LogRecord) -> bool:
 
 
 class Once:
-    """Logs a line about a subject only if it differs from the last one.
+    """Logs a line about a subject only if it differs from the one before.
 
-    A subject is a tuple; its first item is its kind. Thread-safe.
+    A subject is a tuple, and its first item is the kind. Thread-safe.
     """
 
     def __init__(self):
@@ -58,7 +58,7 @@ class Once:
 
     def log(self, about: tuple, write: Callable[..., None], message: str,
             *values: object) -> None:
-        """Write a line, unless it equals the last one about this subject.
+        """Write a line, unless it equals the last line about this subject.
 
         :param write: method of a logger for the level.
         """
@@ -72,13 +72,13 @@ class Once:
         return about in self._logged
 
     def forget(self, *about: object) -> None:
-        """Let the next line about a subject be written, even if it is equal."""
+        """Forget the last line about a subject, so an equal one is written."""
         self._logged.pop(about, None)
 
     def only(self, kind: str, names: Collection[object]) -> bool:
         """Forget the subjects of a kind whose second item is not in names.
 
-        :returns: whether any was forgotten.
+        :returns: whether a subject was forgotten.
         """
         before = list(self._logged.items())
         self._logged = {about: line for about, line in before
@@ -87,8 +87,8 @@ class Once:
 
 
 def getLogger(name: str) -> log.BaseLoggerAdapter:
-    """Return a logger like oslo.log's that escapes control characters of values
-    in messages."""
+    """Return a logger of oslo.log that escapes control characters in values.
+    """
     # addFilter() adds a filter only once
     logging.getLogger(name).addFilter(_escape)
     return log.getLogger(name)

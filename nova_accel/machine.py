@@ -20,8 +20,8 @@ def open_kernel(host: str, writes: bool = True,
 
     :param host: [DEFAULT] host, which selects the file if [accel]
         simulated_host is a directory.
-    :param writes: False for read-only commands: they read the state of a
-        simulated host without writing it.
+    :param writes: whether the state of a simulated host is written. Read-only
+        commands pass False.
     :returns: the machine's Kernel; if [accel] simulated_host is set, a
         SimulatedKernel, or a CapturedKernel for a capture.
     :raises InvalidSimulation: the description cannot be used.

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Assign items to places at the least cost: pure, exact and deterministic.
 
-Items of equal amounts are a transport problem, which successive shortest paths
-solve in polynomial time. Items of different amounts are a packing problem, for
-which no polynomial method is known. For these, the transport problem (several
-places may share an item) gives a lower bound, and the search branches on the
-items that its solution splits.
+If all items have equal amounts, this is a transport problem, which successive
+shortest paths solve in polynomial time. Otherwise it is a packing problem, for
+which no polynomial method is known. Then the relaxed problem, in which several
+places may share an item, gives a lower bound of the cost, and the search
+branches on the items that the relaxed solution splits.
 """
 
 import collections
@@ -30,12 +30,12 @@ def assign(items: Sequence[Item],
            ) -> list[str] | None:
     """Choose a place for each item, at the least sum of costs.
 
-    Ties are broken by the order of items and places. If amounts of one kind
-    differ, the choice is deterministic, but need not be the first one.
+    Among equal costs, the order of items and places decides. If amounts of a
+    kind differ, the choice is deterministic, but need not be the first one.
 
     :param places: {place: {kind: available amount}}.
-    :returns: the place of each item, in the order of items; None if the places
-        cannot satisfy all of them.
+    :returns: the place of each item, in the order of items, or None if the
+        places cannot satisfy all items.
     """
     # below the cost, each item has a digit for the position of its place, the
     # first item the highest digit: hence no two choices have the same weight
@@ -68,7 +68,8 @@ class _Search:
     def best(self, items, places, below=math.inf):
         """Return the lightest assignment, as (weight, {item: place}).
 
-        :returns: None if every assignment costs ``below`` or more.
+        :param below: cost that the assignment must not reach.
+        :returns: None if no assignment costs less.
         """
         self._bounds += 1
         relaxed = self._bounds <= self.LIMIT and _relax(items, places)
@@ -109,7 +110,7 @@ def _fits(item, there):
 def _relax(items, places):
     """Solve the relaxed problem, in which several places may share an item.
 
-    :returns: (cost, {item: set of its places}), or None without a solution.
+    :returns: (cost, {item: set of its places}), or None if it has no solution.
     """
     units = {kind: math.gcd(*(d.amounts.get(kind, 0)
                               for d in items.values()))
@@ -148,7 +149,7 @@ def _transport(supplies, costs, room):
     :param supplies: {source: units to send}.
     :param costs: {source: {node: cost of one unit}}.
     :param room: {node: units that it accepts}.
-    :returns: {source: {node: units}} at the least cost; None if the nodes
+    :returns: {source: {node: units}} at the least cost, or None if the nodes
         cannot accept all units.
     """
     room = dict(room)
@@ -176,8 +177,8 @@ def _transport(supplies, costs, room):
 
 
 def _shortest_path(source, costs, flow, room):
-    """Return the cheapest path by Bellman-Ford: [(source, node), (displaced
-    source, node) ...], or None."""
+    """Return the cheapest path by Bellman-Ford as [(source, node), (displaced
+    source, node) ...], or None if no path exists."""
     users = collections.defaultdict(list)
     for user, given in flow.items():
         for node in given:

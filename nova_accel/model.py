@@ -2,8 +2,8 @@
 """The data model of accelerators: frozen values without I/O.
 
 A *device* is a card: one PCI function that the host owns (the PF). An FPGA has
-*regions*, each of which is reprogrammed alone; other devices have none. An
-*attach handle* is the PCI function or mediated device that a guest gets. A
+*regions*, each of which is reprogrammed alone; other devices have no regions.
+An *attach handle* is the PCI function or mediated device that a guest gets. A
 *claim* records that a server has a handle.
 """
 
@@ -41,8 +41,8 @@ def uuid_hex(value: str) -> str:
 
 def from_dict(cls: Callable[..., _Value],
               fields: Mapping[str, Any]) -> _Value:
-    """Convert the output of dataclasses.asdict(), also of another release, back
-    into a value.
+    """Convert the output of dataclasses.asdict() back into a value, even if
+    another release wrote it.
 
     Unknown fields are dropped. Missing fields without a default become '', 0
     or None.
@@ -118,13 +118,13 @@ class AttachHandle:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """Return the addresses that form the accelerator in the guest: one, or
-        those of several VFs."""
+        """Return the addresses of the PCI functions that are the accelerator
+        in the guest: one, or several VFs."""
         return (self.address, *(self.companions if self.parent else ()))
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return all addresses that the guest gets, as in Cloud.running()."""
+        """Return all addresses that the guest gets, also of companions."""
         return (self.address, *self.companions)
 
 
@@ -149,7 +149,7 @@ class CreatableType:
 class Region:
     """A part of an FPGA that is programmed on its own (DFL: a port).
 
-    UUIDs are in the form of uuid_hex, None if the hardware does not report
+    UUIDs are in the form of uuid_hex, or None if the hardware does not report
     them.
     """
 
@@ -183,14 +183,16 @@ class Region:
     @property
     def has_projects_content(self) -> bool:
         """Return whether a project may have loaded the content. An unknown
-        origin does not count: only operator images were programmed then."""
+        origin means False: only operator images were programmed at that time.
+        """
         return self.origin not in (OPERATOR, None)
 
     def origin_with(self, image: str | None) -> str | None:
-        """Return the origin to assume if a programming may have failed: that
-        of the present content or of the image, whichever is less trusted.
+        """Return the origin to assume after a programming that may have
+        failed: of the present content or of the image, whichever is less
+        trusted.
 
-        :param image: origin of the image; None is not the operator's.
+        :param image: origin of the image. None means an unknown project.
         """
         if image != OPERATOR:
             return image or SOME_PROJECT
@@ -198,8 +200,8 @@ class Region:
 
     @property
     def operators_bitstream(self) -> str | None:
-        """Return the image of the content, unless a project may have loaded
-        it."""
+        """Return the image of the content, or None if a project may have
+        loaded it."""
         return None if self.has_projects_content else self.bitstream_id
 
 
@@ -207,8 +209,8 @@ class Region:
 class Device:
     """One card of a host, as its driver reports it.
 
-    Further facts about it are in inventory.devices: holds, the content of its
-    regions, and store.values.Notes.
+    inventory.devices has further facts about the card: holds, the content of
+    the regions, and store.values.Notes.
     """
 
     #: the PCI address of the (physical) function, or, if the parent of mediated
@@ -277,14 +279,17 @@ class Device:
     record: tuple[tuple[str, str], ...] = ()
 
     def region(self, index: int) -> Region:
-        """:raises KeyError: the device has no such region."""
+        """Return the region with an index.
+
+        :raises KeyError: the device has no such region.
+        """
         region = self.find_region(index)
         if region is None:
             raise KeyError(index)
         return region
 
     def find_region(self, index: int | None) -> Region | None:
-        """Return the region with an index, or None."""
+        """Return the region with an index, or None if it is missing."""
         return next((r for r in self.regions if r.index == index), None)
 
     def with_region(self, index: int, **changes) -> 'Device':
@@ -295,8 +300,8 @@ class Device:
 
     @property
     def ids(self) -> str:
-        """Return the product, like '10de:20b0 10de:1533'; the second part is
-        left out if the subsystem is unknown."""
+        """Return the ids of the product and the subsystem, like '10de:20b0
+        10de:1533', or only the first part if the subsystem is unknown."""
         return f'{self.vendor_id}:{self.product_id} {self.subsystem}'.strip()
 
     @property
@@ -304,13 +309,13 @@ class Device:
         """Return the NUMA node, root complex, bridges and address of the
         device.
 
-        The longer the common beginning, the closer are two devices.
+        The more first items two devices have in common, the closer they are.
         """
         return (self.numa_node, *self.bridges, self.address)
 
     @property
     def all_handles(self) -> tuple[AttachHandle, ...]:
-        """The handles of the device and of its regions."""
+        """Return the handles of the device and of its regions."""
         return (*self.handles,
                 *(h for region in self.regions for h in region.handles))
 
@@ -320,14 +325,14 @@ class Device:
         return CardKey(self.address, self.serial, self.ids, self.ports)
 
     def is_of(self, row: 'CardKey') -> bool:
-        """Return whether a row of the store may concern this device, even if a
-        server has changed its serial number."""
+        """Return whether a row of the store may concern this device. A row
+        with another serial number may, if servers can change the number."""
         return row.means(self.card) or self.serial_can_change and row.means(
             self.card._replace(serial=''))
 
     def functions(self) -> set[str]:
-        """Return all its PCI functions that nova_accel uses: of the card, the
-        handles and the company."""
+        """Return all PCI functions of the device that nova_accel uses: the
+        device's own, its handles and its company."""
         handles = self.all_handles
         return {self.address, *self.company,
                 *(h.address for h in handles if h.type is HandleType.PCI),
@@ -401,8 +406,8 @@ class MigratableDevice(NamedTuple):
 
 
 class Role(enum.Enum):
-    """Whether a claim belongs to a server itself, or to a move of it that has
-    not ended.
+    """Whether a claim belongs to a server itself, or to a move of the server
+    that has not ended.
 
     A move holds the old devices of a resize until it is confirmed or reverted,
     and the new devices of a live migration until the guest has arrived.
@@ -480,7 +485,7 @@ class Claim:
 
     @property
     def part(self) -> tuple[str, int | None]:
-        """Return the device or region that a provider represents."""
+        """Return the address of the claim's device, and its region or None."""
         return self.device_address, self.region_index
 
     @property
@@ -490,15 +495,15 @@ class Claim:
 
     @property
     def is_use(self) -> bool:
-        """Return whether its server uses the handle. Claims that a move keeps
-        or expects, and released claims, do not count."""
+        """Return whether the server of the claim uses the handle. It does not
+        if the claim is released, or if a move keeps or expects it."""
         return (self.role is Role.CURRENT and self.instance_uuid != ''
                 and self.state is not ClaimState.DELETING)
 
     @property
     def waits(self) -> bool:
-        """Return whether the handle waits for the operator, without a server.
-        """
+        """Return whether the handle waits for the operator, and no server has
+        it."""
         return self.state is ClaimState.WAITING
 
     @property
@@ -508,15 +513,15 @@ class Claim:
 
     @property
     def key(self) -> str:
-        """Return the key for calls of inventory.cards: the device, or only the
-        VF or vGPU."""
+        """Return the key for calls of inventory.cards: the address of the
+        device, or the key of the handle if it is a VF or vGPU."""
         return (self.device_address
                 if self.handle.address == self.device_address
                 else self.handle.key)
 
     def that_waits(self) -> 'Claim':
-        """Return the claim that replaces this one while the handle waits for
-        the operator."""
+        """Return a new claim without a server, which replaces this one while
+        the handle waits for the operator."""
         return Claim(
             str(uuid.uuid4()), '', self.provider_uuid, self.resource_class, '',
             self.device_address, self.region_index, self.handle, '',
@@ -546,8 +551,8 @@ AS_READ = Loaded(None, None, None, '', OPERATOR)
 
 
 def are_other_products(one: str, other: str) -> bool:
-    """Return whether two Device.ids differ in vendor and device, or, if both
-    are known, in the subsystem."""
+    """Return whether two Device.ids differ. The subsystems are compared only
+    if both are known."""
     return any(a != b for a, b in zip(one.split(), other.split(),
                                       strict=False))
 
@@ -566,16 +571,16 @@ class CardKey(NamedTuple):
     ports: str = ''
 
     def identifies(self, card: 'CardKey') -> bool:
-        """Return whether a row is about a card at any address: by the serial
-        number if both are known, else by ports and product."""
+        """Return whether a row is about a card, which may have moved: compare
+        the serial numbers if both are known, otherwise ports and product."""
         if self.serial and card.serial:
             return self.serial == card.serial
         return (bool(self.ports) and self.ports == card.ports
                 and not are_other_products(self.ids, card.ids))
 
     def means(self, card: 'CardKey') -> bool:
-        """Return whether a row is about a card: as identifies(); if neither
-        serial number nor ports can be compared, by address and product."""
+        """Return whether a row is about a card: by identifies() if both have a
+        serial number or ports, otherwise by address and product."""
         if (self.serial and card.serial) or (self.ports and card.ports):
             return self.identifies(card)
         return ((self.address == card.address

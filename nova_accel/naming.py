@@ -96,7 +96,7 @@ def normalize(text: str, of: str) -> str:
     """Return text as a part of a trait: upper case, '_' for '-' and ' '.
 
     :param of: source of the text, for the error.
-    :raises InvalidName: text has any other character.
+    :raises InvalidName: text has another character that traits cannot have.
     """
     name = _normalized(text)
     if name is None:
@@ -155,8 +155,8 @@ def resource_class(type_: str) -> str:
 def class_in_force(name: str) -> str:
     """Return a class from a device profile in the configured spelling.
 
-    In a profile FPGA and CUSTOM_ACCELERATOR_FPGA mean the same. Other classes
-    are returned unchanged.
+    In a profile FPGA and CUSTOM_ACCELERATOR_FPGA mean the same class. Classes
+    that are not of accelerators are returned unchanged.
     """
     for type_, standard in _STANDARD.items():
         if name in (standard, _CLASS_PREFIX + type_):
@@ -167,8 +167,8 @@ def class_in_force(name: str) -> str:
 def flavor_class(name: str) -> str:
     """Return a class from a flavor in the configured spelling.
 
-    Unlike class_in_force() it leaves VGPU, PGPU and FPGA unchanged if the
-    custom spelling is configured, because they are Nova's classes then.
+    If the custom spelling is configured, VGPU, PGPU and FPGA are Nova's
+    classes: unlike class_in_force(), this function leaves them unchanged.
     """
     return class_in_force(name) if name.startswith(_CLASS_PREFIX) else name
 
@@ -185,14 +185,14 @@ def is_class(name: str) -> bool:
 
 
 def is_trait(name: str) -> bool:
-    """Return whether a name is a custom trait or a standard one. A standard one
-    may be missing in an older Placement."""
+    """Return whether a name is a custom or a standard trait. An older
+    Placement may not have the standard trait."""
     return bool(_CUSTOM.fullmatch(name)) or name in _standard_names()[1]
 
 
 def is_custom(name: str) -> bool:
-    """Return whether a class is custom; Nova itself reports only standard ones.
-    """
+    """Return whether a class is custom. Nova itself reports only standard
+    classes."""
     return name.startswith('CUSTOM_')
 
 
@@ -209,8 +209,8 @@ def is_accelerator_class(name: str) -> bool:
 
 
 def is_our_class(name: str) -> bool:
-    """Return whether nova_accel reports the class, under this or another value
-    of [accel] resource_classes."""
+    """Return whether nova_accel reports the class, under any value of [accel]
+    resource_classes."""
     return (name.startswith((_CLASS_PREFIX, _MEMORY_PREFIX))
             or name in _STANDARD.values())
 
@@ -226,14 +226,13 @@ def accelerators(resources: Mapping[str, int]) -> dict[str, int]:
 def function_trait(function: str) -> str:
     """Return the trait of a loaded function.
 
-    It is the same for all vendors, because requests name a function without a
-    vendor.
+    It is the same for all vendors, because requests name no vendor.
     """
     return f'CUSTOM_FPGA_FUNCTION_{_dashed(function)}'
 
 
 def bitstream_trait(image: str) -> str:
-    """Return the trait of a region programmed with a Glance image."""
+    """Return the trait of regions that were programmed with a Glance image."""
     return f'CUSTOM_FPGA_BITSTREAM_{_dashed(image)}'
 
 
@@ -260,8 +259,8 @@ def is_maintenance_key(key: str) -> bool:
 
 
 def is_for_owner(key: str) -> bool:
-    """Return whether a metadata key informs the owner of a server about the
-    health of accelerators, or about planned work on them."""
+    """Return whether a metadata key informs the owner of a server about health
+    of accelerators, or about planned work on them."""
     return key.startswith('accel') and key.endswith((_HEALTH, _MAINTENANCE))
 
 
@@ -275,17 +274,15 @@ def function_name_trait(name: str) -> str:
 
 
 def function_of(trait: str) -> str | None:
-    """Return the function UUID (32 hex) in a function trait, or None.
-
-    Accepts all three spellings of function traits.
-    """
+    """Return the function UUID (32 hex digits) in a function trait of any of
+    the three spellings, or None for other traits."""
     found = _FUNCTION.fullmatch(trait)
     return model.uuid_hex(found.group(1).replace('_', '-')) if found else None
 
 
 def region_type_of(traits: Iterable[str]) -> str | None:
     """Return the region type (32 hex digits) among the traits of a region, or
-    None."""
+    None if they do not show it."""
     for trait in traits:
         found = _REGION_TYPE.fullmatch(trait)
         if found:
@@ -299,7 +296,8 @@ def is_content(trait: str) -> bool:
 
 
 def function_name_of(trait: str) -> str | None:
-    """Return the name in a function_name_trait(), in its spelling, or None."""
+    """Return the name in a function_name_trait(), as spelled there, or None.
+    """
     prefix = 'CUSTOM_FPGA_FUNCTION_NAME_'
     return trait.removeprefix(prefix) if trait.startswith(prefix) else None
 
@@ -322,8 +320,8 @@ def type_of(resource_class: str) -> str:
 
 
 def type_in(traits: Iterable[str]) -> str:
-    """Return the first word of the device type in the traits of a device; ''
-    if they do not show it."""
+    """Return the first word of the device type from the traits of a device, or
+    '' if they do not show the type."""
     known = {t for t in traits if re.match('CUSTOM_[^_]+_', t)
              and not is_volatile(t)}
     # the vendor's trait: those of product and family begin with it
@@ -334,9 +332,9 @@ def type_in(traits: Iterable[str]) -> str:
 
 
 def is_of_device(trait: str, type_: str) -> bool:
-    """Return whether only providers of devices of a type have a trait.
+    """Return whether only providers of devices of a type can have a trait.
 
-    The bare trait of a type does not count: an operator may set it on hosts.
+    The trait with the type alone does not count: hosts may have it, too.
     """
     return trait != ONE_TIME_USE and is_volatile(trait) or trait.startswith(
         tuple(f'CUSTOM_{type_}_{vendor}' for vendor in _VENDORS))
@@ -346,9 +344,9 @@ def product_of(type_: str, traits: Iterable[str]) -> tuple[str, list[str]]:
     """Return vendor and product names from device_traits().
 
     :param type_: as Device.type.
-    :returns: vendor, and names of product and family, in the spelling of
-        traits; '' and [] if the traits do not show them. PCI ids are left out
-        if names exist.
+    :returns: vendor, and the names of product and family, in the spelling of
+        traits, or '' and [] if the traits do not show them. PCI ids are left
+        out if there are names.
     """
     prefix = f'CUSTOM_{normalize(type_, "the type")}_'
     words = {t.removeprefix(prefix) for t in traits if t.startswith(prefix)
@@ -367,8 +365,8 @@ def product_of(type_: str, traits: Iterable[str]) -> tuple[str, list[str]]:
 
 
 def is_volatile(trait: str) -> bool:
-    """Return whether a trait shows the present state. If it is stale,
-    nova_accel removes it."""
+    """Return whether a trait shows a state that changes. nova_accel removes it
+    when it is outdated."""
     return bool(_VOLATILE.fullmatch(trait)) or trait in class_traits().values()
 
 
@@ -393,8 +391,9 @@ def _class_trait(function: str) -> set[str]:
 
 
 def device_trait(type_: str, vendor: str, part: str, of: str) -> str:
-    """Return the trait of a product, a family or a device id of a vendor.
+    """Return the trait of a vendor's product, family or device id.
 
+    :param part: the product, family or device id.
     :param of: source of the names, for the error.
     :raises InvalidName: the names cannot become a trait.
     """
@@ -420,7 +419,8 @@ def device_traits(device: model.Device) -> set[str]:
 
 def place_traits(device: model.Device) -> set[str]:
     """Return the traits of a device's NUMA node, PCI root complex and live
-    migration. A pool has the traits that all its devices share."""
+    migration. The provider of a pool gets the traits that all its devices
+    share."""
     traits = set()
     if by := re.sub('[^A-Z0-9]+', '_', device.migrates_by.upper()).strip('_'):
         # Placement's limit is 255 characters
@@ -436,8 +436,8 @@ def place_traits(device: model.Device) -> set[str]:
 def place_of(traits: Iterable[str]) -> tuple[str | None, str | None]:
     """Return the traits of a provider's NUMA node and PCI root complex.
 
-    :returns: None in place of a trait that the provider lacks, because it is
-        unknown or differs between its devices.
+    :returns: None in place of a missing trait: the place is unknown, or the
+        provider's devices have different places.
     """
     node = root = None
     for trait in traits:
@@ -466,9 +466,9 @@ def is_near(trait: str) -> bool:
 
 
 def near_of(traits: Iterable[str]) -> dict[str, str]:
-    """Return level -> trait of the domain of a host.
+    """Return level -> trait of the host's domain.
 
-    A level with two traits is left out.
+    A level with several traits is left out.
     """
     found: dict[str, str] = {}
     twice = set()
@@ -485,12 +485,12 @@ def near_of(traits: Iterable[str]) -> dict[str, str]:
 def region_traits(device: model.Device, region: model.Region) -> set[str]:
     """Return the traits of a region: device, region type, loaded function.
 
-    The function is shown only if the operator loaded it: a tenant's bitstream
-    may claim any function UUID. A function that does not identify its
-    bitstream (model.SHARED_FUNCTIONS) is not shown.
+    The function is shown only if the operator loaded it, because a tenant's
+    bitstream may claim any function UUID, and only if it identifies its
+    bitstream (see model.SHARED_FUNCTIONS).
 
     CUSTOM_PROGRAMMABLE is missing here, because it depends on the use of the
-    region, which the device does not know.
+    region, which the device does not show.
 
     :raises InvalidName: a name cannot become a trait; the error names the
         device.
@@ -524,8 +524,8 @@ def _type_traits(vendor, region):
 
 
 def identity_traits(device: model.Device) -> frozenset[str]:
-    """Return the traits of a card and of its region types; none if a name
-    cannot become a trait."""
+    """Return the traits of a card and of its region types, or an empty set if
+    a name cannot become a trait."""
     try:
         vendor = normalize(device.vendor, device.address)
         return frozenset(device_traits(device)).union(*(
@@ -538,8 +538,8 @@ def property_trait(type_: str, *words: str) -> str:
     """Return the trait of a property, which is the same for all vendors.
 
     :param type_: type of the device, as in Device.type.
-    :raises InvalidName: a word cannot become a trait; the error names the
-        type.
+    :param words: the name of the property.
+    :raises InvalidName: a word cannot become a trait; names the type.
     """
     of = f'a device of the type {type_}'
     return _checked('_'.join(('CUSTOM', *(
@@ -549,10 +549,10 @@ def property_trait(type_: str, *words: str) -> str:
 def vgpu_trait(vendor: str, product_id: str, title: str) -> str:
     """Return the trait of a GPU that can create a vGPU of a type now.
 
-    :param product_id: PCI device id (four hex digits); for a GPU that is not a
-        PCI device, the name of its driver.
-    :param title: the vendor's name of the type. The vendor in it is left out,
-        and other characters than A-Z and 0-9 become '_'.
+    :param product_id: PCI device id (four hex digits), or the driver's name
+        for a GPU that is not a PCI device.
+    :param title: the vendor's name of the type. The trait omits the vendor in
+        it, and has '_' for characters other than A-Z and 0-9.
     :raises InvalidName: title has no usable character.
     """
     of = f'the vGPU type {title!r}'
@@ -583,14 +583,15 @@ def pool_provider_name(node: str, device: model.Device,
                        numa_node: int | None = None) -> str:
     """Return the provider name of the pool that a device belongs to.
 
-    Devices share a pool if they have the same type, vendor, product, subsystem,
-    family, driver and traits, and are all allocated whole or all by VFs. The
-    name ends in a digest of these; the words before it are for people. It does
-    not depend on other devices of the host, and is the same after a restart.
+    Devices share a pool if they have the same type, vendor, product,
+    subsystem, family, driver and traits, and are all allocated whole or all by
+    VFs. The name ends in a digest of these; the words before it are for
+    people. It does not depend on other devices of the host, and stays after a
+    restart.
 
     :param numa_node: of the device, if each NUMA node has its own pools.
-    :raises InvalidName: a name cannot become a part of it; the error names the
-        device.
+    :raises InvalidName: a value cannot become a part of the name; the error
+        names the device.
     """
     of = f'device {device.address}'
     digest = _digest(
@@ -627,8 +628,8 @@ _POOL = 'pool_'
 def part_of_provider(node: str, name: str) -> str | None:
     """Return the device or pool that a provider belongs to.
 
-    :returns: the address of a device, also for its regions; or the name of a
-        pool or set (is_pool()); None for a provider that is not nova_accel's.
+    :returns: the address of a device, also for its regions, or the name of a
+        pool or set (is_pool()), or None if the provider is not nova_accel's.
     """
     prefix = device_provider_name(node, '')
     if not name.startswith(prefix):

@@ -3,8 +3,8 @@
 
 A level is a kind of domain: NVLink domain, rail or rack. A host is in at most
 one domain of each level. A flavor names levels, the nearest one first
-(accel:near). nova-scheduler and ``nova-accel fits`` call choose(); it does no
-I/O: callers pass the free capacity of hosts.
+(accel:near). nova-scheduler and ``nova-accel fits`` call choose() with the
+free capacity of hosts. This module does no I/O.
 """
 
 import collections
@@ -44,7 +44,7 @@ def levels(text: str) -> tuple[Level, ...]:
     :param text: value of the extra spec: <level>=<required or preferred>,
         separated by ",".
     :raises InvalidRequest: the text has another form.
-    :raises Contradiction: a level occurs twice.
+    :raises Contradiction: the text has a level twice.
     """
     found: dict[str, bool] = {}
     for item in text.split(','):
@@ -64,7 +64,7 @@ def levels(text: str) -> tuple[Level, ...]:
 
 def shared(wanted: Iterable[Level], members: Iterable[Domains],
            ) -> dict[str, str]:
-    """Return the domain of each required level that has all members."""
+    """Return required level -> the domain in which all members are."""
     found: dict[str, str] = {}
     for level in wanted:
         there = {member.get(level.name) for member in members}
@@ -75,9 +75,9 @@ def shared(wanted: Iterable[Level], members: Iterable[Domains],
 
 def unreported(wanted: Iterable[Level], domains: Iterable[Domains],
                ) -> dict[Level, str]:
-    """Return a clause for each level of which no host has a domain.
+    """Return level -> a clause, for each level in which no host has a domain.
 
-    :param domains: of the hosts that can take the server otherwise.
+    :param domains: of the hosts that satisfy all other conditions.
     """
     known = set().union(*domains)
     return {level: f'{KEY} {"requires" if level.required else "prefers"} the '
@@ -106,16 +106,16 @@ def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
            fullest: bool = True) -> Choice:
     """Choose domains for servers that are scheduled together.
 
-    All servers get one domain of each required level: the one in which they
-    use the fewest domains of the preferred levels; on a tie, the fullest.
-    Farther preferred levels take precedence: servers that do not fit into one
-    NVLink domain stay in one rack.
+    All servers get one domain of each required level: the domain in which they
+    use the fewest domains of the preferred levels, and among equal ones the
+    fullest. Farther preferred levels take precedence: servers that do not fit
+    into one NVLink domain stay in one rack.
 
     :param wanted: levels(), at least one.
     :param free: host -> number of servers that fit on it.
     :param domains: host -> its domains.
-    :param members: domains of the host of each existing server of the server
-        group.
+    :param members: for each existing server of the server group, the domains
+        of its host.
     :param chance: returns a random number, which breaks ties: schedulers that
         decide at the same time then choose different domains.
     :param fullest: whether the fullest domain wins a tie.
@@ -168,9 +168,10 @@ def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
 
 
 def full(there: Mapping[str, str], fitting: int, servers: int) -> str:
-    """Return a clause: later members do not fit into the domain of the first.
+    """Return a clause: the domain of the first member has too little room.
 
     :param there: shared(), not empty.
+    :param fitting: how many servers fit.
     """
     level, domain = next(iter(there.items()))
     return (f'the free part of {level} {domain} of the first member has '
@@ -178,8 +179,8 @@ def full(there: Mapping[str, str], fitting: int, servers: int) -> str:
 
 
 def _blocks(hosts, servers, names, free, domains, members, chance):
-    """Return lists of hosts in the order in which servers fill them, one list
-    for each domain of the nearest level."""
+    """Return a list of hosts for each domain of the nearest level. Servers
+    fill the lists, and the hosts in a list, in this order."""
     if not names:
         return [hosts]
     name, *nearer = names
@@ -217,6 +218,6 @@ def _blocks(hosts, servers, names, free, domains, members, chance):
 
 
 def _spread(blocks, names, domains):
-    """Return, for each level, the number of domains that the blocks use."""
+    """Return how many domains of each level the blocks use."""
     return [len({domains[block[0]].get(name, block[0]) for block in blocks})
             for name in names]

@@ -2,12 +2,12 @@
 """The privileged processes of nova_accel.
 
 They run as root and therefore own the sysfs attributes and device nodes that
-they write. Hence the main one keeps a single capability: to read a bitstream in
-nova's own directory, and to open a VFIO group of another user. A second process
-starts only to erase disks, for which the kernel requires CAP_SYS_ADMIN; a third
-one only to find the processes that have a device open, for which it requires
-CAP_SYS_PTRACE (proc(5)). The entry points are in nova_accel.host.privileged.
-Drivers of other packages have contexts of their own.
+they write. Hence the main process keeps a single capability: to read a
+bitstream in nova's own directory, and to open a VFIO group of another user. A
+second process starts only to erase disks, for which the kernel requires
+CAP_SYS_ADMIN, and a third one only to find the processes that have a device
+open, which requires CAP_SYS_PTRACE (proc(5)). The entry points are in
+nova_accel.host.privileged. Drivers of other packages have other contexts.
 """
 
 from collections.abc import Iterable
@@ -28,17 +28,16 @@ THREADS = 128
 class Context(priv_context.PrivContext):
     """A privileged process, of nova_accel or of another package's driver.
 
-    If it cannot be started, the error says so explicitly: the missing file is
+    If it cannot be started, the error states that: a missing file is then
     sudo, not a file of the device.
     """
 
     def __init__(self, prefix: str, cfg_section: str, pypath: str,
                  capabilities: Iterable[int]):
-        """
-        :param prefix: of the modules whose functions run in the process.
-        :param cfg_section: section of nova.conf with its options.
+        """:param prefix: of the modules whose functions run in the process.
+        :param cfg_section: section of nova.conf with options of the process.
         :param pypath: import path of this object, for the privileged process.
-        :param capabilities: the capabilities that it keeps.
+        :param capabilities: the capabilities that the process keeps.
         """
         self.needs = tuple(capabilities)
         super().__init__(prefix, cfg_section=cfg_section, pypath=pypath,
@@ -48,7 +47,8 @@ class Context(priv_context.PrivContext):
         cfg.CONF.set_default('thread_pool_size', THREADS, group=cfg_section)
 
     def entrypoint(self, func):
-        """See the base class; the returned function keeps its name."""
+        """Return a function that runs in the process, with the name of
+        ``func``; see the base class."""
         return functools.update_wrapper(super().entrypoint(func), func)
 
     def start(self, method=priv_context.Method.ROOTWRAP):

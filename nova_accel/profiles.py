@@ -64,7 +64,7 @@ class Files:
 
 
 def load(path: str) -> Files:
-    """Read a file of profiles, or the ``*.yaml`` and ``*.yml`` files of a
+    """Read a file of profiles, or all ``*.yaml`` and ``*.yml`` files of a
     directory."""
     base = pathlib.Path(path)
     try:
@@ -247,7 +247,7 @@ def _scalar(file, node, key) -> str:
 
 
 class ProfileStore:
-    """The profiles of [accel] device_profiles; changed files are read again.
+    """The profiles of [accel] device_profiles. Changed files are read again.
 
     If a file becomes invalid, its last valid profiles stay in force.
     """
@@ -362,9 +362,9 @@ def _granular(groups: Iterable[Mapping[str, str]],
               ) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Return the groups of a profile with their suffixes in the flavor.
 
-    Placement satisfies a group from one provider, and each region of an FPGA is
-    a provider. Hence a group of several FPGAs becomes several groups, each with
-    the keys of the profile's group.
+    Placement satisfies a group from one provider, and each region of an FPGA
+    is a provider. Hence a group of several FPGAs becomes several groups, which
+    have the same keys.
     """
     fpgas = f'resources:{naming.resource_class("FPGA")}'
     for index, group in enumerate(groups):

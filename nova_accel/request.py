@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Parse flavor extra specs into accelerator requests; match them to providers.
 
-A request group of the flavor (Nova's granular resource request syntax) with an
-accelerator class becomes one AcceleratorRequest. Its extra specs are
-``resources<g>:``, ``trait<g>:`` and nova_accel's own ``accel<g>:``; <g> is
+A request group of the flavor (Nova's granular resource request syntax) that
+has an accelerator class becomes an AcceleratorRequest. Extra specs of a group
+are ``resources<g>:``, ``trait<g>:`` and nova_accel's own ``accel<g>:``; <g> is
 empty, a number or ``_NAME``.
 """
 
@@ -103,12 +103,12 @@ class AcceleratorRequest:
     profile: str = dataclasses.field(default='', compare=False)
 
     def preferred(self, traits: Collection[str]) -> str | None:
-        """Return the best of the preferred traits that a device has."""
+        """Return the best preferred trait that a device has, or None."""
         return next((one for one in self.prefer if one in traits), None)
 
     @property
     def programs(self) -> bool:
-        """Whether the request may require programming."""
+        """Return whether the request may require programming."""
         return bool(self.function_id or self.function_name or self.bitstream_id)
 
     @property
@@ -121,8 +121,8 @@ class AcceleratorRequest:
                 *self.alternatives]
 
     def got(self, region: model.Region) -> str | None:
-        """Return the function of a region that satisfies the request: its UUID,
-        or its name if the flavor uses names; None if no function does."""
+        """Return the function of a region if it satisfies the request, or
+        None: the UUID, or the name if the flavor uses names."""
         for choice in self.choices:
             if choice.function_id and (
                     choice.function_id == region.function_uuid):
@@ -133,15 +133,15 @@ class AcceleratorRequest:
         return None
 
     def only(self, function: str) -> 'AcceleratorRequest':
-        """Return the request for one of its functions, without alternatives.
-        """
+        """Return the request for this function alone, or the whole request if
+        it does not name this function."""
         return next((choice for choice in self.choices
                      if choice.function_id == function), self)
 
     @property
     def wanted_traits(self) -> list[str]:
-        """Return the traits of acceptable functions: a region with any of them
-        need not be programmed."""
+        """Return the traits of acceptable functions. A region that has one of
+        them need not be programmed."""
         return [trait for choice in self.choices
                 for trait in choice._traits()]
 
@@ -154,8 +154,8 @@ class AcceleratorRequest:
             yield naming.bitstream_trait(self.bitstream_id)
 
     def carried_by(self, region: model.Region) -> bool:
-        """Return whether a region carries an acceptable function for a new
-        server.
+        """Return whether a region carries a function that is acceptable for a
+        new server.
 
         Only content of the operator counts: a project's bitstream is for the
         server that loaded it, and its function UUID is not verified. A
@@ -211,7 +211,7 @@ class Affinity:
 
     @property
     def is_strict(self) -> bool:
-        """Whether the build must fail if the request cannot be satisfied."""
+        """Return whether the build must fail if the location is impossible."""
         return self.one_root or self.nodes is not None
 
     def __str__(self) -> str:
@@ -268,10 +268,11 @@ def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
     The first Cyborg specifications have
     ``function:CUSTOM_FPGA_FUNCTION_<VENDOR>_<UUID>=required``,
     ``function_name:<name>=required`` and ``bitstream:<uuid>`` (value ignored)
-    for the unnumbered group, and ``others<N>:`` before them for a numbered one.
+    for the unnumbered group. Keys of a numbered group begin with
+    ``others<N>:``.
 
-    :raises InvalidRequest: a function: key is not a function trait, or is
-        not required; or others<N>: is followed by another key.
+    :raises InvalidRequest: a function: key is not a function trait, or is not
+        required; or others<N>: is followed by another key.
     """
     result: dict[str, str] = {}
     for key, value in extra_specs.items():
@@ -314,8 +315,8 @@ def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
 def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
     """Return the accelerator requests of a flavor with its profile expanded.
 
-    The order is by group, hence equal in all processes. Empty for a flavor
-    without accelerators.
+    They are in the order of their groups, which is the same in all processes.
+    A flavor without accelerators has none.
 
     :raises InvalidRequest: the error names the extra spec.
     """
@@ -378,12 +379,12 @@ def with_image_overrides(extra_specs: Mapping[str, str],
     """Return extra specs with the bitstreams that the server's image requests.
 
     Only groups with accel<g>:runtime_programming=true are changed: an operator
-    may sell fixed functions. A key without a group applies to the only such
-    group.
+    may sell fixed functions. If a key names no group, and there is one such
+    group, the key applies to that group.
 
     :param properties: of the image. Only ``accel<g>:bitstream_id`` is read:
         function_id is a property of images that are bitstreams.
-    :raises InvalidRequest: a key without a group could apply to several.
+    :raises InvalidRequest: a key that names no group could apply to several.
     """
     result = dict(extra_specs)
     asked = {}
@@ -438,7 +439,7 @@ class Server:
 
     @functools.cached_property
     def affinity(self) -> Affinity:
-        """Return the required location of its accelerators.
+        """Return the required location of the accelerators of the server.
 
         :raises InvalidRequest: the error names the extra spec.
         """
@@ -446,13 +447,13 @@ class Server:
 
     @property
     def max_hours(self) -> int:
-        """Return the maximum lifetime in hours, 0 if the flavor has none."""
+        """Return the maximum lifetime in hours, or 0 for no limit."""
         return int(self.extra_specs.get(MAX_HOURS_KEY, 0))
 
     @property
     def detaches(self) -> bool:
         """Return whether the guest releases its devices before a live
-        migration and gets others on the new host."""
+        migration, and gets other devices on the new host."""
         return self.extra_specs.get(LIVE_MIGRATION_KEY) == 'detach'
 
     @property
@@ -463,8 +464,8 @@ class Server:
 
     @property
     def max_downtime(self) -> int | None:
-        """Return the permitted pause of the guest in seconds, None if the
-        flavor does not set it."""
+        """Return the permitted pause of the guest in seconds, or None if the
+        flavor does not set a limit."""
         seconds = self.extra_specs.get(DOWNTIME_KEY)
         return int(seconds) if seconds else None
 
@@ -544,8 +545,9 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
 
 
 def _preferred(group, value, trait) -> tuple[str, ...]:
-    """
-    :param trait: of the group, name -> required or forbidden.
+    """Return the preferred traits of a group, the best one first.
+
+    :param trait: trait -> required or forbidden, of the group.
     """
     key = f'accel{group}:{_PREFER}'
     found = tuple(one.strip() for one in str(value).split(','))
@@ -565,7 +567,8 @@ def _preferred(group, value, trait) -> tuple[str, ...]:
 
 
 def _choices(group, key, value) -> list[str]:
-    """Return the functions of a key in order; an image has no alternatives."""
+    """Return the functions of a key, in order, or the image of bitstream_id.
+    """
     if key == 'bitstream_id':
         return [_wanted(group, key, value)]
     found = [_wanted(group, key, item) for item in str(value).split(',')]
@@ -641,13 +644,13 @@ def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
           ) -> list[tuple[AcceleratorRequest, Allocation]]:
     """Assign each request to the provider that satisfies it.
 
-    Nova's allocations do not contain group names. Hence the requests are
-    matched to providers by class, amount, traits and memory; a numbered group
-    gets all of its classes from one provider. If several assignments fit, the
-    one with the least programming is chosen; on a tie, the first in the order
-    of requests and provider UUIDs. Hence the result is deterministic.
+    Nova's allocations do not contain group names. Hence requests are matched
+    to providers by class, amount, traits and memory; a numbered group gets all
+    of its classes from one provider. If several assignments fit, the one with
+    the least programming is chosen, and among equal ones the first in the
+    order of requests and provider UUIDs. Hence the result is deterministic.
 
-    Allocations beyond the requests are logged and ignored; Nova leaves such a
+    Allocations beyond the requests are logged and ignored. Nova leaves such a
     surplus after a resize whose host was killed.
 
     :returns: the requests in their order, each with its allocation.

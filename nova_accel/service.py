@@ -124,10 +124,10 @@ class Host:
         under the lock of Nova's resource tracker.
 
         :param tree: nova.compute.provider_tree.ProviderTree of the host.
-        :param node: name of its root.
-        :param allocations: allocations of the host, which this changes in place
-            and Nova writes together with the tree; None: Nova writes none.
-        :param starting: whether Nova would pass allocations if asked.
+        :param node: name of the root provider.
+        :param allocations: allocations of the host, which are changed in place
+            and written by Nova with the tree, or None if Nova writes none.
+        :param starting: whether Nova passes allocations if this returns False.
         :param edition: of the tree; see inventory.tree.Tree.update().
         :returns: False, with nothing changed, if allocations have to move: the
             caller then calls again with the allocations.
@@ -152,8 +152,8 @@ class Host:
         return True
 
     def begin(self) -> None:
-        """Compare claims with guests, after libvirt first answers and before
-        Nova uses a claim."""
+        """Compare claims with guests. Called after libvirt first answers, and
+        before Nova uses a claim."""
         self.store_age.begin()
         # count the use only of claims that are left
         for go_on in self.usage.resume, self.metrics.go_on:
@@ -165,7 +165,7 @@ class Host:
                             error)
 
     def close(self) -> None:
-        """Stop the scans of devices; plugs in progress finish."""
+        """Stop the scans of devices. A plug that is in progress ends first."""
         self.guests.close()
         self.orders.close()
         self.inventory.close()
@@ -173,7 +173,7 @@ class Host:
 
 def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
              inventory: host_inventory.Inventory, kernel=None) -> Host:
-    """Create the parts of a host; nothing runs yet."""
+    """Create the parts of a host, without starting them."""
     holdings = server_holdings.Holdings(store)
     # held while the claims of a server, or the devices in its running guest,
     # change. A task that takes it checks the server's task_state to see whether
@@ -277,8 +277,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
 def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
                taken_elsewhere: Callable[[model.Device], str],
                ) -> Host:
-    """Assemble a host, find its devices and read the claims; return when both
-    are known.
+    """Assemble a host, find its devices, and read the claims.
 
     :param host: name of this compute host.
     :param state_path: directory of the claim store.
@@ -320,7 +319,7 @@ def _open_store(path):
 
 
 def _sign(store):
-    """Let this host's key sign the hand-overs; the first start creates it.
+    """Let the key of this host sign hand-overs. The first start creates it.
 
     :raises AcceleratorsUnavailable: the key cannot be used.
     """
@@ -367,8 +366,8 @@ def _start(host: Host) -> None:
 
 
 def _make_again(host):
-    """Create the vGPUs of servers again before other servers use the capacity.
-    The kernel loses vGPUs when the host boots."""
+    """Create vGPUs of servers again, which the kernel loses when the host
+    boots, before other servers use the capacity."""
     by_device = collections.defaultdict(list)
     for claim in host.holdings.all():
         if claim.created_type and claim.state is model.ClaimState.BOUND:

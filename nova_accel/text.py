@@ -19,7 +19,7 @@ _NAMED = 3
 def some(names: Sequence[str], show: Callable[[str], str] = str) -> str:
     """Return the first of these names, and how many more there are.
 
-    :param show: formats a name; called for the shown names only.
+    :param show: formats a name; called only for names that are shown.
     """
     more = len(names) - _NAMED
     return ', '.join(map(show, names[:_NAMED])) + (
@@ -27,7 +27,7 @@ def some(names: Sequence[str], show: Callable[[str], str] = str) -> str:
 
 
 def labels(line: str) -> dict[str, str]:
-    """Return the labels of a sample, a line of a file of metrics."""
+    """Return name -> value of the labels in a line of a metrics file."""
     return {name: re.sub(r'\\(.)', lambda found: _ESCAPED.get(
         found[1], found[1]), value) for name, value in _LABEL.findall(line)}
 
@@ -44,7 +44,7 @@ def one_line(value: str) -> str:
 
 
 def printable(value: object, limit: int = 60) -> str:
-    """Return value in quotes, in ASCII and cut off after limit characters.
+    """Return a value in quotes, in ASCII and cut off after limit characters.
 
     Escapes keep control characters out of logs and faults.
 
@@ -58,10 +58,10 @@ def printable(value: object, limit: int = 60) -> str:
 
 
 def shortened(sentence: str, room: int) -> str:
-    """Return a sentence of at most room characters.
+    """Return a sentence, cut to at most room characters.
 
-    A longer sentence loses its middle: it begins with the request, and ends
-    with the remedy.
+    A longer sentence loses its middle: the beginning has the request, and the
+    end has the remedy.
     """
     if len(sentence) <= room:
         return sentence
@@ -75,7 +75,7 @@ def shortened(sentence: str, room: int) -> str:
 def now(days: float = 0, to: str = 'seconds') -> str:
     """Return a UTC time like 2026-11-22T02:17:43+00:00.
 
-    :param days: days before now; negative: after now.
+    :param days: number of days before now, negative for a time after now.
     :param to: precision: 'seconds' or 'microseconds'.
     """
     return (datetime.datetime.now(datetime.UTC) - datetime.timedelta(
@@ -89,14 +89,14 @@ def to_second(found: str) -> str:
 
 def moment() -> str:
     """Return a timestamp that does not depend on the wall clock: the boot id
-    of the host, and CLOCK_MONOTONIC, which is the same for all processes
+    of the host, and CLOCK_MONOTONIC, which all processes share
     (proc_sys_kernel(5), clock_gettime(2))."""
     with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as file:
         return f'{file.read().strip()} {time.monotonic()}'
 
 
 def elapsed(begin: str, end: str) -> float | None:
-    """Return the seconds from one moment() to another; None if the host
+    """Return the seconds from one moment() to another, or None if the host
     booted between them."""
     boot, _, then = begin.partition(' ')
     this_boot, _, here = end.partition(' ')
