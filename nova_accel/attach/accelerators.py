@@ -72,10 +72,9 @@ class Accelerators:
         After an error the server holds what it held before.
 
         :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
-        :param claimed: receives what this call claims.
+        :param claimed: receives the new claims.
         :param migration: uuid of the live migration that brings the server
-            here, with its devices on the source host: all is claimed for the
-            migration.
+            to this host. All claims are then new, and for the migration.
         :returns: all claims of the server, or of the migration.
         :raises AcceleratorError: a subclass that names the reason.
         """
@@ -135,9 +134,9 @@ class Accelerators:
         return claims
 
     def _still_open(self, claims):
-        """Yield the providers of claims that have free inventory left.
+        """Yield the claimed providers that still have free inventory.
 
-        These are reported at once, because the scheduler may choose them. Full
+        They are reported at once, because the scheduler may choose them. Full
         providers are reported periodically.
         """
         offered = self._inventory.offers.now()
@@ -156,8 +155,8 @@ class Accelerators:
 
         :param server: its numa_nodes are the host nodes that its guest may use.
         :param allocations: as for plug().
-        :param moving: ignore its present claims, because it moves, perhaps
-            within this host: they stay set aside until the move is confirmed.
+        :param moving: True if the server moves, perhaps within this host. Its
+            present claims are then ignored, because the move sets them aside.
         """
         try:
             self.would_get(server, allocations, moving)
@@ -192,9 +191,9 @@ class Accelerators:
         Releases no device, and queries Placement only if a claim is missing
         or unfinished.
 
-        :param requests: by default those of the flavor; at a rebuild, of the
-            flavor and the new image.
-        :param claimed: receives what this call claims.
+        :param requests: at a rebuild, the requests of the flavor and the new
+            image. None: those of the flavor.
+        :param claimed: receives the new claims.
         :raises AcceleratorError: the guest must not start.
         """
         requests = server.requests if requests is None else requests

@@ -35,11 +35,11 @@ class Attempts:
                 seconds: float) -> Iterator[loading.Step]:
         """Count an attempt of a project.
 
-        :param image: its name, for errors.
+        :param image: name of the image, for errors.
         :param seconds: maximum wait for attempts that are under way.
         :yields: the step in which to program the image.
-        :raises AcceleratorError: the programming failed or is refused: no
-            other host may try it.
+        :raises AcceleratorError: the attempt is refused, or the programming
+            failed. The error forbids a retry on another host.
         """
         step = loading.Step()
         number = self._begin(project_id, image, seconds)
@@ -67,7 +67,7 @@ class Attempts:
             return number
 
     def _may_begin(self, project_id, image):
-        """Return whether the project has less than MOST attempts.
+        """Return whether fewer than MOST attempts are under way or failed.
 
         :raises DeviceUnavailable: MOST attempts have failed.
         """

@@ -34,8 +34,8 @@ class Refused(Exception):
 
 
 class Carried(NamedTuple):
-    """The claims of a server as its guest carries them, with the store that
-    wrote them."""
+    """The claims that a guest carries, and the state of the store that wrote
+    them."""
 
     #: provider uuid of the compute node
     node: str
@@ -46,7 +46,7 @@ class Carried(NamedTuple):
 
     @property
     def content(self) -> tuple:
-        """Return a value that changes only if a claim changes."""
+        """Return the node and the fields of claims, for comparisons."""
         return self.node, [_fields(claim) for claim in self.claims]
 
 
@@ -68,9 +68,9 @@ def _fields(claim: model.Claim) -> dict[str, Any]:
 def parse(text: str, server_uuid: str) -> Carried:
     """Parse the claims in the metadata of a guest.
 
-    :param server_uuid: of the guest.
-    :raises Refused: the text is damaged, of a later release, or another
-        server's.
+    :param server_uuid: uuid of the server of this guest.
+    :raises Refused: the text is damaged, was written by another release, or
+        has a claim of another server.
     """
     try:
         found = json.loads(text)

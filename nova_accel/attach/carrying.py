@@ -32,7 +32,7 @@ class Carrying:
 
     def text_of(self, server_uuid: str) -> str:
         """Return the claims of a server as text for the metadata of its guest,
-        '' if it has none."""
+        or '' if the server has no claims."""
         claims = self._claims(server_uuid)
         return carried.as_text(self._carried(claims)) if claims else ''
 
@@ -60,7 +60,7 @@ class Carrying:
                         'comparison', server_uuid, error)
 
     def run(self) -> None:
-        """Write the claims into each guest that does not carry them.
+        """Write the claims into each guest that lacks its present claims.
 
         :raises Exception: libvirt does not answer.
         """
@@ -88,11 +88,11 @@ class Carrying:
 
     def read(self, node: str) -> tuple[dict[str, carried.Carried],
                                        dict[str, str]]:
-        """Return claims in guests that are newer than the store.
+        """Return the claims of guests whose text is newer than the store.
 
         :param node: provider uuid of this compute node.
-        :returns: for each server its claims that are newer than the store's;
-            and for each server with unusable claims the reason.
+        :returns: (server uuid -> usable claims, server uuid -> the reason why
+            the claims are unusable).
         :raises Exception: libvirt does not answer.
         """
         found, refused = {}, {}

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Choose free handles of the allocated providers for a server.
 
-Healthy handles come before suspect ones, and those with which guests have
-failed to start come last. Of the remaining handles the closest ones are chosen
-(attach.closeness). For example, Placement has allocated two GPUs of a pool of
-four, one of which is suspect: of the three healthy ones, the two that share a
-PCIe switch are chosen.
+Healthy handles come before suspect ones. Among equal handles, those with which
+the fewest guests failed to start come first, and of these the closest ones are
+chosen (attach.closeness). For example, Placement has allocated two GPUs of a
+pool of four, one of which is suspect: of the three healthy GPUs, the two that
+share a PCIe switch are chosen.
 """
 
 import collections
@@ -39,8 +39,8 @@ class Choice:
             collections.Counter())
 
     def note_failed(self, handles: Iterable[model.AttachHandle]) -> None:
-        """Choose these handles last among equal ones, because a guest failed
-        to start with them."""
+        """Choose other equal handles first from now on, because a guest failed
+        to start with these handles."""
         known = {handle for device in self._inventory.devices.values()
                  for handle in device.all_handles}
         with self._inventory.claiming:
@@ -50,7 +50,7 @@ class Choice:
                 del self._failures[handle]
 
     def note_started(self, handles: Iterable[model.AttachHandle]) -> None:
-        """Stop choosing these handles last: a guest has started with them."""
+        """End the effect of note_failed(): a guest has started with them."""
         for handle in handles:
             self._failures.pop(handle, None)
 
@@ -116,10 +116,10 @@ class Choice:
                    for found in chosen.values() for offer in found)
 
     def _by_preference(self, free, amounts):
-        """Yield the free offers of all providers, the preferred ones first.
+        """Yield sets of free offers of all providers, the preferred set first.
 
-        A healthy device comes before a suspect one or one that has failed,
-        even if the latter is closer to the others.
+        Each set contains the one before it. A later set is used only if no
+        choice from the earlier sets meets the limits, even if it is closer.
         """
         well = {uuid: _well(found, amounts[uuid])
                 for uuid, found in free.items()}
@@ -132,8 +132,8 @@ class Choice:
             yield free
 
     def _without_failures(self, free, amount):
-        """Return the offers of a provider with the fewest failed starts of
-        guests, as many as are needed."""
+        """Return at least the needed number of offers of a provider: those
+        with the fewest failed starts of guests."""
         failures = [self._failures[found.handle] for found in free]
         most = sorted(failures)[amount - 1]
         return [found for found, count in zip(free, failures)
@@ -142,7 +142,8 @@ class Choice:
     def _free(self, provider, offered):
         """Return the free handles of a provider, as offers.
 
-        :raises DeviceUnavailable: its only device or its region is withheld.
+        :raises DeviceUnavailable: the provider is not a pool, and its device
+            or region is withheld.
         """
         if not provider.pool:
             self._inventory.find(
@@ -152,8 +153,8 @@ class Choice:
                 if one.state is offers.State.FREE]
 
     def _not_outlasted(self, server, free):
-        """Return the offers without planned work, or whose planned work
-        begins after the latest end of the server (max_hours of its flavor)."""
+        """Return the offers whose planned work, if any, begins after the end
+        of the server; all offers if its flavor has no max_hours."""
         work = self._inventory.table.planned_work() if server.max_hours else {}
         return [found for found in free
                 if found.device.address not in work
@@ -168,8 +169,8 @@ class Choice:
 
 
 def _because(kind: holds.Kind, provider, offered) -> str:
-    """Return, in brackets, why handles of a provider have holds of a kind; ''
-    if none has."""
+    """Return in brackets the reasons of the holds of one kind that handles of
+    a provider have, or '' without such holds."""
     why = holds.reasons(
         hold for address in provider.addresses
         for offer in offered.of((address, provider.region_index))
@@ -182,9 +183,9 @@ def _is_suspect(offer):
 
 
 def _not_refused(free, wanted):
-    """Return the offers that the groups of a request accept. If only some
-    devices of a pool are suspect, Placement does not show the trait, so the
-    host checks it."""
+    """Return the offers that match requests which forbid or require SUSPECT.
+    Placement does not show this trait if only some devices of a pool are
+    suspect. Hence the host checks it."""
     if any(naming.SUSPECT in one.forbidden for one in wanted):
         return [found for found in free if not _is_suspect(found)]
     if any(naming.SUSPECT in one.required for one in wanted):
@@ -193,15 +194,16 @@ def _not_refused(free, wanted):
 
 
 def _well(free, amount):
-    """Return the offers without suspect devices and without devices that the
-    operator will drain; all offers if too few remain."""
+    """Return the offers that are not suspect and that the operator does not
+    plan to drain, or all offers if that leaves too few."""
     well = [found for found in free if not (
         _is_suspect(found) or found.has(holds.Kind.PLANNED))]
     return well if len(well) >= amount else free
 
 
 def _limits(server: request.Server) -> Iterator[closeness.Limit | None]:
-    """Yield the limits for the devices of a server, the preferred one first."""
+    """Yield the limits for the devices of a server, the preferred one first.
+    """
     affinity, nodes = server.affinity, server.numa_nodes
     limit = None
     if affinity.one_root:

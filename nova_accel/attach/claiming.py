@@ -3,9 +3,9 @@
 
 The handles are chosen from memory without a lock, because asking the kernel
 whether a process of the host has them open may take long. Under the lock
-"choice" they are claimed if they are still offered. Otherwise others are
-chosen. For example, two builds choose the same VF: the second one finds it
-HELD under the lock, and chooses another one.
+"choice" they are claimed if they are still offered. Otherwise other handles
+are chosen. For example, two builds choose the same VF: the second build finds
+the VF HELD under the lock, and chooses another VF.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ class Claiming:
     def _await_clean(self, provider_uuids):
         """Wait until regions that other servers have released are clean.
 
-        After a crash, this call cleans them.
+        Clean regions whose cleaning a crash has interrupted.
         """
         left = [claim for claim in self._holdings.being_released()
                 if claim.provider_uuid in provider_uuids

@@ -80,8 +80,9 @@ class Regions:
     def clean(self, claims: Sequence[model.Claim]) -> str | None:
         """Clean a region after its last guest.
 
-        :param claims: all claims of the region, of servers that lost it.
-        :returns: the method, for the journal; None if nothing has to be done.
+        :param claims: all claims on the region; their servers have lost it.
+        :returns: the method, for the journal, or None if the card is absent or
+            the policy is none or operator.
         :raises AcceleratorError: the region is not clean.
         """
         device, region = self._part(claims)
@@ -116,7 +117,7 @@ class Regions:
                 else self._images.clear(device, region))
 
     def _part(self, claims):
-        """Return the device and the region of claims, None if they are absent.
+        """Return the device and the region of claims, each None if absent.
         """
         device = self._inventory.present(claims[0].device_address)
         return device, device and device.find_region(claims[0].region_index)
@@ -124,8 +125,10 @@ class Regions:
     def _clear_memory(self, device, region):
         """Clear the memory of the card if the operator has an image for it.
 
-        Without credentials, nova-compute has no image. Another error of Glance
-        is raised, because it does not mean that the image is missing.
+        Missing credentials count as a missing image. Other errors of Glance
+        are raised, because the image may exist.
+
+        :returns: the method in a list, or [] without an image.
         """
         if not region.programmable:
             return []
@@ -135,11 +138,11 @@ class Regions:
             return []
 
     def _replace(self, device, region, claims):
-        """Replace the content that a project loaded.
+        """Replace the content that a project loaded with a clearing image.
 
-        The operator's image that the server was given does not clear the memory
-        of the card. It is used only if the operator has no clearing image, not
-        if Glance does not answer or the file of the clearing image is unusable.
+        If the operator has no clearing image, use the operator's image that
+        the server was given, which does not clear the memory of the card.
+        Other errors are raised, for example of an unusable clearing image.
         """
         try:
             return self._images.clear(device, region)
@@ -150,8 +153,8 @@ class Regions:
             return self._images.reprogram(device, region, image)
 
     def clean_before(self, claims: Sequence[model.Claim]) -> None:
-        """Clean a region that still has the content of a project, for a server
-        that accepts any content.
+        """Clean a region that still has the content of a project before a
+        server gets it that accepts any content. Only policy clear does so.
 
         For example, the card was absent when its last server was released.
 
@@ -199,6 +202,7 @@ class Regions:
 
 
 def _operators_image(claims: Sequence[model.Claim]) -> str | None:
-    """Return the operator's image that the region must carry again."""
+    """Return the id of the operator's image that the region of claims must
+    carry again, if one is known."""
     return next((claim.operators_bitstream for claim in claims
                  if claim.operators_bitstream), None)

@@ -9,8 +9,8 @@ devices are. The result is optimal for one want and for several small ones
 (_EXACT).
 
 A server may want devices of several kinds, which are chosen at once. The first
-criterion is closeness over all pairs; the second is closeness of the devices
-that are left for the next server, which keeps groups whole; of equal
+criterion is the closeness of all pairs of chosen devices. The second criterion
+is the closeness of the devices that are left for the next server. Of equal
 choices, the first in the order of Want.places is taken.
 """
 
@@ -80,11 +80,10 @@ def choose(wants: Sequence[Want], limit: Limit | None = None,
     The time is proportional to the square of the number of places.
 
     :param limit: the condition that the choice has to meet.
-    :param together: False if the server does not need close devices: the
-        devices left for the next server are compared first.
-    :returns: positions in the places of each want, in their order; None if no
-        choice meets the limit. For many large wants, an existing choice may
-        not be found.
+    :param together: False if the server does not need close devices. The
+        second criterion is then compared first.
+    :returns: for each want, the positions of its chosen places. None if no
+        choice meets the limit; for many large wants, also if none was found.
     """
     limit = limit or Limit(0, 1)
     if limit.most >= len(_beginnings(wants, limit)):
@@ -107,8 +106,8 @@ def _beginnings(wants, limit) -> list[Place]:
 
 
 def _one_after_the_other(wants, limit, together):
-    """Return a good choice for many large wants, below a few of the prefixes.
-    """
+    """Return a good choice for many large wants: compare only some sets of
+    prefixes, and choose for one want after the other."""
     sets = itertools.combinations(_beginnings(wants, limit), limit.most)
     places = [(want.amount, collections.Counter(
         place[:limit.depth] for place in want.places
@@ -122,7 +121,10 @@ def _one_after_the_other(wants, limit, together):
 
 
 def _in_turn(wants, limit, together, allowed):
-    """Return a choice below prefixes that have enough places for each want."""
+    """Return a choice in which each want is close to the wants before it.
+
+    :param allowed: prefixes that together have enough places for each want.
+    """
     chosen: list[tuple[int, int]] = []
     best = None
     for number in sorted(range(len(wants)),
@@ -138,7 +140,7 @@ def _in_turn(wants, limit, together, allowed):
 
 
 def _is_free(want: Want) -> bool:
-    """Return whether a want leaves a choice between places."""
+    """Return whether the places of a want differ."""
     return len(set(want.places)) > 1
 
 
@@ -152,7 +154,10 @@ class _Search:
         self._fixed = [not _is_free(want) for want in wants]
 
     def best(self, allowed: Collection[Place] | None = None) -> _Choice | None:
-        """Return the best choice, or the best one below allowed prefixes."""
+        """Return the best choice, or None if no choice meets the limit.
+
+        :param allowed: prefixes of the places that may be used; None: all.
+        """
         found = self._below([
             (number, position) for number, want in enumerate(self._wants)
             for position, place in enumerate(want.places)
@@ -165,9 +170,10 @@ class _Search:
                    key=operator.attrgetter('worth'), default=None)
 
     def _below(self, items, at) -> _Best:
-        """Return the best choices of items whose places have the same first
-        names.
+        """Return the best choice from items for each combination of amounts.
 
+        :param items: (number of a want, position in its places). Their places
+            have the same first names.
         :param at: the number of these names.
         """
         here = []
@@ -195,8 +201,8 @@ class _Search:
         return self._wants[number].places[position]
 
     def _of_equals(self, items, at) -> _Best:
-        """Return the choices among items with the same place, which takes the
-        first ones of each want."""
+        """Return the choices from items that all have the same place. A choice
+        takes the first items of each want."""
         mine: list[list] = [[] for _ in self._wants]
         for item in items:
             mine[item[0]].append(item)
@@ -212,8 +218,8 @@ class _Search:
             for counts in itertools.product(*ranges)}
 
     def _counts(self, counts) -> int:
-        """Return 1 if these amounts contain devices to which the limit
-        applies, else 0."""
+        """Return 1 if a want to which the limit applies has an amount above 0,
+        else 0."""
         return int(any(itertools.compress(counts, self._limited)))
 
     def _joined(self, first: _Best, second: _Best) -> _Best:

@@ -40,8 +40,8 @@ class Cloud(typing.Protocol):
         """
 
     def consumers(self, provider_uuid: str) -> set[str]:
-        """Return the consumers that have allocations from a provider. The
-        provider may be unknown to Placement.
+        """Return the consumers that have allocations from a provider, none if
+        Placement does not have the provider.
 
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
@@ -53,7 +53,7 @@ class Cloud(typing.Protocol):
 
         Queries only providers that may have changed since the last call.
 
-        :raises PlacementUnavailable: the answer for one of them is missing.
+        :raises PlacementUnavailable: the answer for a provider is missing.
         """
 
     def find_providers(self, trait: str | None = None,
@@ -76,8 +76,8 @@ class Cloud(typing.Protocol):
     def make_trait(self, trait: str) -> bool:
         """Create a custom trait in Placement if it does not exist.
 
-        :returns: whether this call has created it: of several at the same
-            time, one is.
+        :returns: True if this call created the trait, False if it existed. Of
+            simultaneous calls, exactly one returns True.
         :raises PlacementUnavailable: the answer was not 201 or 204, or none
             came.
         """
@@ -93,10 +93,10 @@ class Cloud(typing.Protocol):
 
     def hosts_for(self, groups: Mapping[str, request.Group],
                   policy: str | None) -> set[str]:
-        """Return UUIDs of hosts, as providers of Placement, that have room for
-        a server: all, up to 1000, that Nova's scheduler could choose.
+        """Return the UUIDs of the root providers of at most 1000 hosts that
+        have room for a server and are not disabled.
 
-        :param groups: as request.groups(), with what a host gives.
+        :param groups: as request.groups(), with VCPU, memory and disk.
         :param policy: group_policy.
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
@@ -111,7 +111,8 @@ class Cloud(typing.Protocol):
         :param change: converts the present provider to the new one. Called
             again if another client has changed the provider meanwhile.
         :param refused: called if Placement rejects the new inventory.
-        :raises PlacementUnavailable: the next report repeats the change.
+        :raises PlacementUnavailable: the change failed. The next report
+            repeats it.
         """
 
     def configured_classes(self) -> Mapping[str, set[str]]:
@@ -122,19 +123,20 @@ class Cloud(typing.Protocol):
 
     def images(self, context) -> typing.Any:
         """Return a glanceclient (version 2) with the credentials of a context.
-        Only admin_context() has those of nova-compute itself."""
+        For admin_context(), these are the credentials of nova-compute."""
 
     def service_images(self) -> typing.Any:
         """Return a glanceclient (version 2) with nova-compute's own
         credentials.
 
-        :raises GlanceUnavailable: they are missing or refused.
+        :raises GlanceUnavailable: the credentials are missing or refused.
         """
 
     def check_image(self, context, image_id: str, project_id: str) -> None:
         """Check that servers of a project may use an image.
 
-        :raises BitstreamError: they may not, or Glance has no such image.
+        :raises BitstreamError: the servers may not use the image, or Glance
+            does not have it.
         """
 
     # Nova's API, as the user of [service_user]
@@ -152,11 +154,11 @@ class Cloud(typing.Protocol):
 
     def migrations(self, since: str = '', server: str = '',
                    ) -> list[dict[str, typing.Any]]:
-        """Return Nova's entries of migrations, with ``is_own``: whether the
-        user of [service_user] has begun it.
+        """Return Nova's entries of migrations. The added key ``is_own`` is
+        True if the user of [service_user] has begun the migration.
 
-        :param since: only those of this user that have changed since then.
-        :param server: only those of this server.
+        :param since: return own migrations that have changed since this time.
+        :param server: return all migrations of this server instead.
         :raises: as ask_nova().
         """
 
@@ -175,12 +177,11 @@ class Cloud(typing.Protocol):
         revert: uuid of a migration -> its server, with its earlier flavor."""
 
     def is_reverted(self, migration_uuid: str) -> bool:
-        """Return whether Nova has reverted a move, False for an unknown move.
-        """
+        """Return whether Nova knows a move and has reverted it."""
 
     def is_latest_move(self, migration_uuid: str) -> bool:
-        """Return whether a migration is the last one of its server that Nova
-        knows. False for an unknown migration."""
+        """Return whether Nova knows a migration, and knows no later migration
+        of the same server."""
 
     def set_metadata(self, instance_uuid: str, key: str,
                      text: str | None) -> None:
@@ -215,14 +216,14 @@ class Cloud(typing.Protocol):
 
     def carried(self) -> dict[str, str]:
         """Return the servers whose guests libvirt knows, running or not, and
-        for each the text of carry() or of its XML, '' if it has none.
+        for each the text in the metadata of its guest (see carry()), or ''.
 
         Raises any error that leaves the list incomplete.
         """
 
     def carry(self, instance_uuid: str, text: str) -> None:
-        """Write a text into the metadata of a guest, both of the running guest
-        and of its definition, if libvirt knows the guest.
+        """Write a text into the metadata of a running guest and of its
+        definition. Without a guest in libvirt, do nothing.
 
         :param text: '' removes it.
         """
@@ -241,9 +242,9 @@ class Cloud(typing.Protocol):
 
     def detach(self, instance_uuid: str,
                handles: Iterable[model.AttachHandle]) -> None:
-        """Detach devices from a running guest; return when they are out.
+        """Detach devices from a running guest, and wait for their release.
 
-        :raises DeviceError: the guest did not release one.
+        :raises DeviceError: the guest did not release a device.
         """
 
     def attach(self, instance_uuid: str,
@@ -251,13 +252,13 @@ class Cloud(typing.Protocol):
                lasts: bool = False) -> None:
         """Attach missing devices to a running guest.
 
-        :param lasts: attach them to the persistent definition, too, if that is
-            new on this host.
+        :param lasts: True if a live migration has just brought the guest: its
+            persistent definition then needs the devices as well.
         """
 
 
 class Instance(typing.Protocol):
-    """The part of Nova's entry of a server that these rooms read."""
+    """The fields of Nova's entry of a server that rooms below virt/ read."""
 
     uuid: str
     project_id: str

@@ -39,7 +39,7 @@ class Descriptions:
         """Return changes to the metadata that show the owner the function of
         each group and the preferred traits of the devices.
 
-        Keys of an earlier flavor are corrected if the flavor has the group.
+        A key of an earlier flavor is corrected if the flavor has its group.
 
         :param metadata: present metadata of the server.
         :returns: ``accel<group>:function`` -> function id or function name, as
@@ -69,8 +69,8 @@ class Descriptions:
 
         :param metadata: present metadata of the server.
         :returns: ``accel<group>:handover:<device>:<part>`` -> a part of
-            chain.certificate(), of at most 255 characters; None for a key of
-            another device that the server had.
+            chain.certificate(), of at most 255 characters, or None to remove
+            the key of a device that the server had before.
         """
         found, numbers = {}, collections.Counter[str]()
         for claim in self._holdings.of(server.uuid)[:_MOST_CERTIFICATES]:
@@ -114,8 +114,8 @@ class Descriptions:
     def roles(self, server_uuid: str) -> dict[str, tuple[str, ...]]:
         """Return the role of each device of a server, for its guest.
 
-        :returns: address of each function -> its group as in the flavor, its
-            type, and the name of a region's function, or its id.
+        :returns: address of each PCI function -> group in the flavor, type of
+            the device, and for an FPGA the name or id of the loaded function.
         """
         found = {}
         for claim in self._holdings.of(server_uuid):
@@ -129,7 +129,7 @@ class Descriptions:
 
 
 def _function(region: model.Region) -> str:
-    """Return the name of the function in a region, or its id; '' if the region
-    is empty."""
+    """Return the name of the function in a region, or else the id of the
+    function, or '' for an empty region."""
     return region.function_name or (
         str(uuid.UUID(region.function_uuid)) if region.function_uuid else '')

@@ -41,7 +41,7 @@ class DriverCalls:
         :param late: called if the call succeeds after the limit.
         :raises DeviceTimeout: the call takes longer than [accel]
             device_timeout, and continues.
-        :raises AcceleratorError: of other kinds, from the driver.
+        :raises AcceleratorError: the driver failed.
         """
         def run():
             try:
@@ -64,8 +64,7 @@ class DriverCalls:
                 found=f'{what} failed') from error
 
     def _use(self, device, claim):
-        """Return the facts about the use of a handle that its driver may see.
-        """
+        """Return what the driver of a handle may know about its claim."""
         def remember(value):
             text = json.dumps(value)
             if len(text) > _MOST_REMEMBERED:

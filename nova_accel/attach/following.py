@@ -4,8 +4,8 @@
 A boot may number the buses differently, for example after a card was added,
 and people move cards. inventory.identity finds the card of a claim. The claims
 of all moved cards are written in one transaction, because one card may have
-the former address of another. Until then, and as long as a claim cannot move,
-its server cannot start, and both addresses are withheld ("misplaced").
+the former address of another. Until a claim has moved, its server cannot
+start, and both addresses are withheld ("misplaced").
 
 For example, a new card is added, and the next boot numbers the GPU of server A
 0000:65:00.0 instead of 0000:3b:00.0. Before A starts, its claim gets the new
@@ -79,7 +79,7 @@ class Following:
         """Return the claims that can move.
 
         :param claims: all claims, by uuid.
-        :param stays: receives the reasons why others cannot.
+        :param stays: receives uuids of other moved cards' claims -> reason.
         """
         new, why = {}, {}
         guests = self._guests()
@@ -93,8 +93,8 @@ class Following:
         return new
 
     def _guests(self):
-        """Return a function that returns why a claim has to stay because of a
-        running guest, as a clause; '' if it can move."""
+        """Return a function of a claim. It returns '' if no running guest has
+        the claimed handle, or else a clause with the reason to stay."""
         try:
             running = self._cloud.running()
         except Exception as error:
@@ -107,8 +107,8 @@ class Following:
 
     def _moved(self, claim: model.Claim, address: str,
                ) -> tuple[model.Claim, str]:
-        """Return a claim with the present address of its card, and why its
-        driver cannot name the new handle; '' if it can."""
+        """Return a claim with the present address of its card, and '' or the
+        reason why the driver cannot name the handle there."""
         device = self._inventory.devices[address]
         now = dataclasses.replace(
             claim, device_address=address, ports=device.ports)
@@ -130,8 +130,8 @@ class Following:
             stays[other] = why
 
     def _check_free(self, claims, new, stays):
-        """Leave claims at their old address if another claim keeps the new
-        handle."""
+        """Leave claims at their old address if another claim has the handle to
+        which they would move."""
         while True:
             holders = collections.defaultdict(list)
             for uuid, claim in {**claims, **new}.items():
@@ -156,8 +156,8 @@ class Following:
 
 
 def _first(claim: model.Claim) -> str:
-    """Return why another claim cannot move to the handle of a claim, and how
-    to end that claim."""
+    """Return why no other claim can move to the handle of this claim, and how
+    to end this claim."""
     handle = claim.handle.address
     return (f'{handle} waits for the operator: give the command nova-accel '
             f'release {handle}' if claim.waits else

@@ -67,14 +67,14 @@ class Guests:
 
     def start_plug(self, context, server: request.Server,
                    allocations: Allocations, rebuilt: bool = False) -> None:
-        """Begin plug() in the background, once for any number of calls.
+        """Begin plug() in the background, unless it has begun already.
 
         Costs nothing for a server without accelerators.
 
         :param allocations: returns the allocations of the server; called in
             the background.
-        :param rebuilt: the server keeps its devices of this host: resume() is
-            called instead of plug().
+        :param rebuilt: True if the server keeps its devices on this host.
+            resume() is then called instead of plug().
         """
         if server.uuid in self._plugging or not server.requests:
             return
@@ -103,7 +103,7 @@ class Guests:
         """Plug the devices of a guest while Nova builds it.
 
         If the build fails, release the devices that the server got for this
-        guest, unless the guest runs: another server must not get its devices.
+        guest, unless a running guest has one of them.
         """
         self.start_plug(context, server, allocations, rebuilt)
         try:
@@ -171,8 +171,8 @@ class Guests:
                          ) -> list[model.AttachHandle]:
         """Return the prepared handles for a guest that is about to start.
 
-        If the plug of the server runs, wait for it. Otherwise the server had
-        its devices before, and resume() restores them.
+        Wait for the plug of the server if it has begun. Otherwise the server
+        had its devices before, and resume() restores them.
 
         :raises AcceleratorError: the guest must not start.
         """
@@ -200,7 +200,7 @@ class Guests:
 
         Raises nothing: attach.reconcile retries failures.
 
-        :param when: the event, as the beginning of a sentence.
+        :param when: the event that calls for it, to begin the log line.
         """
         try:
             with self._servers.held(server_uuid):
@@ -219,7 +219,7 @@ class Guests:
                wait: bool = True) -> int:
         """Release the devices of a server after its guest has ended.
 
-        :param wait: for the devices to be clean, at most [accel]
+        :param wait: whether to wait for clean devices, at most [accel]
             device_timeout. Cleaning that takes longer continues.
         :returns: how many accelerators the server lost.
         """

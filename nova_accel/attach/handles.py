@@ -68,7 +68,7 @@ class Handles:
         self._pauses: dict[str, tuple[int, float]] = {}
 
     def is_due(self, claim: model.Claim) -> bool:
-        """Return whether a failed release may be tried again by now."""
+        """Return whether no pause after a failed release is left."""
         return time.monotonic() >= self._pauses.get(claim.uuid, (0, 0))[1]
 
     def _pause(self, claim):
@@ -172,8 +172,8 @@ class Handles:
     def _clean_when_back(self, claims, device):
         """Note that an absent card must be cleaned when it returns.
 
-        It still has the data of its last server. A card whose driver is not
-        enabled any more counts as absent.
+        The card still has the data of its last server. A card whose driver is
+        not enabled any more counts as absent.
 
         :raises AcceleratorsUnavailable: the store cannot be written.
         """
@@ -264,12 +264,12 @@ class Handles:
             return False
 
     def _follow(self, claims, where, device):
-        """Return the claims that have to be cleaned: all of them, or none if
-        the card is absent and another card is at its address.
+        """Return the claims if their card is at their address, or [] after
+        _release_without_card() if another card is there.
 
         :param claims: claims of one card.
-        :raises AcceleratorError: the card is absent and the claims stay; see
-            also _release_without_card().
+        :raises DeviceUnavailable: the card is at another address, to which the
+            claims cannot move now.
         """
         if where is identity.Where.EXCHANGED:
             for claim in claims:
@@ -285,8 +285,8 @@ class Handles:
         return claims
 
     def _release_without_card(self, claim, other):
-        """End the claim of an absent card without touching the card that is
-        now at its address.
+        """End the claim of an absent card, and do not touch the card that is
+        now at the address of the claim.
 
         :raises AcceleratorsUnavailable: the store cannot be written.
         """
@@ -307,8 +307,8 @@ class Handles:
             self._holdings.await_operator(claim)
 
     def _release_by(self, driver, claim, device, *args):
-        """Call the release() of a driver, in the worker of the card, without a
-        limit of time."""
+        """Call release() of a driver without a time limit, and write its
+        result. Runs in the worker of the card."""
         handle = claim.handle
         try:
             # the kernel alone is not enough: a driver of the host may have

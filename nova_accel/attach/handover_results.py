@@ -31,7 +31,7 @@ class HandoverResults:
 
         With the policy operator, the claim becomes WAITING.
 
-        :param done: what the driver did; None if nothing.
+        :param done: how the driver cleaned the handle, or None if it did not.
         :raises AcceleratorsUnavailable: the store cannot be written.
         """
         result = values.CLEAN if done else 'not cleaned'
@@ -69,8 +69,8 @@ class HandoverResults:
             self._holdings.await_operator(claim)
 
     def _note_unclean(self, claim, device, policy, done):
-        """Store whether the handle counts as clean under a stricter policy,
-        which the operator may configure later.
+        """Store whether the handle counts as clean if the operator configures
+        a stricter policy later.
 
         :raises AcceleratorsUnavailable: the store cannot be written.
         """
@@ -94,7 +94,7 @@ class HandoverResults:
              result: str) -> None:
         """Add a hand-over to the journal.
 
-        :param device: its state before the release.
+        :param device: the device as it was before the release.
         :param method: as driver.release() returned it; 'none' if the device
             was not cleaned.
         """
@@ -106,5 +106,5 @@ class HandoverResults:
 
 def _region(device: model.Device | None, claim: model.Claim,
             ) -> model.Region | None:
-    """Return the region of a claim; None for a claim without one."""
+    """Return the region of a claim, or None without a device or region."""
     return device.find_region(claim.region_index) if device else None

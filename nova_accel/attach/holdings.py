@@ -76,14 +76,15 @@ class Holdings:
 
     def of_migration(self, server_uuid: str, migration_uuid: str,
                      ) -> list[model.Claim]:
-        """Return the claims that a server had before a move, in the order of
-        of()."""
+        """Return the claims that a server had before a move, in a stable
+        order."""
         return [claim for claim in self.of(server_uuid, model.Role.OLD)
                 if claim.consumer_uuid == migration_uuid]
 
     def of(self, server_uuid: str, role: model.Role = model.Role.CURRENT,
            ) -> list[model.Claim]:
-        """Return the claims of a server, in a stable order."""
+        """Return the claims of a server without those that are being released,
+        in a stable order."""
         return [claim for claim in self._store.claims(server_uuid, role)
                 if claim.state is not _State.DELETING]
 
@@ -100,7 +101,7 @@ class Holdings:
         return [c for c in self.all() if c.state is _State.DELETING]
 
     def any_of(self, server_uuid: str) -> bool:
-        """Return whether a server has a claim, or had one that is being
+        """Return whether a server has a claim, even if the claim is being
         released."""
         return bool(self._store.claims(server_uuid))
 
@@ -121,11 +122,11 @@ class Holdings:
               region: model.Region | None, by_owner: bool = False) -> None:
         """Store that devices are ready for the guest.
 
-        :param region: the region of all claims. Its content is restored if the
-            card loses it, and cleaned after the server. None for devices
+        :param region: the region of all claims, whose content is restored if
+            the card loses it, and cleaned after the server. None for devices
             without regions.
         :param by_owner: whether the owner of the server chose the content. If
-            so, the operator's image to program after the server stays as it is.
+            so, claims keep the operator's image to program after the server.
         """
         claims = list(claims)
         changes: dict[str, Any] = {}
@@ -159,9 +160,9 @@ class Holdings:
 
     @contextlib.contextmanager
     def kept_on_error(self, claims: Iterable[model.Claim]):
-        """Keep the claims if the context raises.
+        """Keep the claims if the context raises an error.
 
-        Bound claims become not_ready(), other claims doubt().
+        Claims that were bound at the start become not_ready(), others doubt().
         """
         bound = {c.uuid: c.state is _State.BOUND for c in claims}
         try:
@@ -174,10 +175,9 @@ class Holdings:
             raise
 
     def releasing(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
-        """Store that a server has lost its claims; their handles are not free
-        yet.
+        """Store that a server has lost claims. Their handles are not free yet.
 
-        :returns: the claims that have not ended.
+        :returns: the claims as stored now, without claims that ended before.
         """
         return self._go('releasing', claims, gone_is_fine=True, error='')
 
@@ -200,7 +200,8 @@ class Holdings:
 
         From now on the end of the claim calls release() of the driver.
 
-        :raises DeviceUnavailable: the claim already ends, without the data.
+        :raises DeviceUnavailable: the server has released the claim meanwhile,
+            and release() of the driver will not be called.
         """
         with self._lock:
             now = self.now([claim])
@@ -257,7 +258,7 @@ class Holdings:
 
         :param moved: uuid of a claim -> the claim with its new device_address,
             ports and handle; other fields are ignored.
-        :returns: the present version of the claims that still exist.
+        :returns: the changed claims, without claims that have ended.
         """
         with self._lock:
             old = [c for c in self.with_waiting() if c.uuid in moved]
@@ -322,10 +323,10 @@ class Holdings:
         :param after: the region now, if any.
         :param claim: the ending claim; None if no server had the region.
         :param shown: values that were read back (drivers.base.Cleaned).
-        :raises AcceleratorsUnavailable: the store cannot be written. The
-            release must not end, because an older hand-over would vouch for
-            the device. A failed hand-over is retried, so its missing row is
-            only logged.
+        :raises AcceleratorsUnavailable: the store cannot be written. The claim
+            must not end without the row, because an older hand-over would
+            vouch for the device. For a failed hand-over, which is retried, the
+            error is only logged.
         """
         handles = [claim.handle] if claim else before.handles if before else ()
         handle = handles[0].address if handles else ''
@@ -349,7 +350,7 @@ class Holdings:
                         'journal: %s', handle, server, error)
 
     def last_shown(self, device: model.Device) -> str:
-        """Return the values that were read back at the last completed
+        """Return the values that the driver read back at the last completed
         hand-over of a device, or ''.
 
         :raises AcceleratorsUnavailable: the store cannot be read.
@@ -379,7 +380,7 @@ class Holdings:
 
         The server loses its present claims and gets those of the migration.
 
-        :param claims: those of the migration.
+        :param claims: the claims of the migration.
         :returns: the claims that the server has lost; their handles are not
             free yet.
         """
@@ -405,8 +406,12 @@ class Holdings:
         return after
 
     def _checked(self, name, claims, gone_is_fine):
-        """Return the present version of claims, after checking that the
-        transition may begin in their states."""
+        """Return the present version of claims.
+
+        :param name: the transition in TRANSITIONS that begins.
+        :param gone_is_fine: leave out claims that have ended.
+        :raises IllegalTransition: it cannot begin in the state of a claim.
+        """
         claims = list(claims)
         now = {claim.uuid: claim for claim in self.now(claims)}
         for claim in claims:

@@ -4,8 +4,8 @@
 A snapshot reads the claims, Placement, libvirt, the claims again, and Nova, in
 this order. A server that is built meanwhile has a claim in the second reading
 only; a server that is deleted meanwhile loses its claim before its allocation.
-Therefore claims that differ between the two readings are not judged, nor claims
-that are DELETING or whose server is being built.
+Therefore a claim is judged only if both readings agree on it, it is not
+DELETING, and its server is not being built.
 
 ========= ========== ========= ================ =========================
 Claim of  Allocated  Guest     Nova's server    Verdict
@@ -114,14 +114,14 @@ class Snapshot:
                 and c.state is not model.ClaimState.DELETING]
 
     def providers_of(self, claim: model.Claim) -> set[str]:
-        """Return the provider of the claim, and the one to which its
-        allocation may have moved."""
+        """Return the provider that the claim names and the provider that shows
+        its device now. The allocation may be from either."""
         return {claim.provider_uuid,
                 self.shown_by.get(claim.uuid) or claim.provider_uuid}
 
     def is_allocated(self, claim: model.Claim) -> bool:
-        """Return whether Placement has allocated the claim to its owner, or to
-        a move that begins or ends. Placement changes before the claim."""
+        """Return whether Placement has an allocation for the claim, of its
+        consumer or of another that gets the claim if a move begins or ends."""
         if self.consumers is None:
             return True
         owners = self._owners(claim)
@@ -164,8 +164,8 @@ class Snapshot:
         return owners
 
     def is_servers(self, claim: model.Claim) -> bool:
-        """Return whether Placement has allocated the devices of a move to its
-        server, which has no other devices here."""
+        """Return whether the claim is of a move, and Placement has allocated
+        its device to the server, which has no other devices here."""
         consumers = {consumer for uuid in self.providers_of(claim)
                      for consumer in (self.consumers or {}).get(uuid, ())}
         return (claim.role is model.Role.OLD
@@ -181,7 +181,8 @@ class Snapshot:
         return there is not None and claim.handle.address not in there
 
     def has_guest(self, claim: model.Claim) -> bool:
-        """Return whether a guest has the device of a claim."""
+        """Return whether the server has a guest. For the claim of a move:
+        whether a running guest has the device."""
         if claim.role is model.Role.OLD:
             return claim.handle.address in self.running.get(
                 claim.instance_uuid, ())
@@ -193,8 +194,8 @@ class Snapshot:
         return not self.is_allocated(claim) and not self.has_guest(claim)
 
     def moves_to_ask(self) -> set[str]:
-        """Return consumers that may be moves of servers that lost their
-        allocation."""
+        """Return the consumers without claims that may be moves to which the
+        allocations of lost claims belong."""
         owners = {uuid for c in (*self.before, *self.after)
                   for uuid in (c.instance_uuid, c.consumer_uuid)}
         return {consumer for claim in self.claims()
@@ -211,13 +212,13 @@ class Snapshot:
                 and (self.lacks(claim) or self.is_lost(claim))}
 
     def open_to_ask(self) -> set[str]:
-        """Return moves without an allocation and a guest. Nova decides whether
-        they are open."""
+        """Return the moves that have neither an allocation nor a guest, to ask
+        Nova whether they are open."""
         return {claim.consumer_uuid for claim in self.claims()
                 if claim.role is model.Role.OLD and self.stands_alone(claim)}
 
     def strangers(self) -> dict[str, str]:
-        """Return the devices in running guests that have no claim: address ->
+        """Return the unclaimed devices in running guests: address ->
         server of the guest."""
         claimed = {c.handle.address for c in (*self.before, *self.after)}
         return {address: server for server, addresses in self.running.items()

@@ -81,7 +81,7 @@ class Step:
         self._called_at = time.monotonic()
 
     def admit(self) -> None:
-        """Check once more, in the worker of the card.
+        """Keep builds away and check again, in the worker of the card.
 
         :raises AcceleratorError: the region must not be programmed now.
         """
@@ -91,7 +91,7 @@ class Step:
 
     @contextlib.contextmanager
     def beginning(self) -> Iterator[bool]:
-        """Begin in the worker of the card, right before the driver is called.
+        """Store that the worker of the card is about to call the driver.
 
         :yields: False if the caller has given up.
         """
@@ -139,13 +139,13 @@ class Loader:
             return self._opened
 
     def cached(self) -> int | None:
-        """Return the number of bytes in the cache; None before the first image
-        is requested."""
+        """Return the number of bytes in the cache, or None before the first
+        image is requested."""
         return self._opened.bytes() if self._opened else None
 
     def _needed(self) -> set[str]:
         """Return the ids of the images that servers need after a boot of the
-        host: those of their claims, and of their regions as programmed last."""
+        host: images in claims, and images last loaded into claimed regions."""
         claims = self._holdings.all()
         held = {c.part for c in claims}
         return {image for image in (
@@ -187,7 +187,8 @@ class Loader:
         The name is missing if the image was renamed after the programming, or
         if the card loaded the function from its flash, which has no names.
 
-        :returns: whether the region carries the function of the image.
+        :returns: whether the image is the operator's, and the region carries
+            its function.
         """
         same = self.has_data(device, region, image)
         if glance.origin(image.entry) != model.OPERATOR or not (
@@ -235,9 +236,9 @@ class Loader:
                     region: model.Region) -> bool:
         """Program an image from the cache, without Glance.
 
-        :param loaded: with the hash of the data of the image.
-        :returns: False if the cache does not have the image.
-        :raises AcceleratorError: the region does not carry it.
+        :param loaded: names the image, and has the hash of its data.
+        :returns: False if the cache has no usable data of the image.
+        :raises AcceleratorError: the region does not carry the image.
         """
         driver, image_id = self._inventory.driver_of(device), (
             loaded.bitstream_id or '')
@@ -335,7 +336,7 @@ def check_not_in_use(cloud: novas.Cloud, kernel,
     regardless of claims.
 
     :param refused: the refused action, as a clause.
-    :raises DeviceUnavailable: a guest or a process uses one.
+    :raises DeviceUnavailable: a guest or a process uses a handle.
     """
     addresses = {a for handle in handles for a in handle.addresses}
     for server_uuid, there in cloud.running().items():

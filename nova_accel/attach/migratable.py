@@ -42,8 +42,8 @@ class MigratableDevices:
             claim.handle, claim.created_type) for claim in claims)
 
     def by_iommu(self, server_uuid: str) -> set[str]:
-        """Return addresses of the devices of a server whose writes to guest
-        memory the IOMMU tracks. QEMU must open these by iommufd."""
+        """Return the addresses of a server's devices for which the IOMMU
+        tracks writes to guest memory. QEMU must open them by iommufd."""
         devices = self._inventory.devices
         return {
             claim.handle.address for claim in self._holdings.of(server_uuid)
@@ -64,8 +64,8 @@ class MigratableDevices:
         """Return descriptions of the devices that plug() would claim for a
         server, on the destination.
 
-        :raises AcceleratorError: plug() would fail, or the state of a device
-            cannot be moved to one of them.
+        :raises AcceleratorError: plug() would fail, or no state can be moved
+            to one of these devices.
         """
         devices = self._inventory.devices
         return sorted(self._described(
@@ -77,7 +77,10 @@ class MigratableDevices:
 
     @staticmethod
     def _described(of, device, handle, created_type):
-        """:param of: a claim or a request."""
+        """Return the description of a device.
+
+        :param of: the claim or the request of the device.
+        """
         if device is None or not device.migrates_by:
             raise exception.DeviceUnavailable(
                 f'The state of {handle.address} cannot move with a guest in a '

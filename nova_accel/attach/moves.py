@@ -30,15 +30,15 @@ class Moves:
 
     def set_aside(self, server_uuid: str, migration_uuid: str) -> None:
         """Keep the devices of a server that moves away until the move ends,
-        and release those of an earlier move."""
+        and release the devices from before an earlier move."""
         self._releases.begin_postponed(server_uuid)
         self._releases.release_all(server_uuid, model.Role.OLD)
         self._holdings.set_aside(server_uuid, migration_uuid)
         self._carrying.update(server_uuid)
 
     def revert(self, server_uuid: str, migration_uuid: str) -> None:
-        """Release the present devices of a server, and restore those from
-        before the move.
+        """Release the present devices of a server, and restore its devices
+        from before the move.
 
         :raises AcceleratorsUnavailable: the store cannot be written; nothing
             has changed.
@@ -58,11 +58,11 @@ class Moves:
         self._carrying.update(server_uuid)
 
     def end_earlier(self, context, server: request.Server) -> None:
-        """Transfer claims of an ended move to the server, if that could not be
-        stored when the move failed, was reverted, or (a live migration to this
-        host) succeeded.
+        """Transfer the claims of an ended move to the server, if the
+        allocation of their devices belongs to the server.
 
-        Placement shows it: the allocation belongs to the server.
+        This repeats a transfer that could not be stored when the move failed,
+        was reverted, or, as a live migration to this host, succeeded.
         """
         old = self._holdings.of(server.uuid, model.Role.OLD)
         if not old:

@@ -58,12 +58,12 @@ class OperatorsImages:
               cleared: Sequence[str] = glance.CLEARED) -> str:
         """Program the operator's clearing image of the region's type.
 
-        :param cleared: which of glance.CLEARED it may clear.
+        :param cleared: kinds of glance.CLEARED; the image clears one of them.
         :returns: the method, for the journal.
-        :raises ImageNotFound: Glance has none.
+        :raises ImageNotFound: Glance has no such image.
         :raises BitstreamError: the image cannot be used.
-        :raises DeviceUnavailable: it clears the memory of the card, which a
-            server uses by another region.
+        :raises DeviceUnavailable: the image clears the memory of the card, and
+            a server has another region of the card.
         :raises AcceleratorError: of other kinds: the region is not clean.
         """
         client = self._cloud.service_images()
@@ -101,12 +101,12 @@ class OperatorsImages:
                 check_idle: Callable[[], None]) -> str:
         """Program an idle region with the image that an order names.
 
-        A region of [accel] fixed_devices that carries the function of the
-        image gets its name and is not programmed.
+        A region of [accel] fixed_devices is never programmed. If it already
+        carries the function of the image, the function's name is stored.
 
         :param name: see glance.find_ordered().
         :param check_idle: raises AcceleratorError if a claim names the region
-            or the region differs from the one given. It reads memory only, and
+            or the region is not as given any more. It reads memory only, and
             the worker of the card calls it again.
         :returns: the image's id.
         :raises BitstreamError: the operator has no such image.

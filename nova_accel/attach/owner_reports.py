@@ -7,9 +7,9 @@ removed: it must not be read again on another host, about another device. For
 example, after ``accel:report1=memory: Xid 63`` each device of the group 1 has
 the finding ``owner_report``, until the server has released it.
 
-An owner can report what is not so. Hence the finding is at most suspect, each
-device is reported once a day by a server, and the words are shown to operators
-as they are, without control characters.
+A report can be wrong. Hence the severity of the finding is at most suspect, a
+server can report each of its devices once a day, and operators see the words
+unchanged except for control characters.
 """
 
 from collections.abc import Iterable
@@ -72,7 +72,7 @@ class OwnerReports:
     def _take(self, server, key, value) -> str:
         """Store a report, and return its time.
 
-        :raises InvalidRequest: it is refused.
+        :raises InvalidRequest: the report is refused.
         """
         claims, group = self._holdings.of(server.uuid), key.removeprefix(KEY)
         groups = sorted({claim.group for claim in claims})

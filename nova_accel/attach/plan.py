@@ -59,12 +59,12 @@ class Plan:
 
 def is_complete(requests: Requests, held: Iterable[model.Claim],
                 except_for: Collection[str] = ()) -> bool:
-    """Return whether a server holds, bound, all devices of its flavor.
+    """Return whether a server holds all devices of its flavor, all BOUND.
 
-    A request without a claim may concern a vGPU of Nova, if standard resource
-    classes are used, or a device with a lost claim: Placement decides.
+    If a claim is missing, only Placement shows whether the claim was lost, or
+    the request is for a vGPU of Nova (in a standard resource class).
 
-    :param except_for: resource classes of which fewer may be held.
+    :param except_for: resource classes of which the server may hold fewer.
     """
     held = list(held)
     has = collections.Counter(claim.resource_class for claim in held)
@@ -99,9 +99,10 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
              own: Sequence[request.Allocation],
              held: Sequence[model.Claim]) -> Plan:
     """Plan for a server that starts again with missing or unfinished claims.
-    It keeps all its claims, whatever is allocated.
+    The server keeps all its claims.
 
-    :raises DeviceUnavailable: Placement has not allocated its devices.
+    :raises DeviceUnavailable: Placement has allocated no devices to the
+        server, or not those that it holds.
     """
     if not own and (held or _missing(requests, allocations) or any(
             # another host has the devices, for example because a move was not
@@ -145,8 +146,9 @@ def to_come_back(allocations: Allocations, old: Sequence[model.Claim],
     any                   neither              none
     ===================== ==================== ===========================
 
-    :param old: as if allocated from the present providers.
+    :param old: claims from before the move, see Reshape.located().
     :param current: the present claims, likewise.
+    :param is_reverted: returns whether Nova has the move as reverted.
     """
     back = _allocated(allocations, old)
     if not current:
@@ -196,23 +198,24 @@ def _as_allocated(own, held):
 
 
 def _for_us(requests, own):
-    """Leave out requests for Nova's vGPUs in resource classes that both use."""
+    """Return the requests without those for vGPUs of Nova: of standard classes
+    that the allocations from nova_accel's providers do not contain."""
     offered = {name for allocation in own for name in allocation.resources}
     return [wanted for wanted in requests if wanted.resource_class in offered
             or naming.is_custom(wanted.resource_class)]
 
 
 def _missing(requests, allocations) -> bool:
-    """Return whether the allocations of all providers are less than the
-    requests."""
+    """Return whether all allocations together have less of a resource class
+    than the requests."""
     given = _total(a['resources'] for a in allocations.values())
     return any(given[name] < amount
                for name, amount in _amounts(requests).items())
 
 
 def _kept(requests, own, held):
-    """Return the requests with held devices, the rest of the allocation, and
-    the claims that match no request."""
+    """Return (requests that held devices fulfil, rest of the allocations,
+    claims that fulfil no request)."""
     left = {a.provider_uuid: dict(a.resources) for a in own}
     by_request: dict = collections.defaultdict(list)
     for claim in held:
@@ -265,8 +268,8 @@ def _total(resources: Iterable[Mapping[str, int]]) -> collections.Counter:
 
 
 def _said(requests, held) -> str:
-    """Return requests, or else held devices, for an error: short, because Nova
-    cuts a fault off after 255 characters."""
+    """Return a short text for an error: the requests if any, or else the held
+    devices."""
     if requests:
         return ', '.join(map(str, requests))[:85]
     return ', '.join(claim.handle.address for claim in held)[:85]

@@ -136,7 +136,7 @@ class Preparation:
 
     @contextlib.contextmanager
     def _named(self, kernel, device, handle):
-        """Add the processes that block a hanging call to its error."""
+        """Add to a DeviceTimeout which processes keep the handle open."""
         try:
             yield
         except exception.DeviceTimeout as error:

@@ -48,7 +48,7 @@ class Programming:
         :param claims: the claims of the server in that region.
         :param scheduled: whether nova-scheduler has just chosen the region.
             Otherwise holds are ignored as long as the card answers.
-        :raises AcceleratorError: the region does not carry it.
+        :raises AcceleratorError: the region does not carry the function.
         """
         if not wanted.programs:
             return
@@ -101,8 +101,8 @@ class Programming:
             project_id, str(image), loading.seconds_at_most())
 
     def _warn_of_better(self, wanted, claims, device, region):
-        """Warn if another region of this host carries the function, and was
-        free when nova-scheduler chose this one without AcceleratorFilter."""
+        """Warn if another region carries the function and was free when
+        nova-scheduler chose this region: AcceleratorFilter seems disabled."""
         shown = self._inventory.shown.by_part()
         held = {c.part for c in self._holdings.all()}
         offered = self._inventory.offers.now()
@@ -136,10 +136,9 @@ class Programming:
 
         The image comes from the cache, or from Glance.
 
-        :param claims: those of the devices to restore, none of them in a
-            running guest.
-        :param requests: of the flavor, by group. If the card carried the
-            function when the server got it, they lead to its image.
+        :param claims: of devices that are in no running guest.
+        :param requests: requests of the flavor, by group. They select the
+            image if the claim has none, because nothing was programmed for it.
         :raises AcceleratorError: a region was not programmed. The claims stay,
             and the next start retries.
         """
@@ -179,8 +178,8 @@ class Programming:
 
     @contextlib.contextmanager
     def _programming_for(self, claims, device, region):
-        """Check that only these claims name a region; program the region
-        inside the context, and show the result in Placement."""
+        """Check that a region may be programmed for these claims, mark them as
+        PROVISIONING, and after the context show the region in Placement."""
         self._check_may_program(claims, device, region)
         self._holdings.provisioning(claims)
         yield
@@ -221,8 +220,8 @@ class Programming:
 
 
 def _was_loaded_for(claims, wanted, region) -> bool:
-    """Return whether the image was loaded for this server, and its request
-    still names the image."""
+    """Return whether the region carries the image that was loaded for this
+    server, and the request still names this image."""
     return bool(wanted.bitstream_id) and all(
         c.restore_bitstream == wanted.bitstream_id == region.bitstream_id
         and c.restore_function == region.function_uuid for c in claims)

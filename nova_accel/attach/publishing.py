@@ -51,7 +51,7 @@ class Publisher:
         self.background.end()
 
     def show(self, provider_uuids: Iterable[str]) -> None:
-        """Report providers now. What fails is left to the periodic report."""
+        """Report providers now. The periodic report retries failures."""
         for provider_uuid in sorted(set(provider_uuids)):
             self._changed[provider_uuid] = time.monotonic()
             try:
@@ -73,7 +73,7 @@ class Publisher:
                 and not self._in_use(provider_uuid))
 
     def placement(self) -> provider_tree.Placement:
-        """Return the interface to Placement for reporting()."""
+        """Return the interface to Placement for use in Cloud.reporting()."""
         return provider_tree.Placement(
             self._in_use, self._named, self._cloud.configured_classes(),
             refused=self._refused, write=self._cloud.show)

@@ -50,7 +50,7 @@ class Readiness:
     def prepare_held(self, context, server: request.Server,
                      keep: plan.Keep) -> None:
         """Prepare the devices that a server already had. Their content stays
-        unless the image names another bitstream.
+        unless the image of the server names another bitstream.
 
         :raises AcceleratorError: a device is not ready; the server keeps it.
         """
@@ -98,8 +98,8 @@ class Readiness:
                 mine, self._inventory.find_held(mine[0])[1], by_owner)
 
     def rescan(self, claims: Iterable[model.Claim]) -> None:
-        """Scan the cards of claims that a guest could have changed: it could
-        reprogram them or had them as a whole."""
+        """Scan the cards of claims that a guest could have changed, because
+        it could reprogram a region or had a whole card."""
         claims, again = list(claims), set()
         self._inventory.scanner.scan_confined(
             {claim.device_address for claim in claims})
@@ -117,8 +117,8 @@ class Readiness:
         self.rescan_cards(claims)
 
     def _rescan_missing(self, claims):
-        """Scan cards whose handle was absent at the last scan, for example
-        because a guest had it and the claim store was new."""
+        """Scan cards if the last scan did not find the claimed handle, for
+        example because a guest had it and the claim store was new."""
         devices = self._inventory.devices
         missing = {
             claim.device_address for claim in claims
@@ -136,8 +136,8 @@ class Readiness:
             self._inventory.scanner.scan(addresses=whole)
 
     def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:
-        """Scan devices where a vGPU was created or removed, because that
-        changes their other offers."""
+        """Scan the devices on which vGPUs of claims were created or removed,
+        because that changes which other vGPUs the devices can create."""
         created = {c.device_address for c in claims if c.created_type}
         if created:
             self._inventory.scanner.scan(addresses=created)

@@ -97,8 +97,8 @@ class Reallocation:
         return left
 
     def _owner_at_rest(self, claim):
-        """Return Nova's entry of the server of a claim, None if Nova may end
-        or move the claim now."""
+        """Return Nova's entry of the server of a claim, or None if Nova may
+        end or move the claim now."""
         if claim.role is model.Role.OLD:
             server = self._cloud.open_moves([claim.consumer_uuid]).get(
                 claim.consumer_uuid)

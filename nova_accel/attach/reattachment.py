@@ -43,8 +43,8 @@ class Reattachment:
 
     def forget_pauses(self, snapshot: judgement.Snapshot,
                       out: Collection[str]) -> None:
-        """Forget the pauses of guests that have all their devices or do not
-        run, because a start attaches them.
+        """Forget the pauses of guests that have all their devices, and of
+        guests that do not run: a start attaches all devices.
 
         :param out: uuids of servers whose guests run without a device.
         """
@@ -57,12 +57,12 @@ class Reattachment:
                  lasts: bool) -> set[str]:
         """Attach to a running guest the devices that it lost.
 
-        Devices that were detached deliberately (state UNKNOWN) are not
-        attached here, unless nova-compute has restarted since: their owner
-        knows, and a hard reboot attaches them.
+        Devices that were detached deliberately (state UNKNOWN) stay detached
+        until nova-compute restarts or the owner, who knows it, reboots the
+        server hard.
 
-        :param lasts: change the persistent definition of the guest as well.
-        :returns: uuids of the claims whose devices are attached later.
+        :param lasts: see Cloud.attach().
+        :returns: uuids of the claims whose devices are not attached yet.
         """
         now = time.monotonic()
         due, pause = self._pauses.get(server_uuid, (now, PAUSE))

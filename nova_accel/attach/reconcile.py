@@ -21,8 +21,8 @@ its claim is ABANDONED twice, and is released. If the same server is built
 again between the two judgements, the second one finds its new claim, and
 nothing is released.
 
-A device that a guest has without a claim is withheld: for example after the
-store was lost, until attach.settling has restored the claim.
+A device that a guest has without a claim is withheld, for example if the store
+was lost and the claim is not restored yet (attach.store_age).
 """
 
 from collections.abc import Collection
@@ -165,8 +165,8 @@ class Reconciler:
         return snapshot, failure
 
     def _act(self, server_uuid, claims, judged, unallocated, out):
-        """Act on the verdicts about a server that are still true, while it is
-        locked.
+        """Act on the verdicts about a server that are still true while the
+        server is locked.
 
         :param unallocated: receives claims that stay without an allocation.
         :param out: receives uuids of claims whose devices the guest still
@@ -204,9 +204,9 @@ class Reconciler:
             return self._releases.release(gone)
 
     def _remember_cards(self, snapshot):
-        """Add the serial number to claims for which it could not be read
-        before. While the guest has the device, the card in the slot is its
-        own."""
+        """Add the serial number, ids and ports of the card to claims that lack
+        them, if the guest has the device: the card in the slot is then the
+        claimed one."""
         inventory = self._inventory
         found = []
         for claim in snapshot.claims():
@@ -223,7 +223,7 @@ class Reconciler:
     def _arrive(self, server_uuid):
         """Transfer the claims of a migration to the server that has arrived.
 
-        :returns: the claims whose devices its running guest lacks.
+        :returns: the claims of devices that the running guest lacks.
         """
         LOG.warning('Server %s has arrived on this host without a call of '
                     'Nova: the claims of its migration are its own now',

@@ -102,9 +102,9 @@ class Releases:
     def release(self, claims: Iterable[model.Claim]) -> int:
         """Release only the given claims, which the caller has judged.
 
-        Waits for regions that are being programmed, too.
+        Waits for FPGA regions until they are programmed.
 
-        :returns: how many the server lost.
+        :returns: how many accelerators the server lost.
         """
         claims = self._holdings.releasing(claims)
         self.clean(claims, patient=True)
@@ -113,7 +113,7 @@ class Releases:
     def release_to_the_end(self, claims: Iterable[model.Claim]) -> None:
         """Release the given claims, as release() does, and wait until they end.
 
-        :raises DeviceUnavailable: a device is not clean after that; it is
+        :raises DeviceUnavailable: a device is not clean yet. Its cleaning is
             retried.
         """
         claims = list(claims)
@@ -128,9 +128,10 @@ class Releases:
               patient: bool = False) -> None:
         """Clean the devices of claims that are DELETING, which ends them.
 
-        :param wait: whether to wait, at most [accel] device_timeout. Longer
-            cleanings continue.
-        :param patient: wait for regions that are being programmed, too.
+        :param wait: whether to wait for the end, at most [accel]
+            device_timeout. Longer cleanings continue.
+        :param patient: whether to wait longer for FPGA regions, at most
+            [accel] programming_timeout.
         """
         claims = self._holdings.now(claims)
         self._handles.release(
@@ -145,7 +146,6 @@ class Releases:
         """Retry failed cleanings.
 
         :param may_end: returns whether a claim may end now.
-
         :returns: how many accelerators are free now.
         """
         for server_uuid in list(self._postponed):

@@ -30,7 +30,7 @@ would stay allocated.
 
 Nova moves allocations only when nova-compute starts, all in one request (its
 driver raises ReshapeNeeded). Other consumers of the former provider keep their
-allocations. It stays, fenced, until it has no allocation.
+allocations, and the former provider stays fenced until all of them end.
 """
 
 import collections
@@ -75,10 +75,10 @@ class Reshape:
 
     def located(self, claims: Iterable[model.Claim],
                 allocations: Mapping[str, typing.Any]) -> list[model.Claim]:
-        """Return claims with provider_uuid updated if Placement has allocated
-        from the provider that shows their device now.
+        """Return claims, changed to name the provider that shows their device
+        now if their allocation is from this provider.
 
-        :param allocations: of their consumer, by provider uuid.
+        :param allocations: of the consumer of the claims, by provider uuid.
         """
         def locate(claim):
             now = self._inventory.shown.provider_of(claim)
@@ -94,7 +94,7 @@ class Reshape:
         has changed since the last call.
 
         :param node: name of the compute node.
-        :param root_uuid: uuid of its own provider.
+        :param root_uuid: uuid of the provider of this node.
         """
         try:
             moves = self._moves(
@@ -117,8 +117,8 @@ class Reshape:
         return bool(self._left)
 
     def end_start(self) -> None:
-        """Store that Nova has tried to move allocations. Others move at the
-        next start of nova-compute."""
+        """Store that Nova has tried to move allocations. Allocations that did
+        not move wait for the next start of nova-compute."""
         self._starting = False
         node = self._inventory.shown.root
         if self._left and node:
@@ -188,8 +188,10 @@ class Reshape:
                  ) -> bool:
         """Return whether the server of a claim has every device of a set.
 
-        Their claims name the same provider as this one, or the set if
-        nova-compute was killed after the claims were changed.
+        The claims of these devices name the same provider as this claim, or
+        the one of the set if nova-compute was killed between the changes.
+
+        :param provider: the provider of the set.
         """
         whole = {_together(claim), _together(dataclasses.replace(
             claim, provider_uuid=provider.uuid))}
@@ -235,8 +237,10 @@ class Reshape:
                 ) -> str | None:
         """Return the consumer that has the allocation of a claim.
 
-        It is the server or one of its moves: Placement changes first when a
-        move begins or is reverted.
+        This is the server or one of its moves: when a move begins or is
+        reverted, Placement changes before the claim.
+
+        :param consumers: with allocations from the provider in question.
         """
         consumers = set(consumers)
         for uuid in (claim.consumer_uuid, claim.instance_uuid):

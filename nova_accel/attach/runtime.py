@@ -3,8 +3,8 @@
 
 ``accel<g>:bitstream_id=<image>`` requests it. <g> is the group of the flavor,
 and may be omitted if only one group allows programming. ``accel<g>:status``
-reports the result: one word, the image, and after a colon the reason. Nova does
-not notify compute hosts of changed metadata; they are read periodically.
+reports the result: one word, the image, and after a colon the reason. The
+metadata are read periodically, because Nova does not notify compute hosts.
 """
 
 import collections
@@ -148,8 +148,8 @@ class RuntimeProgramming:
                 else f': {_TWICE}' not in said)
 
     def _corrections(self, server):
-        """Return status keys to update: key -> text. None removes the status
-        of a key that is gone or unknown."""
+        """Return the status keys to change: key -> text about an unknown key,
+        or None to remove a status without a request."""
         changes: dict[str, str | None] = {}
         may_program = any(
             r.runtime_programming for r in server.accelerators.requests)
@@ -175,8 +175,8 @@ class RuntimeProgramming:
                 if server.metadata.get(key) != said}
 
     def _carries(self, server, wanted):
-        """Return whether the claims contain the wanted image, whatever the
-        devices carry now."""
+        """Return whether the claims of a group name the wanted image. The
+        devices may carry another one."""
         return all(c.restore_bitstream == wanted.bitstream_id
                    for c in self._claims_of(server, wanted.group))
 
@@ -186,7 +186,7 @@ class RuntimeProgramming:
 
     def _is_too_soon(self, server, wanted):
         """Return whether the last programming was less than
-        runtime_programming_pause ago. A later pass repeats the check."""
+        runtime_programming_pause ago. Otherwise the pause begins again now."""
         regions = {c.part for c in self._claims_of(server, wanted.group)}
         now = time.monotonic()
         if any(now - self._programmed_at[region]
@@ -237,12 +237,10 @@ class RuntimeProgramming:
                   wanted: request.AcceleratorRequest) -> None:
         """Program a region of a running server with another bitstream.
 
-        After a failure the server has its device back with the earlier
-        function. If that cannot be restored, the device stays out of the guest.
-
-        :raises AcceleratorError: the server has its device with the earlier
-            function.
-        :raises DeviceDetached: the guest is without its device.
+        :raises AcceleratorError: programming failed, and the guest has its
+            device again with the earlier function.
+        :raises DeviceDetached: the earlier function could not be restored, or
+            the device not attached: the guest is without the device.
         """
         claims = [c for c in self._holdings.of(server.uuid)
                   if c.group == wanted.group]
@@ -270,11 +268,11 @@ class RuntimeProgramming:
             raise failure
 
     def _programmed(self, context, server, wanted, claims):
-        """Program the region of claims while they are detached from their
-        guest.
+        """Program the region of claims while their handles are detached.
 
-        :returns: the error, if the region is unchanged; None after success.
-        :raises DeviceDetached: the region has changed and is not restored.
+        :returns: None after success, or the error after which the region has
+            its earlier function.
+        :raises DeviceDetached: the earlier function could not be restored.
         """
         function = None
         try:
@@ -321,7 +319,7 @@ def _wishes(server):
 
 
 def _shown(image):
-    """Return the owner's text for a status: shortened, and without spaces."""
+    """Return an image id of the owner for a status: short, without spaces."""
     return re.sub('[^0-9A-Za-z_.-]', '?', image)[:40]
 
 

@@ -27,9 +27,9 @@ guest has the second VF, and no server has an allocation without a claim. Hence
 the GPU is settled: the second VF is cleaned and then offered.
 
 Each start of nova-compute and each comparison tries again. A part without a
-handle, for example a VF that libvirt left bound to vfio-pci, is settled later;
-until then its row stays, and lists the settled parts. Each device is settled in
-one transaction; after a crash, the others follow.
+handle, for example a VF that libvirt left bound to vfio-pci, is settled later.
+Until then the row of the device stays, and lists the settled parts. Each
+device is settled in one transaction. After a crash, the others follow.
 
 A handle that was released under the policy none or reset is stored as
 ``unclean`` with its card until it is cleaned. Under the same policy, the next
@@ -69,7 +69,7 @@ _ADVICE = 'shelve or delete this server'
 
 
 class _Unknown(Exception):
-    """A device cannot be settled now; has the reason as a clause."""
+    """The reason, as a clause, why a device cannot be settled now."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -87,8 +87,8 @@ class Settling:
         self._once = logging.Once()
 
     def settle_now(self) -> None:
-        """Scan unsettled devices and settle them, because a server needs one.
-        A guest may have just released it."""
+        """Scan unsettled devices and settle them now, because a server needs a
+        device and its guest may have just released one of these."""
         addresses = {row.address for row in self._store.unsettled()
                      if row.address}
         if addresses:
@@ -96,11 +96,11 @@ class Settling:
             self.run()
 
     def check_settled(self, server_uuid, allocations, held):
-        """Check that no unsettled device may belong to a server with a missing
-        claim.
+        """Check that no device for which a server lacks a claim is unsettled.
 
-        :raises DeviceUnavailable: the missing device may be one that is not
-            settled yet.
+        :param allocations: of the server, by provider uuid.
+        :param held: claims of the server.
+        :raises DeviceUnavailable: such a device may not be settled yet.
         """
         unsettled = self.in_doubt()
         if not unsettled:
@@ -120,8 +120,8 @@ class Settling:
                 found=f'{found}; start it again in some minutes')
 
     def in_doubt(self):
-        """Return the rows that may concern a device of a server, without rows
-        whose remaining parts have no handle."""
+        """Return the rows of devices that a server may have. Not among them is
+        a partly settled device that is absent now."""
         devices = self._inventory.devices.values()
         return [row for row in self._store.unsettled()
                 if not row.settled or any(map(row.means, devices))]
@@ -138,14 +138,14 @@ class Settling:
                 trait=CONF.accel.owner_trait, uuid=provider_uuid))
 
     def is_settled(self, claim: model.Claim) -> bool:
-        """Return whether the device of a claim is settled or absent. Only then
-        the claim may end."""
+        """Return whether the device of a claim is settled or absent. Otherwise
+        the claim must not end."""
         device = self._inventory.present(claim.device_address)
         return device is None or not any(
             row.means(device) for row in self._store.unsettled())
 
     def run(self) -> bool:
-        """Settle the devices that can be settled; others stay withheld.
+        """Settle the devices that can be settled. The others stay withheld.
 
         :returns: whether a device was settled.
         """
@@ -184,9 +184,12 @@ class Settling:
                        '%s', address, why)
 
     def _settle(self, device, rows, parts, guests, given):
-        """Clean the handles of a device that no server has.
+        """Settle a device, and begin to clean its handles without a claim.
 
-        :raises AcceleratorError: Placement does not answer.
+        :param rows: the unsettled rows about the device.
+        :param guests: returns Cloud.guest_devices().
+        :param given: returns StoreAge.allocated().
+        :raises _Unknown: the device cannot be settled now.
         """
         before = frozenset.intersection(*(row.settled for row in rows))
         claims = self._holdings.all()
@@ -288,8 +291,8 @@ class Settling:
     # Unclean handles
 
     def clean(self) -> None:
-        """Clean unclean handles that no server has. Others are cleaned when
-        their server ends."""
+        """Clean unclean handles that no server has. Unclean handles of servers
+        are cleaned when the servers release them."""
         shown = self._inventory.shown.by_part()
         claims = [
             claim_of_none(self._inventory, offer.device, offer.part[1],
@@ -314,10 +317,10 @@ class Settling:
 
 
 def _left(device, rows, done):
-    """Return the rows to keep: those of a card with parts that have no handle
-    yet.
+    """Return the rows that remain, because a part of the card may have no
+    handle yet.
 
-    :param done: parts that are settled now.
+    :param done: the parts that are settled now.
     """
     if (device.creatable or device.address in done
             or device.regions and len(done) == len(device.regions)):

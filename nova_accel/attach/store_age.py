@@ -7,10 +7,10 @@ they do not run. Claims in guests that the store has not seen (store.lineage)
 are restored exactly, before any claim is used. Then every device is withheld
 until attach.settling finds that no server has it.
 
-If guests are lost as well, Placement still has allocations of a server for
-which no claim exists: all devices of that resource class are withheld. Damaged
-metadata, and metadata of another compute host, are not used; devices that only
-such a guest has are withheld.
+If guests are lost as well, Placement still has allocations without a claim:
+all devices of that resource class are withheld. Damaged metadata, and metadata
+of another compute host, are not used. A device without a claim is withheld if
+a guest with such metadata has it.
 
 For example, the disk of a host is restored from yesterday's backup. Server A
 was created today and has a GPU. The store lacks its claim, but the guest's
@@ -49,8 +49,8 @@ class Allocated:
     ended: Collection[tuple[str, str]]
 
     def confirms(self, claim: model.Claim) -> bool:
-        """Return whether the server of a claim has an allocation of its class.
-        """
+        """Return whether the server of a claim has an allocation of the
+        resource class of the claim."""
         return (claim.instance_uuid, claim.resource_class) in self.amounts
 
 
@@ -87,11 +87,11 @@ class StoreAge:
             return False
 
     def compare_with_guests(self) -> None:
-        """Restore claims that guests carry and the store has not seen. Runs
-        once after a start, before any claim is used.
+        """Restore claims that guests carry and the store has not seen.
 
-        Does nothing while the compute node of the store is unknown, for
-        example before Nova's first report.
+        The first successful call after a start does so, before any claim is
+        used. Without a compute node in the store, for example before Nova's
+        first report, the call does nothing.
 
         :raises Exception: libvirt does not answer.
         """
@@ -101,7 +101,7 @@ class StoreAge:
             self._guests_compared = True
 
     def before_report(self, tree, node: str) -> bool:
-        """Find an outdated store before Nova's first report.
+        """Find out before Nova's first report whether the store is outdated.
 
         Called under the lock of Nova's resource tracker.
 
@@ -155,8 +155,9 @@ class StoreAge:
                    for there in self._cloud.guest_devices().values())
 
     def _restore(self, node):
-        """Store the claims of guests that are newer than the store, and then
-        withhold every device."""
+        """Store the claims that guests carry and the store has not seen. Then
+        withhold all devices, or without such claims, the devices without a
+        claim in guests with unusable metadata."""
         newer, self.refused = self._carrying.read(node)
         handles = collections.Counter(
             c.handle for there in newer.values() for c in there.claims)
@@ -187,8 +188,8 @@ class StoreAge:
                         claim.handle.address, claim.device_address)
 
     def _devices_of_refused(self):
-        """Yield the devices without a claim that guests with unusable metadata
-        have."""
+        """Yield the addresses of the devices without a claim in guests with
+        unusable metadata."""
         if not self.refused:
             return
         guests = self._cloud.guest_devices()
@@ -220,10 +221,10 @@ class StoreAge:
         """Read the allocations of servers on this host, and compare them with
         the claims.
 
-        :param providers: uuids, including providers of earlier options. Those
-            that Placement had before the first report are queried as well.
-        :param only_known: expect claims only of moves, and of servers that
-            Nova has on this host without a task: others may be arriving.
+        :param providers: uuids of providers to query, in addition to those of
+            claims and those in Placement before the first report.
+        :param only_known: whether a missing claim counts only for moves, and
+            for servers of this host without a task: others may be arriving.
         :raises PlacementUnavailable: Placement does not answer.
         """
         cloud, claims = self._cloud, self._holdings.all()
@@ -264,8 +265,8 @@ class StoreAge:
         return Allocated(by_server, found, over.intersection(ended))
 
     def _withhold(self, addresses):
-        """Return rows that withhold devices which a server could have changed.
-        """
+        """Return rows that withhold the devices at these addresses, and forget
+        the content of their regions: a server could have changed it."""
         rows = self._store.unsettled()
         found = [device for address in addresses
                  for device in [self._inventory.devices[address]]
@@ -283,10 +284,10 @@ class StoreAge:
 
 
 def _is_in_other_slot(claim: model.Claim, now: model.Claim) -> bool:
-    """Return whether two claims are on the same handle of one card, which was
-    in another slot at the time of the first one.
+    """Return whether two claims are on the same handle of one card, although
+    the card was in different slots.
 
-    :param now: the claim with the present slot.
+    :param claim: the claim from when the card was in its former slot.
     """
     return (claim.card.identifies(now.card)
             and claim.handle.type is now.handle.type is model.HandleType.PCI
