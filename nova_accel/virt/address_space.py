@@ -49,13 +49,13 @@ def widen(xml, sizes: Sequence[int], host_bits: int | None,
 
     Nova writes hw:maxphysaddr_mode and hw:maxphysaddr_bits into xml.cpu before
     (_get_guest_cpu_config_maxphysaddr() of its driver, Nova 27 and later). Mode
-    emulate goes with each CPU, passthrough with the host's only.
+    emulate works with each CPU model, mode passthrough only with the host's.
 
     :param xml: Nova's LibvirtConfigGuest.
     :param sizes: the largest region of each device that the guest gets.
     :param host_bits: of the host's CPU, None if unknown.
     :param can_emulate: see make_room().
-    :returns: why a device will be unusable, a clause; '' if all are usable.
+    :returns: a clause why a device will be unusable, or '' if all are usable.
     """
     if not host_bits or max(sizes, default=0) < address_space.LARGE:
         return ''

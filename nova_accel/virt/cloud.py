@@ -144,8 +144,8 @@ class NovaCloud:
             ) from error
 
     def _copy_of(self, provider_uuid):
-        """Return the generation and inventory of a provider in Nova's copy;
-        None if it is not there."""
+        """Return the generation and inventory of a provider in Nova's copy, or
+        None if the copy lacks the provider."""
         try:
             data = self._placement._provider_tree.data(provider_uuid)
         except ValueError:
@@ -157,7 +157,10 @@ class NovaCloud:
 
     @staticmethod
     def _send(send, url, *args, **kwargs):
-        """Return the answer of Placement, None without one."""
+        """Return the answer of Placement, or None if Nova's client got none.
+
+        :raises PlacementUnavailable: the client raised an error.
+        """
         try:
             return send(url, *args, **kwargs)
         except ks_exc.ClientException as error:
@@ -262,10 +265,10 @@ class NovaCloud:
              provider_uuid, refused=lambda: None):
         """Write a part of a provider to Placement and into Nova's copy.
 
-        Not by the report client's own methods, which log an ERROR if a server
-        was scheduled to the provider at this moment.
+        The methods of the report client are not used, because they log an
+        ERROR if a server was scheduled to the provider at this moment.
 
-        :returns: the new generation; None if another writer was faster.
+        :returns: the new generation, or None if another writer was faster.
         """
         response = self._placement.put(
             url, {'resource_provider_generation': generation, name: value},
@@ -283,7 +286,7 @@ class NovaCloud:
 
     @staticmethod
     def _answer(response, read=dict):
-        """Parse the JSON of an answer."""
+        """Return read() of the JSON of an answer with status 200."""
         if response is not None and response.status_code == 200:
             with contextlib.suppress(*_NOT_AN_ANSWER):
                 return read(response.json())
@@ -458,7 +461,7 @@ class NovaCloud:
         because Nova creates the config drive from it.
 
         Nova refuses metadata from owners meanwhile (check_instance_state of
-        nova.compute.api.API.update_instance_metadata): none is lost.
+        nova.compute.api.API.update_instance_metadata), so none are lost.
 
         :param instance: nova.objects.Instance
         :param changes: key -> text; None removes a key.
@@ -580,7 +583,7 @@ def server_of(instance) -> request.Server:
 
 
 def _loaded(instance, field, items):
-    """Return a list in Nova's entry of a server, if it is loaded."""
+    """Return a list in Nova's entry of a server, or () if it is not loaded."""
     found = getattr(instance, field) if field in instance else None
     return getattr(found, items) if found else ()
 
@@ -638,8 +641,8 @@ def _is_absent(error: Exception) -> bool:
     The error of the first request is read, because a second request could find
     the provider: the report of nova-compute may create it meanwhile.
 
-    :param error: of get_allocations_for_resource_provider(), whose text has
-        the answer (JSON of the API working group).
+    :param error: from get_allocations_for_resource_provider(). It contains the
+        answer (JSON of the API working group).
     """
     try:
         answer = json.loads(error.kwargs['error'])  # type: ignore

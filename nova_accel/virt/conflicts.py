@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Find devices that Nova's own options name as well: two servers could get
-them."""
+"""Find devices that Nova's own options name as well, because two servers could
+get such a device."""
 
 import dataclasses
 
@@ -18,8 +18,8 @@ LOG = logging.getLogger(__name__)
 
 
 def of_options(kernel) -> 'Conflicts':
-    """Return the devices that Nova's options claim, if no LibvirtDriver has
-    read them.
+    """Return the Conflicts for a process without a LibvirtDriver, from the
+    options of Nova.
 
     :raises PciConfigInvalidSpec: [pci] device_spec cannot be read.
     """
@@ -38,7 +38,7 @@ class Conflicts:
 
     def __init__(self, kernel, type_of_parent, default_type):
         """
-        :param type_of_parent: of Nova's vGPUs, by the name of the parent:
+        :param type_of_parent: name of a parent -> type of Nova's vGPUs:
             LibvirtDriver.pgpu_type_mapping.
         :param default_type: Nova's first type without addresses:
             LibvirtDriver.pgpu_type_default.
@@ -103,12 +103,12 @@ class Conflicts:
         """Return the type of the vGPUs that Nova creates on a function.
 
         Nova applies its first type without addresses to every PCI function
-        that supports it and that no other type lists. A parent that is not a
-        PCI device has libvirt's name of its sysfs path, and counts only if a
-        type lists it.
+        that supports this type, unless another type lists the function. A
+        parent that is not a PCI device must be listed, by the name that
+        libvirt makes from its sysfs path.
 
         :param address: PCI address, or name of a parent without one.
-        :returns: None if Nova creates none.
+        :returns: None if Nova creates no vGPUs there.
         :raises OSError: a parent that is not a PCI device cannot be read.
         """
         return self._vgpu_type(address)[0]

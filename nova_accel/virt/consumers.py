@@ -12,7 +12,8 @@ the last time:
   provider then has room. A provider with room for its whole inventory has no
   allocation.
 
-All other providers, and those with an older copy in Nova, are queried again.
+All other providers, and providers with an older copy in Nova, are queried
+again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -43,11 +44,11 @@ class Consumers:
     def __init__(self, listed: Callable[[str, str], dict[str, int]],
                  allocations: Callable[[str], Allocations],
                  copy_of: Callable[[str], tuple[int | None, Mapping] | None]):
-        """:param listed: path and version -> the generations of the providers
-            in Placement's answer, by uuid.
+        """:param listed: path and version -> {uuid: generation} of the
+            providers in Placement's answer.
         :param allocations: uuid of a provider -> its allocations.
         :param copy_of: uuid of a provider -> its generation and its inventory
-            in Nova's copy; None if it is not there.
+            in Nova's copy, or None if the copy lacks the provider.
         """
         self._listed = listed
         self._allocations = allocations
@@ -57,7 +58,7 @@ class Consumers:
     def of(self, provider_uuids: Iterable[str]) -> dict[str, Given]:
         """Return the consumers of each provider, with their amounts.
 
-        :raises PlacementUnavailable: the answer for one of them is missing.
+        :raises PlacementUnavailable: the answer for a provider is missing.
         """
         uuids = sorted(provider_uuids)
         anchor = next(filter(self._copy_of, uuids), None)
@@ -103,7 +104,8 @@ class Consumers:
         """Return the total amounts that can be allocated from a provider, as
         the value of `resources` in a query to Placement.
 
-        :returns: '' if nothing can be allocated; None if unknown.
+        :returns: '' if nothing can be allocated. None if the amounts are
+            unknown, or one allocation cannot have them all.
         """
         _, inventory = self._copy_of(uuid) or (None, {'': {'total': 0}})
         found = []
@@ -129,8 +131,8 @@ class Consumers:
 
 
 def _room(item: Mapping) -> float:
-    """Return the free part of an inventory that can be allocated; 0 if its
-    step is not 1."""
+    """Return how much of an inventory can be allocated in total, or 0 if not
+    in steps of 1."""
     # the item was written with the defaults of Placement
     return item.get('allocation_ratio', 1.0) * (
         item['total'] - item.get('reserved', 0)) * (

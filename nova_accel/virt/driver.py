@@ -104,8 +104,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             manager.add_periodic_task(self._runtime_programming())
 
     def _watch_first_report(self, manager):
-        """Note when pre_start_hook() makes the first report, before Nova
-        receives requests."""
+        """Set _starting while pre_start_hook() makes the first report, before
+        Nova receives requests."""
         hook = manager.pre_start_hook
 
         @functools.wraps(hook)
@@ -125,10 +125,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _watch_failed_rebuilds(self, manager):
         """Keep the allocations of a server whose rebuild fails.
 
-        Nova deletes the allocations of the server on this host, as after a
-        failed evacuation to it (ComputeManager.rebuild_instance, 31 to 34). But
-        a server of this host stays, with its devices: they must stay allocated,
-        because they count for its project and no other server may get them.
+        Nova deletes the allocations of the server on this host, as if an
+        evacuation had failed (ComputeManager.rebuild_instance, 31 to 34). But
+        a server of this host stays here and keeps its devices. They must stay
+        allocated: they count for its project and are not for other servers.
         """
         delete = getattr(manager.rt,
                          'delete_allocation_for_evacuated_instance', None)
@@ -209,8 +209,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self._abandon(instance.uuid)
 
     def _abandon(self, server_uuid):
-        """Release the accelerators of a failed build; also called at the end
-        of each build.
+        """Release the accelerators of a failed build. Builds call this at the
+        end of each build.
 
         If the database fails before spawn() and again before destroy(), Nova
         calls neither.
@@ -241,7 +241,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _plugged(self, context, instance, allocations, within=False):
         """Attach accelerators while Nova creates a guest.
 
-        :param within: the server moves within this host.
+        :param within: whether the server moves within this host.
         """
         rebuilt = (instance.task_state in _REBUILDS
                    and instance.host == self._host_name)
@@ -319,8 +319,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     # Nova's own vGPUs
 
     def _vgpu_allocations(self, allocations):
-        """Return the allocations for which Nova itself must create vGPUs. With
-        standard resource classes, some of them may be nova_accel's."""
+        """Return the allocations for which Nova itself must create vGPUs. In
+        standard resource classes, others may be from nova_accel's providers.
+        """
         own = self.parts.inventory.shown.providers()
         return super()._vgpu_allocations({
             uuid: allocation for uuid, allocation
@@ -328,9 +329,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             if own and allocations else allocations)
 
     def _get_all_assigned_mediated_devices(self, instance=None):
-        """Return Nova's own mediated devices, which it creates again or copies
-        into new XML at hard reboot, rescue, revert and, with Nova 31, at its
-        start. The claims identify those of nova_accel."""
+        """Hide nova_accel's mediated devices when Nova creates its own again
+        (Nova 31: at its start) or copies them into new XML (hard reboot,
+        rescue, revert)."""
         own = self.parts.descriptions.mediated_devices()
         return {
             uuid: guest for uuid, guest in
@@ -423,9 +424,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         super().unrescue(context, instance, *args, **kwargs)
 
     def _create_guest(self, context, xml, instance, *args, **kwargs):
-        """Attach missing devices wherever a guest starts. The XML from before
-        a rescue lacks devices that were detached then, for example after a
-        failed programming."""
+        """Add missing devices to the XML with which unrescue starts a guest.
+        The XML from before the rescue lacks devices that were detached at that
+        time, for example after a failed programming."""
         if instance.task_state == task_states.UNRESCUING and (
                 handles := self.guests.handles(instance.uuid)):
             xml = self.cloud.hostdevs.complete(xml, handles)
@@ -477,7 +478,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                        migrate_data=None):
         """Detach devices on the source of a live migration.
 
-        An exception would leave the server in ERROR.
+        If that fails, recover_method() is called, because an exception would
+        leave the server in ERROR.
         """
         if self.live_migrations.leave(instance, migrate_data):
             super().live_migration(
@@ -534,7 +536,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def migrate_disk_and_power_off(self, context, instance, *args, **kwargs):
         """Keep the devices on the source of a resize or cold migration until
-        it is confirmed or reverted."""
+        the move is confirmed or reverted."""
         with errors.nothing_changed():
             self.parts.servers.wait(instance.uuid)
             # before Nova moves the disks, because it would not move them back
@@ -550,7 +552,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     def _set_aside(self, context, instance):
         """Keep the devices of a server that moves away.
 
-        :returns: the uuid of the migration; None if the server does not move.
+        :returns: uuid of the migration, or None if the server has no devices.
         """
         if not self.guests.handles(instance.uuid):
             return None
@@ -579,9 +581,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Release devices at delete, shelve offload, failed boot and revert,
         and when a host returns from which servers were evacuated.
 
-        Nova calls this also inside a hard reboot and before a rebuild, when
-        nothing is released, and on the source of a resize to another cell,
-        where it does not call migrate_disk_and_power_off().
+        Nova calls this also inside a hard reboot and before a rebuild: then
+        nothing is released. On the source of a resize to another cell it does
+        not call migrate_disk_and_power_off(): then this keeps the devices.
         """
         if not self.guests.holds(instance.uuid):
             return super().destroy(context, instance, *args, **kwargs)
@@ -607,7 +609,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def cleanup(self, context, instance, network_info, *args, **kwargs):
         """Release devices when a resize to another cell is confirmed on the
-        source. destroy() calls this, too; only destroy_vifs differs."""
+        source. Only then destroy_vifs is False; destroy() passes True."""
         super().cleanup(context, instance, network_info, *args, **kwargs)
         if not kwargs.get('destroy_vifs', True):
             self.guests.unplug(instance.uuid, model.Role.OLD)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Translate our errors into Nova's: whether another host is tried, and the
-fault that users read."""
+"""Translate errors of nova_accel into errors of Nova, which decide whether
+another host is tried, and which fault users read."""
 
 from collections.abc import Callable
 import contextlib
@@ -47,8 +47,8 @@ def start_refused():
 
 
 def log_move_refused(error: Exception) -> None:
-    """Log the cause if Placement refuses to move allocations, for which Nova
-    ends nova-compute.
+    """Log the cause if Placement refuses to move allocations. Nova then ends
+    nova-compute.
 
     :param error: nova.exception.ReshapeFailed
     """
@@ -61,7 +61,7 @@ def log_move_refused(error: Exception) -> None:
 
 
 def warn_of_simulation() -> None:
-    """Warn at the start that Placement shows devices of a simulated host."""
+    """Warn at the start if Placement shows devices of a simulated host."""
     if CONF.accel.simulated_host:
         LOG.warning('The devices of this host are simulated ([accel] '
                     'simulated_host = %s): they are in Placement and can be '
@@ -72,7 +72,7 @@ def warn_of_simulation() -> None:
 @contextlib.contextmanager
 def nothing_changed():
     """Context manager for operations that can fail before they change
-    anything: Nova leaves the server in its state, instead of ERROR."""
+    anything. After a failure Nova keeps the state of the server."""
     try:
         yield
     except exception.AcceleratorError as error:
@@ -80,8 +80,8 @@ def nothing_changed():
 
 
 class BuildRefused(nova_exception.BuildAbortException):
-    """Ends a build. Only our sentence is the fault, because Nova cuts faults
-    off."""
+    """Ends a build. The fault is the sentence of nova_accel alone, because
+    Nova cuts longer faults off."""
 
     msg_fmt = '%(reason)s'
 
@@ -90,7 +90,7 @@ class Builds:
     """The builds that this nova-compute works on.
 
     The manager has the context of a build and knows whether another host may
-    be tried, but does not pass them to the driver.
+    be tried, but passes neither to the driver.
     """
 
     def __init__(self):
@@ -140,24 +140,24 @@ class Builds:
     def context_of(self, instance):
         """Return the context of the request that builds a server, or None.
 
-        Not the thread's current one, which each notification replaces by one
-        without token (oslo_messaging.notify.notifier).
+        The current context of the thread has no token after a notification
+        (oslo_messaging.notify.notifier).
         """
         return self._contexts.get(instance.uuid)
 
     def may_go_elsewhere(self, instance) -> bool:
-        """Return whether a build may be retried on another host. Only boots
-        may. A rebuild that is retried would be left ACTIVE without a guest."""
+        """Return whether a build may be retried on another host. A rebuild may
+        not: after a retry it would be ACTIVE without a guest."""
         return (instance.task_state == task_states.SPAWNING
                 and instance.uuid not in self._last_hosts)
 
     @contextlib.contextmanager
     def translated(self, instance, has_accelerators=lambda: False):
-        """Translate our errors: reschedule if another host may succeed, else
-        abort with our sentence as the fault. On the last host, translate
-        libvirt's errors too.
+        """Translate errors of nova_accel: reschedule if another host may
+        succeed, otherwise abort with the error as the fault. On the last host,
+        translate libvirt's errors too.
 
-        :param has_accelerators: whether the server must have any.
+        :param has_accelerators: returns whether the server has accelerators.
         """
         try:
             yield

@@ -7,8 +7,8 @@ node that is tied to the host node of a device therefore gets a root of its own,
 QEMU's pxb-pcie, and each device a root port below it, which no other device
 can take: libvirt puts devices without an address into any free port.
 
-libvirt keeps the alias of a port: hence the guest's XML shows the former port
-of a device that returns (port_of).
+libvirt keeps the alias of a port. Hence the guest's XML shows the former port
+of a device that is attached again (port_of).
 """
 
 from collections.abc import Mapping
@@ -67,8 +67,8 @@ class Port(config.LibvirtConfigGuestPCIeRootPortController):
 
 
 class BehindPort:
-    """A hostdev in the port with the given index; None: libvirt chooses the
-    place."""
+    """A hostdev in the port with the given index, or if that is None, at a
+    place that libvirt chooses."""
 
     port: int | None = None
 
@@ -82,7 +82,7 @@ class BehindPort:
 def address(bus: int, slot: int = 0, function: int = 0):
     """Return the PCI address of a device in the guest.
 
-    :param bus: index of the PCI controller that it is plugged into.
+    :param bus: index of the PCI controller that the device is plugged into.
     """
     found = config.LibvirtConfigGuestDeviceAddressPCI()
     found.domain, found.bus = '0x0000', f'0x{bus:02x}'
@@ -94,11 +94,10 @@ def add(xml, nodes: Mapping[str, int | None]) -> dict[str, int]:
     """Add expanders and ports to new guest XML.
 
     :param xml: Nova's LibvirtConfigGuest.
-    :param nodes: address of each device that the guest gets, as in
-        model.AttachHandle -> its NUMA node on the host, None if the host does
-        not show it.
-    :returns: address of each device with a port -> index of the port. libvirt
-        places the others, and the log has the reason.
+    :param nodes: address as in model.AttachHandle of each device that the
+        guest gets -> its NUMA node on the host, or None if unknown.
+    :returns: address of a device -> index of its port. libvirt places devices
+        without a port, and the log has the reason.
     """
     cells = _cells(xml) if nodes else {}
     if not cells:
@@ -146,8 +145,8 @@ def _add(xml, below):
 
 
 def _cells(xml) -> dict[int, int]:
-    """Return the NUMA nodes of the host with the guest node tied to each;
-    empty if the guest has none."""
+    """Return NUMA node of the host -> guest node that is tied to it, or {} if
+    the guest cannot have expanders."""
     if not getattr(xml.cpu, 'numa', None):
         return {}
     if not (xml.numatune and xml.numatune.memnodes):
@@ -171,12 +170,12 @@ def _cells(xml) -> dict[int, int]:
 
 
 def port_of(device: str, xml: str) -> int | None:
-    """Return the former port of a device that is attached again, if it is free.
+    """Return the former port of a device that is attached again.
 
     :param device: address as in model.AttachHandle.
     :param xml: of the guest, from libvirt.
-    :returns: its index; None if the device had no port, or the port has
-        another device now.
+    :returns: index of the port, or None if the device had no port, or the port
+        has another device now.
     """
     devices = ElementTree.fromstring(xml).find('devices')
     if devices is None:

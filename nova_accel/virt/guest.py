@@ -25,14 +25,14 @@ _UNKNOWN = 0
 class Hostdevs:
 
     def __init__(self, set_managed: Callable):
-        """:param set_managed: LibvirtDriver._set_managed_mode, by which
+        """:param set_managed: LibvirtDriver._set_managed_mode. It sets whether
             libvirt binds a PCI function to VFIO and back."""
         self._set_managed = set_managed
 
     def add(self, xml, handles: Iterable[model.AttachHandle],
             nodes: Mapping[str, int],
             iommufd: Collection[str] = ()) -> None:
-        """Add devices to guest XML: Nova's LibvirtConfigGuest.
+        """Add devices to xml, Nova's LibvirtConfigGuest.
 
         :param nodes: address of a handle -> the NUMA node of its device on
             this host, if known.
@@ -51,14 +51,13 @@ class Hostdevs:
 
     def attach(self, guest, handles: Iterable[model.AttachHandle],
                lasts: bool = False, iommufd: Collection[str] = ()) -> None:
-        """Attach missing devices to a running guest. A device that was in it
-        before returns to its place.
+        """Attach missing devices to a running guest. A device that the guest
+        had before returns to its port.
 
-        :param lasts: also change the persistent definition, which has the
-            devices of the guest before.
+        :param lasts: whether to add them to the persistent definition as well.
         :param iommufd: as for add().
-        :raises Exception: the first error; devices that libvirt accepted are
-            attached.
+        :raises Exception: the first error of libvirt, after an attempt for
+            each device.
         """
         failure = None
         for hostdev in self._missing(
@@ -74,8 +73,8 @@ class Hostdevs:
 
     def complete(self, xml: str,
                  handles: Iterable[model.AttachHandle]) -> str:
-        """Add missing devices to guest XML that libvirt returned earlier. A
-        device that was in that guest before returns to its place."""
+        """Return guest XML of libvirt with missing devices added. A device for
+        which the XML has a port gets this port."""
         earlier = config.LibvirtConfigGuest()
         earlier.parse_str(xml)
         missing = list(self._missing(handles, _addresses(earlier.devices)))
@@ -94,9 +93,9 @@ class Hostdevs:
                     yield hostdev
 
     def detach(self, guest, handles: Iterable[model.AttachHandle]) -> None:
-        """Detach devices from a running guest; return when they are out.
+        """Detach devices from a running guest, and wait for their release.
 
-        :raises DeviceError: the guest does not release one.
+        :raises DeviceError: the guest does not release a device.
         """
         there = self.addresses(guest)
         hostdevs = [hostdev for handle in handles
@@ -121,8 +120,8 @@ class Hostdevs:
 
     @staticmethod
     def addresses(guest) -> set[str]:
-        """Return the addresses, as in model.AttachHandle, of a guest's
-        hostdevs; none if the guest no longer exists.
+        """Return the addresses, as in model.AttachHandle, of the hostdevs of a
+        guest. A guest that no longer exists has none.
 
         :raises libvirt.libvirtError: libvirt does not answer.
         """
@@ -179,7 +178,7 @@ def without_iommufd(xml: str, addresses: Iterable[str]) -> set[str]:
 
 
 def xml_of(guest) -> str:
-    """Return the XML of a guest, '' if it no longer exists.
+    """Return the XML of a guest, or '' if the guest no longer exists.
 
     :raises libvirt.libvirtError: libvirt does not answer.
     """
@@ -212,8 +211,8 @@ def _is_gone(error) -> bool:
 
 
 def _is_going(error) -> bool:
-    """Return whether a guest is still releasing a device, or has released it
-    (LibvirtDriver._detach_sync, Nova 31 to 34)."""
+    """Return whether a detach failed because the guest is releasing the device
+    or has released it (LibvirtDriver._detach_sync, Nova 31 to 34)."""
     return errors.is_of_libvirt(error) and (
         error.get_error_code() == libvirt_driver.libvirt.VIR_ERR_DEVICE_MISSING
         or 'already in the process of unplug' in str(error))
@@ -224,8 +223,8 @@ def _addresses(devices) -> set[str]:
 
 
 def _address(device) -> str:
-    """Return the address as in model.AttachHandle, '' for a device that is not
-    a hostdev."""
+    """Return the address of a hostdev as in model.AttachHandle, or '' for any
+    other device."""
     if isinstance(device, config.LibvirtConfigGuestHostdevMDEV):
         return device.uuid
     if isinstance(device, config.LibvirtConfigGuestHostdevPCI):

@@ -28,7 +28,7 @@ class Claims(config.LibvirtConfigObject):
 
 
 def read(xml: str) -> str:
-    """Return the text in a guest's metadata, '' if it has none.
+    """Return the text in the metadata of a guest, or '' if they have no text.
 
     :param xml: of the guest, from libvirt.
     """

@@ -2,12 +2,12 @@
 """List the accelerators of a guest in its device metadata.
 
 The metadata service and the config drive list ``devices`` with their tags and
-their addresses in the guest. Nova has three kinds of them, network cards,
-disks and shares, and leaves any other out
+their addresses in the guest. Nova lists three kinds of devices, network cards,
+disks and shares, and no other kind
 (InstanceMetadata._get_device_metadata(), 31 to 34). Therefore an accelerator
-is listed as a disk without serial number and path, so its tags are the only
-information in it. The first tag is ``accelerator``. If host switches are above
-several devices, one of these has the topology file of NCCL as its last tag.
+is listed as a disk without serial number and path, and only its tags describe
+it. The first tag is ``accelerator``. If several accelerators share a switch of
+the host, the first accelerator has the topology file of NCCL as its last tag.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,8 +61,8 @@ def _places(xml: str) -> Iterator[nccl.Place]:
 
 def _node(place: etree._Element, controllers: Mapping[int, etree._Element],
           ) -> int:
-    """Return the NUMA node in the guest for an address on its buses: the node
-    of the root port's expander (virt.expanders)."""
+    """Return the guest's NUMA node of the device at an address in the guest:
+    the node of the expander above its port (virt.expanders)."""
     above = controllers.get(int(place.get('bus', '0'), 0))
     while above is not None:
         if (node := above.findtext('./target/node')) is not None:

@@ -8,9 +8,9 @@ on the other node, the build would fail here, and on each host of this kind.
 
 Two places of Nova (31 to 34) are wrapped: the resource tracker's claims, which
 have the allocations, and Claim._test_numa_topology, which fits the guest into
-the entry of the host. It is called with an entry in which only the nodes of
-the devices have processors. If the guest does not fit there, Nova chooses
-without this limit, and the build fails.
+the entry of the host. The latter is called with an entry in which only the
+nodes of the devices have processors. If the guest does not fit there, Nova
+chooses without this limit, and the build fails.
 """
 
 from collections.abc import Iterable
@@ -81,8 +81,8 @@ class GuestNodes:
         return watched
 
     def suitable(self, claim, compute_node) -> list[tuple[int, ...]]:
-        """Return the sets of NUMA nodes to try for a guest, none if it may be
-        anywhere or nowhere.
+        """Return the sets of NUMA nodes to try for a guest: those on which it
+        can get its devices, or [] if these are all sets.
 
         :param claim: nova.compute.claims.Claim of this thread.
         :param compute_node: nova.objects.ComputeNode
@@ -116,7 +116,8 @@ class GuestNodes:
 
 
 def _wrapped() -> bool:
-    """Wrap a method once; return whether this Nova has it in a known form."""
+    """Wrap Claim._test_numa_topology once, and return whether this Nova has it
+    in a known form."""
     original = getattr(claims.Claim, _METHOD, None)
     if hasattr(original, _MARK):
         return True
@@ -154,7 +155,7 @@ def _only(compute_node, nodes: Iterable[int]):
     """Return a compute node on which guests fit on some NUMA nodes only.
 
     The other nodes have no processors. They stay in the entry, because Nova
-    reads all nodes to find that of a physical network.
+    reads all nodes to find the node of a physical network.
     """
     limited = compute_node.obj_clone()
     topology = objects.NUMATopology.obj_from_db_obj(limited.numa_topology)

@@ -7,13 +7,14 @@ cards that are passed through (LibvirtDriver._detach_direct_passthrough_vifs).
 
 With accel:live_migration=transparent, the guest keeps its devices, and QEMU
 loads their state into equal devices of the new host. The source describes its
-devices in Nova's migrate_data. The destination compares them with those that it
-would claim, claims these, and adds their addresses, which Nova writes into the
-XML of the guest (nova.virt.libvirt.migration). Other flavors are refused.
+devices in Nova's migrate_data. The destination compares them with the devices
+that it can claim, claims its devices, and adds their addresses, which Nova
+writes into the guest's XML (nova.virt.libvirt.migration). Other flavors are
+refused.
 
 For example, server A moves by detach from host 1, where it has 0000:3b:00.0, to
 host 2. Before the first call, Placement allocates a device of host 2 to A, and
-that of host 1 to the migration. In pre_live_migration, host 2 claims and
+0000:3b:00.0 to the migration. In pre_live_migration, host 2 claims and
 prepares 0000:65:00.0 for the migration. In live_migration, host 1 detaches
 0000:3b:00.0, and the guest moves. Then host 1 releases and cleans 0000:3b:00.0,
 and host 2 transfers its claim to A and attaches 0000:65:00.0 to the guest.
@@ -35,8 +36,8 @@ post_live_migration_at_destination  destination                 the server's
 =================================== =========== =============== ==============
 
 After a failure rollback_live_migration_at_source() attaches the old devices
-again, and rollback_live_migration_at_destination() releases the new ones; if
-Nova does not call them, attach.reconcile does both.
+again, and rollback_live_migration_at_destination() releases the new devices.
+If Nova calls neither, attach.reconcile does both.
 """
 
 from collections.abc import Callable
@@ -78,7 +79,7 @@ class LiveMigrations:
     # Before anything moves
 
     def offer(self, instance, data) -> None:
-        """Note, for the source host, that this host can take the devices.
+        """Store in data, for the source, that this host can take the devices.
 
         :param data: nova.objects.LibvirtLiveMigrateData, which is changed.
         :raises MigrationPreCheckError: QEMU or libvirt of this host is too old.
@@ -93,7 +94,7 @@ class LiveMigrations:
     def check_source(self, instance, data) -> None:
         """Check on the source whether the server can be migrated.
 
-        :raises MigrationPreCheckError: it cannot.
+        :raises MigrationPreCheckError: the server cannot be migrated.
         """
         if not self._guests.handles(instance.uuid):
             return
@@ -180,8 +181,8 @@ class LiveMigrations:
         move their state with the guest.
 
         :param instance: reads the server from Nova's database. It is called
-            only if there are such devices: all others must be attached even
-            if the database is unavailable.
+            only if the server may have such devices, because other devices
+            must be attached even if the database is unavailable.
         """
         found = self._migratable.by_iommu(server_uuid)
         if (found and self._has_versions(*vfio.IOMMUFD_VERSIONS)
@@ -195,7 +196,8 @@ class LiveMigrations:
         needs.
 
         :param movable: the result of moved() before Nova's own check.
-        :raises MigrationPreCheckError: it lacks them; Nova tries another host.
+        :raises MigrationPreCheckError: the destination lacks such devices.
+            Nova then tries another host.
         """
         server = nova_cloud.server_of(instance)
         if not server.requests:
@@ -229,8 +231,8 @@ class LiveMigrations:
 
         Its guest continues to run with its devices on the other host.
 
-        :raises MigrationError: with our sentence; this migration has no claims
-            here.
+        :raises MigrationError: the devices cannot be prepared, and this
+            migration has no claims here.
         """
         server = nova_cloud.server_of(instance)
         migration = _migration(data)
@@ -263,7 +265,7 @@ class LiveMigrations:
     def arrive(self, instance) -> None:
         """Attach the prepared devices to a guest that has arrived.
 
-        Raises nothing, because the server has moved; attach.reconcile retries.
+        Raises nothing, because the server has moved: attach.reconcile retries.
         """
         holdings = self._parts.holdings
         try:
@@ -286,7 +288,7 @@ class LiveMigrations:
     # While the guest moves
 
     def memory(self, instance) -> int:
-        """Return how many MiB of the accelerators of a server are copied."""
+        """Return how many MiB of accelerator memory the migration copies."""
         if not nova_cloud.server_of(instance).takes_along:
             return 0
         return self._migratable.memory(instance.uuid)
@@ -294,10 +296,12 @@ class LiveMigrations:
     def allow_downtime(self, instance, guest) -> None:
         """Permit the pause of this guest that its flavor allows.
 
-        Nova's steps consider only RAM. Each step of this guest also permits
-        the time to copy its accelerators, and the last step its whole limit.
+        Nova permits longer pauses step by step, and considers only RAM. Add
+        the time to copy the accelerators to each step, and permit in the last
+        step the whole limit of the flavor.
 
-        :param guest: nova.virt.libvirt.guest.Guest of this migration alone.
+        :param guest: nova.virt.libvirt.guest.Guest, changed. Only this
+            migration uses the object.
         """
         server = nova_cloud.server_of(instance)
         limit = server.max_downtime
@@ -369,7 +373,8 @@ def _noted(data, key):
 
 
 def _migration(data) -> str | None:
-    """Return the migration that the destination stored, None without one."""
+    """Return the uuid of the migration that check_destination() stored, or
+    before that the value of offer(), or None if neither stored a value."""
     return _noted(data, _MIGRATION)
 
 
@@ -404,8 +409,8 @@ def _kinds(found):
 
 
 def _map(data, pairs):
-    """Store the devices of this host in the data, from which Nova writes the
-    guest's XML."""
+    """Store the devices of this host in data. Nova writes the guest's XML from
+    there."""
     functions = (data.pci_dev_map_src_dst or {}
                  if 'pci_dev_map_src_dst' in data else {})
     for there, here in pairs:

@@ -56,8 +56,8 @@ class Place(typing.NamedTuple):
 
 
 def topology(kernel, places: Iterable[Place]) -> str:
-    """Return the topology file for NCCL as one line, '' if no two devices
-    share a switch."""
+    """Return the topology file for NCCL as one line, or '' if no two devices
+    share a switch or the file is too large for NCCL."""
     system = etree.Element('system', version='1')
     cpus: dict[int, etree._Element] = {}
     switches: dict[tuple[int, str], etree._Element] = {}
@@ -98,8 +98,8 @@ def _attributes(kernel, switch: str, above: Sequence[str]) -> dict[str, str]:
 
 def _faster_link(kernel, device: str, above: tuple[str, ...],
                  ) -> dict[str, str]:
-    """Return the link of a device's slot if it is faster than that of its port
-    in the guest."""
+    """Return the link of a device's slot, or {} if the port in the guest shows
+    one that is as fast."""
     with contextlib.suppress(OSError):
         lanes, speed = bus.of_the_slot(kernel, device, above)
         if above and speed > _PORT_SPEED:

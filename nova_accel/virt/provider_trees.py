@@ -5,11 +5,12 @@ At each report Nova (31 to 34) copies the tree of a host twice, and goes through
 all of its providers ten times: 0.6 s of processor for 641 providers. The
 methods here have the same results.
 
-A copy of a tree shares the providers. A tree that changes one copies it first,
-and the providers above it. For example, nova-compute adds a trait to a region
-in its copy: the copy then has its own root, card and region, and shares all
-other objects with Nova's cache. A provider belongs to a tree as long as it and
-the root have the same _OWNER; copying a tree clears that of the root.
+A copy of a tree shares the providers. Before a tree changes a provider, it
+copies this provider and the providers above it. For example, nova-compute adds
+a trait to a region in its copy: the copy then has its own root, card and
+region, and shares all other objects with Nova's cache. A provider belongs to a
+tree as long as it and the root have the same _OWNER. Copying a tree clears the
+_OWNER of its root.
 
 Hence two trees whose roots have the same children have the same providers.
 Below has the results derived from them, computed once.
@@ -136,7 +137,8 @@ def _shared(providers: Iterable) -> frozenset[str]:
 # ProviderTree
 
 def _find(find, tree, name_or_uuid: str, return_root: bool = False):
-    """Find a provider that the caller may change."""
+    """Return a provider, or its root, that the caller may change. If the tree
+    shares the provider, create a copy for the tree first."""
     root, path = _path(tree, name_or_uuid)
     if root is None:
         if all((found := _computed(root)) and name_or_uuid not in found.names
@@ -164,8 +166,8 @@ def _find(find, tree, name_or_uuid: str, return_root: bool = False):
 
 
 def _path(tree, name_or_uuid: str):
-    """Return the root above a provider, or None if it is unknown; and the UUIDs
-    of the providers from below the root down to this one."""
+    """Return (root of a provider, UUIDs from below the root down to it), or
+    (None, []) if the provider is unknown."""
     root = tree.roots_by_uuid.get(name_or_uuid) or tree.roots_by_name.get(
         name_or_uuid)
     path: list[str] = []
@@ -192,7 +194,7 @@ def _clone(provider, owner):
 
 
 def _data(_, tree, name_or_uuid: str) -> provider_tree.ProviderData:
-    """Return a copy that its receiver may change."""
+    """Return a copy of a provider's data, which the caller may change."""
     with tree.lock:
         root, path = _path(tree, name_or_uuid)
         provider = tree._find_with_lock(name_or_uuid) if root is None else (
@@ -208,7 +210,8 @@ def _has_sharing_provider(_, tree, resource_class: str) -> bool:
 
 
 def _copy(_, tree, memo: dict):
-    """Copy a tree. With native threads another one may change it."""
+    """Copy a tree under its lock: with native threads, another thread may
+    change the tree."""
     copied = copy.copy(tree)
     with tree.lock:
         for name, value in vars(tree).items():
@@ -231,7 +234,7 @@ def _add_child(add, provider, child) -> None:
 
 
 def _share(_, provider, memo: dict):
-    """Copy a provider, as part of a tree or of a root."""
+    """Copy a provider and those below it. A root is shared, not copied."""
     if provider.parent_uuid is None:
         setattr(provider, _OWNER, None)
         return provider

@@ -54,8 +54,8 @@ def _delete_again(client, delete, *args, **kwargs):
     """Delete the allocations of a server; retry if Placement refuses.
 
     Placement refuses to delete allocations from several providers while one of
-    them is written, because all its tries are in one transaction. A new
-    request succeeds, and Nova makes none after a move
+    these is written, because Placement makes all tries in one transaction. A
+    new request succeeds, but Nova makes none after a move
     (ComputeManager._delete_allocation_after_move, 31 to 34): the server would
     be in ERROR because its old device is shown as free at that moment.
     """
@@ -93,7 +93,7 @@ def _ensure(client, ensure, context, uuid, *args, **kwargs):
 
 
 def _is_stale(client, root: str) -> bool:
-    """Return whether Nova's copy of any provider of a host is old."""
+    """Return whether Nova must read a provider of a host again."""
     times = client._association_refresh_time
     uuids = client._provider_tree.get_provider_uuids(root)
     return not times.keys() >= set(uuids) or client._associations_stale(
@@ -131,8 +131,9 @@ def _update(client, update, context, new_tree, *args, **kwargs):
 
 
 class _Reported(list):
-    """The UUIDs of a tree. Nova (31 to 34) only iterates over them, from the
-    last to the first, to compare each provider with its copy."""
+    """The UUIDs of a tree. In reverse order it has only the UUIDs in differ:
+    Nova (31 to 34) iterates in this order to compare providers with its copy.
+    """
 
     #: the providers to compare
     differ: Collection[str] = ()
@@ -145,7 +146,7 @@ class _Reported(list):
 def _has_ours(tree, root: str) -> bool:
     """Return whether a host has providers of nova_accel.
 
-    :param root: UUID of its provider.
+    :param root: UUID of the provider of the host.
     """
     top = tree.roots_by_uuid.get(root)
     return top is not None and any(
@@ -165,9 +166,9 @@ WRAPS: dict[str, Callable] = {
 class Unread(dict):
     """Allocations that are fetched when they are first read.
 
-    A dict, because Nova sends it to Placement as JSON after reading and
-    changing it; json takes an unread one as empty. If fetching fails, reading
-    raises the error, and the next reading fetches again.
+    A dict, because Nova reads and changes it, and then sends it to Placement
+    as JSON; json writes an Unread that was not read as {}. If fetching fails,
+    reading raises the error, and the next reading fetches again.
     """
 
     def __init__(self, fetch: Callable[[], dict[str, typing.Any]]):
@@ -181,7 +182,7 @@ class Unread(dict):
             super().update(answer)
 
     def __reduce_ex__(self, protocol):
-        """Copy as a plain dict, deeply too."""
+        """Make copies, including deep copies, plain dicts."""
         return dict, (dict(self),)
 
 

@@ -26,7 +26,7 @@ def open_door() -> None:
 
 
 class Plugin(plugin.PluginBase):
-    """A plug-in of os-vif that opens the door, and has no VIF.
+    """A plug-in of os-vif that opens the door, and serves no VIF.
 
     nova-compute (31 to 34) loads all plug-ins of os-vif before its driver:
     os_vif.initialize() in main() of nova/cmd/compute.py.
