@@ -33,7 +33,7 @@ State = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """The demands of a server of a flavor on a host."""
+    """The demands of one server of a flavor on its host."""
 
     #: by suffix, as request.groups() returns them, with processors, memory
     #: and disk in the unnumbered one
@@ -45,7 +45,7 @@ class Wanted:
 
     @functools.cached_property
     def needs(self) -> list['Need']:
-        """Return the needs. Equal needs are one, with their number (times)."""
+        """Return the different needs of a server, with times for each."""
         functions = {r.group: frozenset(r.wanted_traits)
                      for r in self.requests if r.programs}
         count: dict[Need, int] = {}
@@ -176,8 +176,8 @@ class Host:
             if not number or plain.resources.keys() & p.inventories.keys()))
 
     def needs(self, wanted: Wanted) -> list[Need]:
-        """Return all needs, except for disk that hosts share, which is in none
-        of their trees."""
+        """Return all needs, but not the need of disk if no provider of this
+        host has it: hosts may share a provider of disk."""
         shared = not any('DISK_GB' in names for names in self.classes)
         return [need for need in wanted.needs if not (
             shared and dict(need.amounts).keys() == {'DISK_GB'})]
@@ -199,8 +199,9 @@ class Host:
         return [some | {root} for some in several for root in roots]
 
     def hides_places(self, wanted: Wanted) -> bool:
-        """Return whether it is unknown if the devices of a server are in the
-        demanded place: several devices of one provider may be anywhere."""
+        """Return whether Placement does not show if the devices of a server
+        are in the demanded place, because a pool has devices of many places.
+        """
         needs = [need for need in wanted.needs
                  if _is_of_accelerators(need)]
         several = sum(need.times * sum(naming.accelerators(
@@ -224,7 +225,8 @@ def count(wanted: Wanted, host: Host, free: State) -> int:
 
 
 def _at_most(wanted, host, free, needs):
-    """Return how many servers fit if all devices were equal."""
+    """Return an upper bound: how many servers fit if one provider could serve
+    any part of a need."""
     amounts: dict[str, int] = {}
     givers: dict[str, set[int]] = {}
     for need in needs:
@@ -240,9 +242,9 @@ def _at_most(wanted, host, free, needs):
 def limit(wanted: Wanted, host: Host, free: State) -> Limit:
     """Return the condition that limits the number of servers that fit.
 
-    This is an exhausted resource; otherwise a demand on all devices of a
-    server, if more would fit without it; otherwise the need whose removal makes
-    room for most.
+    This is an exhausted resource. If none is exhausted, it is a demand on all
+    devices of a server without which more servers fit. Without such a demand,
+    it is the need whose removal makes room for most servers.
     """
     lacks = host.lacks(wanted)
     if lacks:
@@ -303,11 +305,11 @@ def _said(wanted, host, free, need, alone):
 
 
 def place(wanted: Wanted, host: Host, free: State) -> State | None:
-    """Return the free inventory after one more server on a host, None if it
-    does not fit.
+    """Return the free inventory after one more server on a host, or None if
+    the server does not fit.
 
-    Among suitable providers the fullest is taken, as the scheduler stacks
-    servers.
+    The server gets the fullest of the suitable providers, because the
+    scheduler stacks servers.
     """
     if host.lacks(wanted):
         return None
@@ -391,8 +393,8 @@ def _count(wanted, host, free, needs):
 
 
 def _parts(kinds, serve):
-    """Return groups of kinds to count together: those that compete for a class
-    of a provider, or are for one server at one place."""
+    """Return groups of kinds to count together. The kinds of a group compete
+    for a class of a provider, or are for the servers at one place."""
     parts: list[tuple[set, list]] = []
     for kind in kinds:
         need, where = kind
@@ -413,8 +415,8 @@ def _parts(kinds, serve):
 
 
 def _of_part(host, free, part, serve, most, least, isolated):
-    """Return the possible pairs (servers at places, servers by needs without a
-    place)."""
+    """Return the possible pairs (number of servers at places, number of
+    servers that the needs without a place allow)."""
     wheres = list(dict.fromkeys(where for _, where in part))
     caps = {where: min([least, *(most[kind] for kind in part
                                  if kind[1] == where)]) for where in wheres}
@@ -447,11 +449,12 @@ def _values(part, vectors):
 
 
 def _reached(host, free, part, serve, caps, isolated):
-    """Return the vectors of how often each kind can be served, without
-    dominated vectors.
+    """Return the vectors that no other vector dominates. A vector says how
+    often each kind is served.
 
     :param caps: place -> maximum number of servers there.
-    :param isolated: place -> number of servers there, if it limits a provider.
+    :param isolated: place -> number of servers there, which is how often one
+        provider may serve numbered needs; None: without this limit.
     """
     limits = [caps[where] * need.times for need, where in part]
     reached: set[_Vector] = {(0,) * len(part)}

@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The fewest cold migrations that make room for servers of a flavor, or bring
-those of a job together.
+the servers of a job together.
 
 Pure. Migrations are simulated one after the other: a server occupies room on
 its new host before it frees the room on its old one. The search tries plans of
-one migration, then of two, and so on: the first one found is of the fewest. It
-skips states that cannot succeed even if all remaining migrations freed room
-and needed none.
+one migration, then of two, and so on. Hence the first plan that it finds has
+the fewest migrations. The search skips states that cannot succeed even if all
+remaining migrations freed room and needed none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,8 +36,8 @@ class Server:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A number of servers in one domain: further ones of a flavor that fit, or
-    members that are there."""
+    """A number of servers in one domain: members that are there, and servers
+    of the flavor for which it has room."""
 
     #: flavor of these servers; None if members have several
     wanted: capacity.Wanted | None
@@ -109,9 +109,9 @@ def plan(hosts: Mapping[str, capacity.Host],
     unless it is a member.
 
     :param hosts: by name.
-    :param servers: name of a host -> its servers that may be migrated; equal
-        flavors are the same object.
-    :param states: maximum number tried for plans of one length.
+    :param servers: name of a host -> its servers that may be migrated. Servers
+        with equal flavors share one object as wanted.
+    :param states: maximum number of states tried for plans of one length.
     :returns: None if no plan was found.
     """
     amount = goal.amount
@@ -142,7 +142,7 @@ def after(moves: Iterable[Move], hosts: Mapping[str, capacity.Host],
           servers: Mapping[str, Iterable[Server]], goal: Goal) -> int:
     """Return how much of a goal is reached once these migrations are done.
 
-    :raises Changed: one of them cannot be done; it names the server.
+    :raises Changed: a migration cannot be done; the error names its server.
     """
     search = _Search(hosts, servers, goal, 0)
     cloud = search.start
@@ -239,8 +239,8 @@ class _Search:
             for others in range(moves + 1))
 
     def _gained(self, number, free, servers, moves):
-        """Return, for each number of servers that leave a host, how many more
-        fit."""
+        """Return a list: at index n, how many more servers of the goal fit on
+        a host if at most n of its servers leave."""
         kinds = tuple(sorted((kind.key for kind, _ in servers), key=hash))
         key = self._hosts[number].kind, free, kinds, moves
         if key not in self._gains:
@@ -257,8 +257,8 @@ class _Search:
         return self._gains[key]
 
     def within(self, start, moves):
-        """Return (moves, cloud after them) for a plan with the given number of
-        moves; None if none was found."""
+        """Return (moves, cloud after them) for a plan with at most the given
+        number of moves, or None if no plan was found."""
         self.looked_at = 0
         self.is_cut = False
         self._seen: set = set()
@@ -286,8 +286,8 @@ class _Search:
         return None
 
     def _ordered(self, cloud):
-        """Return the states after one more migration, those with the most room
-        first."""
+        """Return (move, state after it) for each possible migration, first the
+        states that reach most of the goal."""
         result: list[tuple] = []
         for source, there in enumerate(cloud.servers):
             for index, (kind, uuid) in enumerate(there):

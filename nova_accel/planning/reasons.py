@@ -64,10 +64,10 @@ class Need:
 
 
 def needs(groups: Mapping[str, request.Group]) -> list[Need]:
-    """Return the needs of all groups, each of which one provider must satisfy.
+    """Return the needs of all groups. One provider must satisfy a whole need.
 
     The classes of the unnumbered group may come from several providers, and
-    its traits from any of the host (Placement API, 1.29).
+    its traits from any provider of the host (Placement API, 1.29).
 
     :param groups: as request.groups() returns them.
     """
@@ -87,12 +87,12 @@ def of_provider(need: Need, provider: Provider,
                 who: Callable[[str], str]) -> str | None:
     """Return why a provider does not satisfy a need.
 
-    Permanent reasons come before temporary ones: for a card in use of another
-    vendor, the vendor is named.
+    Permanent reasons come before temporary ones. For example, the reason for a
+    card of another vendor that is in use is the vendor.
 
     :param provider: has the classes of the need.
     :param who: names the consumer of an allocation.
-    :returns: a clause without a subject; None if it can.
+    :returns: a clause without a subject, or None if it satisfies the need.
     """
     lacks = sorted(t for t in need.required - provider.traits
                    if not naming.is_volatile(t))
@@ -154,8 +154,8 @@ def of_host(groups: Mapping[str, request.Group],
     :param groups: as request.groups() returns them.
     :param providers: all providers of the host.
     :param policy: group_policy of the flavor.
-    :returns: sentences without an end; [] if of_provider() reports all known
-        reasons.
+    :returns: sentences without a full stop, or [] if of_provider() reports all
+        known reasons.
     """
     found = []
     traits = frozenset().union(*(p.traits for p in providers))

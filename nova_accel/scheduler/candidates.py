@@ -35,11 +35,11 @@ def answer(response: typing.Any, **parts: type) -> dict[str, typing.Any]:
 
 
 class Zones:
-    """The hosts of availability zones and the like, as Placement listed them.
+    """The hosts of availability zones, as Placement listed them.
 
     A zone is listed once in SECONDS, because Placement reads all hosts of the
-    cloud for the list. Each request still asks Placement whether a server may
-    go to a host.
+    cloud for the list. Each request still asks Placement whether a host
+    satisfies the request.
     """
 
     SECONDS = 60
@@ -54,8 +54,8 @@ class Zones:
               ) -> frozenset[str]:
         """Return the UUIDs of the hosts of a zone.
 
-        :param question: url_of_hosts()
-        :param ask: returns Placement's answer to it.
+        :param question: from url_of_hosts().
+        :param ask: returns the UUIDs in Placement's answer to the question.
         """
         now = time.monotonic()
         known = self._known.get(question)
@@ -77,7 +77,7 @@ def url(groups: Mapping[str, request.Group], limit: int, *,
     """Return the path and query of GET /allocation_candidates, 1.35 or later.
 
     :param groups: by suffix, as request.groups() returns them.
-    :param limit: of candidates.
+    :param limit: maximum number of candidates.
     :param policy: group_policy, which Placement requires for two or more
         groups with a suffix; 'none' by default.
     :param root_forbidden: traits that no host may have.
@@ -95,8 +95,8 @@ def url_of_part(query: str, groups: Mapping[str, request.Group],
     """Return the path and query that ask Placement whether a host satisfies
     some groups.
 
-    It also has the restrictions on hosts of the whole request, and one MiB of
-    the host's memory, because Placement needs a resource.
+    The query also has the restrictions on hosts of the whole request. It asks
+    for one MiB of the host's memory, because Placement needs a resource.
 
     :param query: Nova's question for the whole request, a query string.
     :param groups: by suffix. The unnumbered group has the traits of the query,
@@ -119,8 +119,8 @@ def names_host(query: str) -> bool:
 
 
 def url_of_providers(suffix: str, group: request.Group) -> str:
-    """Return the path and query for providers with free inventory for a group,
-    wherever they are. For the unnumbered group, one of its classes is enough.
+    """Return the path and query for providers of any host with free inventory
+    for a group. Of the unnumbered group, it asks only for one class.
     """
     classes = sorted((name, amount) for name, amount
                      in group.resources.items() if amount)

@@ -2,8 +2,8 @@
 """The cost of an allocation candidate: how badly its devices suit a server.
 
 The filter sorts the candidates of each host by cost. Nova claims the first
-one, and the weigher returns its negative cost as the weight of the host. Hence
-a host with one more candidate never weighs less.
+candidate, whose negative cost is the weight of the host. Hence a host with one
+more candidate never weighs less.
 
 The unit is that of Nova's weights: RAM, CPU, disk, I/O and hypervisor version
 weigh 1 each at most, and Nova multiplies a cost by [accel] weight_multiplier,
@@ -72,7 +72,7 @@ DEVICES = Prices(
 
 
 class Costs:
-    """The costs of candidates, until a server of the request gets one.
+    """The costs of candidates, valid until a server of the request gets one.
 
     :param requests: the groups of one server, at least one.
     :param demand: demand for functions.
@@ -196,13 +196,14 @@ def _exact(cost):
 
 
 def _place(wanted, traits):
-    """Return the position of the first wanted trait that a device has."""
+    """Return the position of the first wanted trait that a device has, or the
+    number of wanted traits if the device has none."""
     return next((number for number, trait in enumerate(wanted)
                  if trait in traits), len(wanted))
 
 
 def _losses(demand, kinds):
-    """Return the loss by overwriting a region of each kind, 0 to 1.
+    """Return kind -> loss if a region of this kind is overwritten, 0 to 1.
 
     The loss is x / (x + mean): x is the demand for the region's function per
     idle copy of the function, and mean the average of all idle regions. Hence
@@ -227,7 +228,7 @@ def _losses(demand, kinds):
 
 
 def _asked(named, wanted, kinds):
-    """Return how much other flavors request the traits of each kind, 0 to 1.
+    """Return kind -> how much other flavors request its traits, 0 to 1.
 
     Traits that this flavor requires, or that all kinds have, do not count.
     """

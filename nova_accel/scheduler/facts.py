@@ -51,8 +51,8 @@ def providers(wanted: request.AcceleratorRequest, candidate: Candidate,
     """Return the UUIDs of the providers that serve a request group.
 
     A group has one provider per class, because Placement takes a whole class
-    of a group from one provider (granular resource requests, 1.25). The
-    unnumbered group may take its other classes from others.
+    of a group from one provider (granular resource requests, 1.25). Providers
+    of the unnumbered group for other classes are not returned.
     """
     group = wanted.group
     mapped = candidate['mappings'].get(group, ())
@@ -65,8 +65,8 @@ def providers(wanted: request.AcceleratorRequest, candidate: Candidate,
 
 
 class Facts:
-    """Placement's answer, minus the allocations to servers of the request
-    since.
+    """Placement's answer, updated by later allocations to servers of the
+    request.
 
     :param requests: of one server.
     :param summaries: not modified.
@@ -112,8 +112,8 @@ class Facts:
         return found
 
     def free_of_hosts(self) -> Mapping[str, int]:
-        """Return the number of free accelerators by the UUID of a root
-        provider; hosts without free ones are omitted."""
+        """Return UUID of a root provider -> number of free accelerators. Hosts
+        without free accelerators are omitted."""
         result: dict[str, int] = {}
         # a class -> whether it is of accelerators, cached because there are
         # many providers and few classes
@@ -137,8 +137,8 @@ class Facts:
                 ) -> dict[str, Mapping[str, str]]:
         """Return the domains of hosts: root -> level -> domain.
 
-        Hosts have many traits, and few of them are domains: sets are
-        intersected, which takes less time than to read each name.
+        Sets of traits are intersected, which takes less time than to read each
+        name: hosts have many traits, few of which are domains.
         """
         shown = frozenset(filter(naming.is_near, set().union(
             *map(self._traits, roots))))
@@ -183,8 +183,8 @@ class Facts:
     def places(self, candidate: Candidate) -> tuple[set[str], set[str]]:
         """Return the NUMA nodes and the PCI root complexes of a candidate.
 
-        They are the traits of its providers. A pool whose devices differ has
-        none, and the compute host chooses close devices.
+        Traits of the providers name them. A pool of devices of several places
+        has no such trait, and its compute host chooses close devices.
         """
         nodes: set[str] = set()
         roots: set[str] = set()
@@ -273,8 +273,8 @@ class Facts:
     def refresh(self, root: str) -> None:
         """Ask Placement again for the providers of one host.
 
-        Another request may have taken one of them since Nova got its answer.
-        If Placement does not answer, nothing changes.
+        Another request may have taken devices since Nova got its answer. If
+        Placement does not answer, nothing changes.
 
         :param root: UUID of the host's root provider.
         """
@@ -307,7 +307,7 @@ class Facts:
 
 
 def _using(summary, name, used):
-    """Return a summary in which an amount of a class is used."""
+    """Return a copy of a summary with another used amount of a class."""
     resources = summary['resources']
     return {**summary, 'resources': {
         **resources, name: {**resources[name], 'used': used}}}

@@ -49,7 +49,7 @@ def reason(get: Callable, begun: scheduling.Schedulings, manager, context,
     :param manager: nova.scheduler.manager.SchedulerManager.
     :param spec: nova.objects.RequestSpec that found no host.
     :param servers: how many servers were requested together.
-    :param seconds: that Placement's answer without a host took.
+    :param seconds: how long Placement took to answer without a host.
     :returns: a sentence for the owner; '' if no accelerators are missing, or
         the check took longer than LIMIT seconds.
     """
@@ -86,8 +86,8 @@ def _ask(get, query, groups) -> missing.Answer:
     """Ask whether a host has free inventory for groups.
 
     A question for candidates makes Placement read all hosts of the cloud, even
-    for one host. A question for providers of a group costs much less. If no
-    provider has the group, or the host of one has all groups, it is sufficient.
+    for one host. Hence it first asks for the providers of each group, which
+    costs much less, and then for candidates on the hosts that these share.
 
     :raises ConnectionError: Placement does not answer.
     """

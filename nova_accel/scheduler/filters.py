@@ -1,10 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A filter that orders the allocation candidates of each host.
 
-It drops candidates and hosts in two cases only. The flavor demands that all
+It drops candidates and hosts in three cases only. The flavor demands that all
 devices are on one NUMA node, below one PCI root complex, or on the nodes of the
-guest. Or a host has providers of nova_accel in Placement, but its nova-compute
-runs another driver, which would start the server without its devices.
+guest. The flavor demands hosts near those of other servers (accel:near). Or a
+host has providers of nova_accel in Placement, but its nova-compute runs
+another driver, which would start the server without its devices.
 
 Nova claims element 0 of host_state.allocation_candidates
 (scheduler manager, 31 to 34) and calls weighers only with two or more hosts.
@@ -133,15 +134,16 @@ def _sort(candidates, cost):
     """Sort candidates by cost, and equal ones randomly.
 
     Simultaneous requests get the same answer of Placement. If all took the
-    first of several equal regions, one would get it, and the others would try
-    another host, because Nova tries one candidate of each host.
+    first of several equal regions, one request would get this region, and the
+    other requests would try another host, because Nova tries one candidate of
+    each host.
     """
     candidates.sort(key=lambda c: (cost(c), _chance()))
 
 
 def _has_driver(host, scheduling):
-    """Return whether a host runs nova_accel, if its candidates need our
-    providers.
+    """Return whether a host runs nova_accel or has candidates that do not need
+    it. In the second case, drop the other candidates.
 
     Providers stay in Placement when a host returns to Nova's own driver, which
     starts servers without the devices and does not complain. Candidates
@@ -170,8 +172,8 @@ def _has_driver(host, scheduling):
 
 
 def _where_the_flavor_demands(hosts, scheduling, spec):
-    """Drop candidates that violate the flavor's demands on places; log what is
-    available if none is left."""
+    """Drop candidates that violate the flavor's demands on places. If no host
+    is left, log the places that the hosts offered."""
     guest = _guest(scheduling, spec)
     if not guest and not (
             scheduling.compares_places and scheduling.affinity.is_strict):
@@ -207,7 +209,7 @@ def _where_the_flavor_demands(hosts, scheduling, spec):
 
 
 def _near(hosts, scheduling, spec):
-    """Drop hosts that are not near enough to those of the other servers."""
+    """Drop hosts that are not near enough to the hosts of other servers."""
     if not scheduling.affinity.levels or schedulings.names_host(spec):
         return hosts
     choice = scheduling.near or scheduling.choose_near(
@@ -248,11 +250,12 @@ def _guest(scheduling, spec):
 
 
 def _fits(host, guest, shown):
-    """Return whether a guest fits on the nodes of its devices; True if unknown.
+    """Return whether a guest fits on the nodes of its devices, or True if that
+    is unknown.
 
-    Nova claims one candidate of a host, and does not try the next one when
-    nova-compute refuses. Memory and processors are checked, with the limits
-    that nova-compute will get (of NUMATopologyFilter, if it ran earlier; its
+    Nova claims one candidate of a host, and does not try the next candidate
+    when nova-compute refuses. Memory and processors are checked, with the
+    limits that nova-compute will get, if NUMATopologyFilter ran earlier (its
     arguments are the same in Nova 31 to 34).
 
     :param shown: traits of the nodes.
@@ -281,8 +284,8 @@ def _note_claims(hosts, scheduling):
     """Subtract allocations to earlier servers of the same request.
 
     Nova does not refresh the candidates between the servers of a multi-create.
-    It passes the hosts in the order in which it tried them: a claim on the
-    hosts before the taken one failed, because another request was faster.
+    It passes the hosts in the order in which it tried them. Hence on each host
+    before the chosen host, a claim failed because another request was faster.
     """
     if not scheduling.left:
         return

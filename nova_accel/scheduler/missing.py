@@ -45,8 +45,8 @@ def of_accelerators(groups: Mapping[str, request.Group],
                     ) -> dict[str, request.Group]:
     """Return the groups that ask for accelerators.
 
-    :param groups: as request.groups() returns them. Only the accelerators and
-        their memory of the unnumbered group are kept, because its other
+    :param groups: as request.groups() returns them. Of the unnumbered group,
+        only accelerators and their memory are returned, because other
         resources may come from other providers.
     """
     found = {}
@@ -65,7 +65,8 @@ def of_accelerators(groups: Mapping[str, request.Group],
 def refusal(wanted: scheduling.Scheduling | None) -> str:
     """Return why AcceleratorFilter refused all hosts that had accelerators.
 
-    :returns: a sentence without "No valid host"; '' if it did not.
+    :returns: a sentence without "No valid host", or '' if the filter did not
+        refuse all of them.
     """
     if wanted is None:
         return ''

@@ -25,8 +25,8 @@ LOG = logging.getLogger(__name__)
 
 def expect(schedulings: scheduling.Schedulings, context, spec,
            servers: list[str] | None) -> None:
-    """Note the members of the server group of a request, and have Nova ask
-    Placement for hosts of their domains only, if the flavor requires that.
+    """Note the domains of the other members of the server group of a request.
+    If the flavor requires it, have Nova ask Placement for their hosts only.
 
     :param spec: nova.objects.RequestSpec; changed.
     :param servers: UUIDs of the servers that are scheduled.
@@ -64,10 +64,12 @@ def _wanted(spec):
 
 
 def _domains(context, group, servers):
-    """Yield the domains of the host of each member with a host.
+    """Return the domains of the host of each other member that has a host.
 
-    If a server is evacuated, members on hosts that are down are left out,
-    because they have to be evacuated as well.
+    If one of the servers is evacuated, members on hosts that are down are left
+    out, because they have to be evacuated as well.
+
+    :param servers: UUIDs of the servers that are scheduled.
 
     :raises LookupError: a cell did not answer.
     """

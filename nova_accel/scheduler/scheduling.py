@@ -185,8 +185,8 @@ class Scheduling:
         self.__dict__.pop('cost', None)
 
     def may_satisfy(self, candidate: facts.Candidate) -> bool:
-        """Return whether the devices of a candidate may be in the demanded
-        place; False if its providers show that they are not."""
+        """Return False if the providers of a candidate show that its devices
+        are not in the demanded place, otherwise True."""
         if not self.compares_places:
             return True
         nodes, roots = self.facts.places(candidate)
@@ -195,7 +195,8 @@ class Scheduling:
                 and (not wanted.one_root or len(roots) <= 1))
 
     def fewest_places(self, candidates: Iterable[facts.Candidate]) -> str:
-        """Name the nodes and roots of the candidate with the fewest.
+        """Return the names of the NUMA nodes and PCI root complexes of the
+        candidate that has the fewest.
 
         :param candidates: of one host, at least one.
         """
@@ -229,8 +230,8 @@ class Schedulings:
             self._expected[spec] = expected
 
     def again(self, spec) -> bool:
-        """Return whether a request that found no host is scheduled once more:
-        other requests took the room of the domain that was chosen for it."""
+        """Return whether a request that found no host is scheduled once more,
+        because other requests took the room of its chosen domain."""
         begun = self._begun.get(spec)
         if (begun is None or begun.near is None or begun.near.refusal
                 or not any(level.required for level in begun.affinity.levels)
@@ -274,16 +275,16 @@ class Schedulings:
             self._begun[spec] = None
 
     def end(self, spec) -> None:
-        """Forget a request. Nova's object has a reference to itself, and
-        Placement's answer would stay in memory until Python collects such
-        cycles."""
+        """Forget a request. Otherwise Placement's answer would stay in memory
+        until Python collects cycles, because Nova's object refers to itself.
+        """
         with self._lock:
             self._begun.pop(spec, None)
             self._expected.pop(spec, None)
 
     def of(self, spec) -> Scheduling | None:
-        """Return the scheduling of a request, without facts if Nova did not
-        begin it, None if nova_accel failed."""
+        """Return the scheduling of a request. It has no facts if Nova did not
+        begin it; it is None if nova_accel failed."""
         # without the lock: once for each host, and a look-up is atomic
         try:
             return self._begun[spec]

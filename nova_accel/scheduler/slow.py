@@ -26,7 +26,7 @@ def advice(seconds: float, groups: Iterable[request.Group]) -> str:
     """Return a sentence that names the three options.
 
     :param seconds: duration of Placement's answer.
-    :param groups: of the request, those with accelerators.
+    :param groups: groups of the request that ask for accelerators.
     :returns: '' if the answer was not slow, or the groups are too few to be
         the cause.
     """

@@ -5,10 +5,10 @@ Placement returns the first [scheduler] max_placement_results candidates, in an
 order that does not depend on functions. If it has cut its answer off and no
 candidate carries the function of a group, nova_accel asks it which providers
 carry the function, and then repeats Nova's question for a few of their hosts.
-Both answers are short, because a common function would have a candidate. For
-servers that have to be near each other, nova_accel asks for all hosts of some
-domains, because the cut answer has only some. The candidates are added to those
-that Nova filters, weighs and claims; none is removed.
+Both answers are short, because a common function would be among the first
+candidates. For servers that have to be near each other, nova_accel asks for
+all hosts of some domains, because the cut answer has only some hosts of each.
+The candidates are added to those that Nova filters, weighs and claims.
 """
 
 import collections
@@ -105,8 +105,8 @@ def _add_carrying(get, missing, question, query, candidates, summaries):
 def _add_domains(get, found, query, candidates, summaries):
     """Add all candidates of some domains if Placement's answer was cut off.
 
-    Placement is asked once for several domains, and again for others if none of
-    them has room for all servers.
+    Placement is asked once for several domains, and again for other domains if
+    none of the first has room for all servers.
     """
     levels = found.affinity.levels
     level = next((level for level in levels if level.required), levels[-1])

@@ -73,7 +73,7 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
             for host, has in zip(hosts, having)]
 
     def _weigh_object(self, host_state, cost_of):
-        """Return the weight of a host; 0 also without candidates (rebuild).
+        """Return the weight of a host, or 0 without candidates (rebuild).
 
         :param cost_of: callable of a candidate.
         """
