@@ -134,6 +134,8 @@ class CreateTest(operations.OperationsTestBase):
         another."""
         host, address = self.preferred()
         other = next(h for h in self.HOSTS if h != host)
+        # else the host may notice it before the server is scheduled
+        self.parts(host).inventory.looks.glances.postpone()
         self.kernel(host).set_fault(address, vanish=True)
         self.assertTried(host, other)
         self.kernel(host).set_fault(address, vanish=False)
