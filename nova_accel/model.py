@@ -189,8 +189,7 @@ class Region:
 
     def origin_with(self, image: str | None) -> str | None:
         """Return the origin to assume after a programming that may have
-        failed: of the present content or of the image, whichever is less
-        trusted.
+        failed: the less trusted one of the present content's and the image's.
 
         :param image: origin of the image. None means an unknown project.
         """
@@ -579,8 +578,8 @@ class CardKey(NamedTuple):
                 and not are_other_products(self.ids, card.ids))
 
     def means(self, card: 'CardKey') -> bool:
-        """Return whether a row is about a card: by identifies() if both have a
-        serial number or ports, otherwise by address and product."""
+        """Return whether a row is about a card: by identifies() if both serial
+        numbers or both ports are known, otherwise by address and product."""
         if (self.serial and card.serial) or (self.ports and card.ports):
             return self.identifies(card)
         return ((self.address == card.address

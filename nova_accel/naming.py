@@ -156,7 +156,7 @@ def class_in_force(name: str) -> str:
     """Return a class from a device profile in the configured spelling.
 
     In a profile FPGA and CUSTOM_ACCELERATOR_FPGA mean the same class. Classes
-    that are not of accelerators are returned unchanged.
+    that have no standard spelling are returned unchanged.
     """
     for type_, standard in _STANDARD.items():
         if name in (standard, _CLASS_PREFIX + type_):
@@ -586,7 +586,7 @@ def pool_provider_name(node: str, device: model.Device,
     Devices share a pool if they have the same type, vendor, product,
     subsystem, family, driver and traits, and are all allocated whole or all by
     VFs. The name ends in a digest of these; the words before it are for
-    people. It does not depend on other devices of the host, and stays after a
+    people. The name does not depend on other devices of the host, or on a
     restart.
 
     :param numa_node: of the device, if each NUMA node has its own pools.

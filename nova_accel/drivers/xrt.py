@@ -374,8 +374,8 @@ class XrtDriver(base.PciDriver):
         return self._number(address, MAILBOX) or 0
 
     def _takes(self, address, requests) -> bool:
-        """Return whether the mailbox accepts a request of this mask with the
-        guest's own data."""
+        """Return whether the mailbox accepts any request of this mask together
+        with the guest's own data."""
         harmless = self._refused(address)
         if self._number(address, FETCH):
             harmless |= FETCHED_REQUESTS
