@@ -79,7 +79,7 @@ class Following:
         """Return the claims that can move.
 
         :param claims: all claims, by uuid.
-        :param stays: receives uuids of other moved cards' claims -> reason.
+        :param stays: receives uuid -> reason for claims that cannot move.
         """
         new, why = {}, {}
         guests = self._guests()

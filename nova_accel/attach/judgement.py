@@ -120,8 +120,9 @@ class Snapshot:
                 self.shown_by.get(claim.uuid) or claim.provider_uuid}
 
     def is_allocated(self, claim: model.Claim) -> bool:
-        """Return whether Placement has an allocation for the claim, of its
-        consumer or of another that gets the claim if a move begins or ends."""
+        """Return whether Placement has allocated the claim to its consumer, or
+        to the consumer that the claim gets when a move begins or ends:
+        Placement changes before the claim."""
         if self.consumers is None:
             return True
         owners = self._owners(claim)

@@ -87,8 +87,8 @@ class Settling:
         self._once = logging.Once()
 
     def settle_now(self) -> None:
-        """Scan unsettled devices and settle them now, because a server needs a
-        device and its guest may have just released one of these."""
+        """Scan and settle unsettled devices now for a server that starts: its
+        guest may have just released one of these devices."""
         addresses = {row.address for row in self._store.unsettled()
                      if row.address}
         if addresses:
@@ -120,8 +120,8 @@ class Settling:
                 found=f'{found}; start it again in some minutes')
 
     def in_doubt(self):
-        """Return the rows of devices that a server may have. Not among them is
-        a partly settled device that is absent now."""
+        """Return the rows of devices that a server may have. A partly settled
+        row counts only while a part that is not settled has a handle."""
         devices = self._inventory.devices.values()
         return [row for row in self._store.unsettled()
                 if not row.settled or any(map(row.means, devices))]

@@ -4,8 +4,8 @@
 A guest reads the NUMA node of a device from the root of the device's PCI tree
 (ACPI _PXM), and the root that every guest has belongs to no node. Each guest
 node that is tied to the host node of a device therefore gets a root of its own,
-QEMU's pxb-pcie, and each device a root port below it, which no other device
-can take: libvirt puts devices without an address into any free port.
+QEMU's pxb-pcie, and each device a root port below it. No root has a free port,
+because libvirt would put another device into it.
 
 libvirt keeps the alias of a port. Hence the guest's XML shows the former port
 of a device that is attached again (port_of).
