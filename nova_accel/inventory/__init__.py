@@ -38,20 +38,20 @@ LOG = logging.getLogger(__name__)
 class Inventory:
     """The devices of one compute host.
 
-    Any thread may call its methods. If a card hangs, only the first call waits
-    for it, for one time limit.
+    Any thread may call its methods. If a card hangs, the first call waits
+    until the time limit, and later calls for the card fail at once.
     """
 
     def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
                  store: claim_store.ClaimStore,
                  taken_elsewhere: Callable[[model.Device], str]
                  = lambda device: '', reads_serials: bool = True):
-        """:param drivers: by name, in the order of [accel] enabled_drivers.
-            The first driver that finds a device has it.
-        :param taken_elsewhere: returns which of Nova's own options names a
-            device as well, as a clause: '0000:3b:00.1 is matched by [pci]
-            device_spec'; '' if none does. It is called by the worker of the
-            card, under its time limit, and may read the host. Such a device is
+        """:param drivers: by name, in the order of [accel] enabled_drivers. If
+            several drivers find a device, the first of them has it.
+        :param taken_elsewhere: returns a clause if an option of Nova names a
+            device as well, for example '0000:3b:00.1 is matched by [pci]
+            device_spec', otherwise ''. The worker of the card calls it within
+            the time limit, and it may read the host. Such a device is
             withheld, and logged once as an ERROR.
         :param reads_serials: whether to read serial numbers and users of
             devices, which needs privileges.
@@ -108,7 +108,7 @@ class Inventory:
             self.table.withheld.lift(key, holds.Kind.HANGS)
 
     def _ended(self, key: str) -> None:
-        """Scan the device or driver of a key after its hanging call has
+        """Scan the device or driver of a key, because a call that hung has
         returned."""
         self.table.withheld.lift(key, holds.Kind.HANGS)
         self.table.reports.invalidate(key)
@@ -133,10 +133,11 @@ class Inventory:
 
     def find(self, address: str, index: int | None,
              ) -> tuple[model.Device, model.Region | None]:
-        """Return a device for a new claim, and its region if index is not None.
+        """Return a device for a new claim, and the region with this index.
 
-        :raises DeviceUnavailable: the device is absent, or it or its region is
-            withheld.
+        :param index: None for a claim of the whole device.
+        :raises DeviceUnavailable: the device is absent, or the device or the
+            region is withheld.
         """
         found = self._part(address, index)
         withheld = self.offers.now().withheld_by((address, index))
@@ -151,12 +152,9 @@ class Inventory:
                   ) -> tuple[model.Device, model.Region | None]:
         """Return a device, or a region of one, for work of the operator.
 
-        The device may be disabled. Any other hold forbids the work: the host
-        may use the device, or it may contain data of a server.
-
         :param name: see identity.part().
-        :raises DeviceUnavailable: the device is absent or withheld, or a
-            server has it.
+        :raises DeviceUnavailable: the device is absent, a server has it, or it
+            has a hold other than DISABLED.
         """
         device, region = identity.part(name, self.devices)
         offered = self.offers.now()
@@ -192,15 +190,15 @@ class Inventory:
                   ) -> tuple[model.Device, model.Region | None]:
         """Return the device of a claim, and its region if any.
 
-        Quarantine is ignored while the card answers. An unhealthy card is
-        queried with its time limit ([accel] discovery_timeout), even if
-        another call for it hangs: the long call may be for another server, and
-        does not affect a VF, a vGPU or a region that needs no work.
+        A withheld card is usable if it answers within [accel]
+        discovery_timeout. Another call for the card may hang meanwhile: that
+        call may be for another server, and does not affect a VF, a vGPU or a
+        region that needs no work.
 
-        :raises DeviceUnavailable: the device is absent, its slot has another
-            card, it does not answer, a call about the handle itself or a
-            programming of its region hangs, or the guest of another server has
-            its IOMMU group.
+        :raises DeviceUnavailable: the device is absent or does not answer, its
+            slot has another card, a call about the handle itself or a
+            programming of the region hangs, or the guest of another server has
+            the IOMMU group of the handle.
         """
         address, index = claim.device_address, claim.region_index
 
@@ -241,8 +239,8 @@ class Inventory:
         return device, region
 
     def _rivals_that_run(self, claim, device) -> list[offers.Offer]:
-        """Return the functions in the IOMMU groups of a claim that running
-        guests of other servers have. A group can have grown since the claim.
+        """Return the handles that running guests of other servers have in the
+        IOMMU groups of a claim. A group can have grown since the claim.
 
         :raises DeviceTimeout: the kernel does not answer.
         """
@@ -256,8 +254,7 @@ class Inventory:
                 seconds=CONF.accel.discovery_timeout, patient=True)]
 
     def ask_users(self, chosen: Iterable[offers.Offer]) -> None:
-        """Withhold handles that a process of the host has open, before a
-        server gets them.
+        """Withhold the chosen handles that a process of the host has open.
 
         :raises DeviceTimeout: the kernel does not answer.
         """
@@ -324,7 +321,7 @@ class Inventory:
     def withhold_in_guests(self, in_guests: Mapping[str, str],
                            ) -> dict[str, str]:
         """Withhold offered devices that guests use without a claim, and lift
-        the holds of the others.
+        this kind of hold (IN_GUEST) from all other devices.
 
         :param in_guests: address of a host device in a guest, without a claim
             -> uuid of the guest's server.
@@ -351,13 +348,12 @@ class Inventory:
                            report: bool) -> None:
         """End a programming that did not succeed.
 
-        :param report: True if the call of the driver has ended: the card is
-            scanned, and the driver reports the content of the region. Its
-            origin is the project that Contents.begin() noted, or unknown,
-            until the next programming. False if the call may still run
-            (DeviceTimeout): the content stays unknown until the region is
-            programmed again. Only the card is withheld, as long as the call
-            runs.
+        :param report: whether the call of the driver has ended. If it has, the
+            card is scanned, and the driver reports the content of the region;
+            the origin of the content is the one that Contents.begin() stored.
+            If the call may still run (DeviceTimeout), the content stays
+            unknown until the region is programmed again, and the card is
+            withheld until the call ends.
         :raises IllegalTransition: the region is not being programmed.
         """
         try:
@@ -371,15 +367,15 @@ class Inventory:
     # Scans
 
     def recover(self) -> None:
-        """Recover failed parts of unused cards, once for each reason; see
-        inventory.recovery. Cards with a claim of a server are not touched."""
+        """Recover failed parts of cards that no server has a claim on. Each
+        failure is tried once; see inventory.recovery."""
         recovered = self.recovery.run()
         if recovered:
             self.scanner.scan(addresses=recovered)
             self.recovery.forget_well()
 
     def close(self) -> None:
-        """Stop periodic looks; calls about cards continue."""
+        """Stop the periodic looks, and refuse new calls for cards."""
         self.looks.close()
         self.cards.close()
 

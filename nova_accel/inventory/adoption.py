@@ -1,27 +1,30 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Accept reports of drivers, and identify the card of each.
 
-The stored facts about a card (record, marks, holds, contents of regions) follow
-it to another address, and never apply to another card. For example, a boot
-numbers an FPGA card 0000:65:00.0 instead of 0000:3b:00.0. adopt() recognizes
-its serial number, moves its row in the store and the contents of its regions to
-the new address, and marks the device at the old address as gone.
+The stored facts about a card (record, marks, holds, contents of regions)
+follow the card to another address, and never apply to another card. For
+example, a boot numbers an FPGA card 0000:65:00.0 instead of 0000:3b:00.0.
+adopt() recognizes the serial number, moves the card's row in the store and the
+contents of the regions to the new address, and marks the device at the old
+address as gone.
 
 ================================  ============================================
-Card in the report                Facts from then on
+Card in the report                Stored facts that apply to it
 ================================  ============================================
-the previous one, or one that     those of the address
+the previous card, or a card that the facts of the address
 cannot be distinguished from it
-one from another address, or an   its own. If its ports have changed, its
-absent one that returns           contents are unknown, with their origins
-a new one, in place of another    none; its contents are unknown
-a new one, at an empty address    none; its contents are the operator's
-the same, without serial number,  none; its contents are a project's
-while a card with contents of a
-project is absent
-one with the serial number of     those of the other one, until both were
-another present card              found: then each is identified by its address
-                                  and product
+a card from another address, or   the card's own facts. If its ports have
+an absent card that returns       changed, its contents are unknown, and keep
+                                  their origins
+a new card in place of another    none, and its contents are unknown
+a new card at an empty address    none, and its contents are the operator's
+a new card at an empty address,   none, and its contents are a project's
+without serial number, while a
+card with a project's contents
+is absent
+a card with the serial number of  the facts of the other card until both are
+another present card              found. Then each card is identified by its
+                                  address and product
 ================================  ============================================
 
 gone() notes that a device is absent. A report is discarded while a region of
@@ -58,10 +61,10 @@ class Adoption:
         """Accept the report of a driver about a device.
 
         :param ticket: Reports.ticket() before the scan.
-        :returns: False if the report is discarded: it is outdated, or a driver
-            with precedence has the device.
-        :raises AcceleratorsUnavailable: another card is at the address, and
-            the store cannot be written.
+        :returns: False if the report is discarded, because it is outdated or a
+            driver with precedence has the device.
+        :raises AcceleratorsUnavailable: the card differs from the previous one
+            at the address, and the store cannot be written.
         """
         address = device.address
         known = self._place(device)
@@ -97,11 +100,11 @@ class Adoption:
 
     def _twins(self, device: model.Device, before: model.Device | None,
                ) -> list[str]:
-        """Return other devices with the serial number of a device, if its
-        number or health is new.
+        """Return the other devices with the serial number of a device, or []
+        if the number and the health of the device have not changed.
 
-        Pairs of which the driver withholds both do not count: the two ports of
-        an NVMe disk have the same number. The caller holds the lock.
+        Two devices that are both unhealthy do not count, because the two ports
+        of an NVMe disk have one number. The caller holds the lock.
         """
         if before and (before.serial, before.health) == (
                 device.serial, device.health):
@@ -119,9 +122,9 @@ class Adoption:
              left_out: str = '') -> str:
         """Note that a driver no longer finds a device.
 
-        :param left_out: the option of nova.conf that is the reason, a clause;
-            '' if the device is gone.
-        :returns: another driver that finds the device; '' if none does.
+        :param left_out: a clause with the option of nova.conf that excludes
+            the device, or '' if the device is gone.
+        :returns: another driver that finds the device, or ''.
         """
         with self._reports.lock:
             device = self._reports.reported(address)
@@ -149,10 +152,11 @@ class Adoption:
                 or self._reports.is_stale(address, ticket))
 
     def _with_record(self, device, before, known):
-        """Keep the previous record if a server may have modified the device.
+        """Return the device with the previous record if a server may have
+        modified it.
 
-        :param known: the facts about a card that has moved or returned; None
-            for other cards.
+        :param known: the facts about a card that has moved or returned, or
+            None for other cards.
         """
         if known is None and before and (
                 not identity.is_other_card(before, device)):
@@ -167,10 +171,10 @@ class Adoption:
 
     def record_of(self, key: model.CardKey,
                   ) -> tuple[tuple[str, str], ...] | None:
-        """Return the record of a card, from its last address; None if the card
-        is unknown.
+        """Return the record of a card as its last address has it, or None if
+        the card is unknown.
 
-        :param key: without address.
+        :param key: of the card, without address.
         """
         with self._reports.lock:
             known = self._known(key, self._at(key))
@@ -182,8 +186,8 @@ class Adoption:
             c.serial == key.serial for c in self._store.claims()) else None
 
     def _with_past(self, device, before):
-        """Keep guest_can_reprogram of regions while the device has a claim,
-        because their content may have changed."""
+        """Return the device with guest_can_reprogram of each region set as
+        before while a server has a claim, because content may have changed."""
         were_open = {r.index for r in before.regions if r.guest_can_reprogram}
         if not any(r.index in were_open and not r.guest_can_reprogram
                    for r in device.regions) or not any(
@@ -205,7 +209,7 @@ class Adoption:
         """Determine which card is at an address, and store a change.
 
         :returns: the known facts about a card that comes from another address
-            or returns.
+            or returns, or None for other cards.
         """
         address = device.address
         with self._reports.writing:
@@ -261,8 +265,8 @@ class Adoption:
             self._reports.set_gone(address, f'its card is at {now} now')
 
     def _at(self, card: model.CardKey) -> list[str]:
-        """Return the other addresses at which a card was found last. A device
-        that reports no serial number now keeps the stored one."""
+        """Return the other addresses at which a card was found last. If a
+        device reports no serial number now, the stored number is compared."""
         keys = dict(self._store.keys())
         for address, device in self._reports.devices.items():
             if device.serial or device.ports:
@@ -284,9 +288,10 @@ class Adoption:
 
     def _known(self, card: model.CardKey, addresses: Iterable[str],
                ) -> values.Card | None:
-        """Return the stored facts about a card.
+        """Return the stored facts about a card, or None if it is unknown. The
+        caller holds the lock.
 
-        :param addresses: from _at(); the caller holds the lock.
+        :param addresses: from _at().
         """
         for address in addresses:
             there = self._reports.reported(address)
@@ -303,8 +308,8 @@ class Adoption:
                    key=lambda known: known.key.serial != card.serial)
 
     def _may_be_moved(self, device) -> bool:
-        """Return whether a card without serial number may come from another
-        address, with content of a project."""
+        """Return whether a card may come from another address and carry a
+        project's content. False for a card with a serial number."""
         if device.serial:
             return False
         for (address, _), loaded in self._store.loaded().items():
@@ -322,8 +327,7 @@ class Adoption:
 
 def _carried_along(device: model.Device, known: values.Card | None,
                    may_be_moved: bool) -> dict[int, model.Loaded]:
-    """Return the known content of the regions of a card that is new at its
-    address.
+    """Return the content of each region of a card that is new at its address.
 
     :param known: the known facts about the card.
     :param may_be_moved: whether the card may carry content of a project.
@@ -340,9 +344,10 @@ def _carried_along(device: model.Device, known: values.Card | None,
 
 def _earlier_traits(device: model.Device, before: model.Device | None,
                     notes: values.Notes) -> tuple[str, ...]:
-    """Return traits that an address had before and its present device lacks.
+    """Return the traits of earlier devices at an address that the present
+    device lacks.
 
-    Placement still has them, and would give the device to a request for the
+    While Placement has such traits, it gives the device to requests for the
     earlier product or type of region.
     """
     if before is None:
@@ -356,5 +361,5 @@ def _is_a_projects(origin: str | None) -> bool:
 
 
 def _not_the_operators(origin: str | None) -> str | None:
-    """Return an origin, but None (unknown) in place of the operator."""
+    """Return the origin, or None (unknown) if it is the operator."""
     return origin if origin != model.OPERATOR else None

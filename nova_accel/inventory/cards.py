@@ -69,8 +69,8 @@ class Cards:
     def __init__(self, hangs: Callable[[str, str], None]
                  = lambda key, why: None,
                  ended: Callable[[str], None] = lambda key: None):
-        """:param hangs: called with a key that begins to hang, and the reason.
-        :param ended: called with a key whose hanging call has ended.
+        """:param hangs: called with a key and the reason if a call hangs.
+        :param ended: called with the key if a call that hung has ended.
         """
         self._tell_hangs = hangs
         self._tell_ended = ended
@@ -80,10 +80,10 @@ class Cards:
         self._closed = False
 
     def close(self) -> None:
-        """Make every caller return at once, and refuse new calls, because the
+        """Let every caller return at once, and refuse new calls, because the
         process ends.
 
-        Running calls continue in the kernel, whatever becomes of the process.
+        Running calls may continue in the kernel after its end.
         """
         with self._changed:
             self._closed = True
@@ -95,12 +95,11 @@ class Cards:
         """Call function(*args) in a thread, one call at a time for each key.
 
         :param what: the operation, for errors: 'Programming 0000:3b:00.0'.
-        :param seconds: for waiting and running together.
-        :param late: called if the call succeeds after its caller stopped
-            waiting.
-        :param patient: seconds count only while the call runs. Before that it
-            waits for earlier calls, each of which has its own limit.
-        :returns: what function returns.
+        :param seconds: the time limit for waiting and running together.
+        :param late: called if the call succeeds after the time limit.
+        :param patient: whether the time limit applies only to running, because
+            the earlier calls that the call waits for have limits of their own.
+        :returns: the result of function.
         :raises DeviceTimeout: after seconds, or at once while an earlier call
             for the key hangs. A call that has begun continues, and its thread
             stays the only one of the key.
@@ -119,8 +118,7 @@ class Cards:
         return Batch(self, seconds)
 
     def hanging(self, key: str) -> str:
-        """Return the reason why calls for the key fail at once, '' if they do
-        not."""
+        """Return why calls for the key fail at once, or '' if none hangs."""
         with self._changed:
             running = self._running.get(key)
             return running.hangs if running else ''
@@ -168,8 +166,8 @@ class Cards:
                               call.what)
 
     def _give_up(self, call: _Call) -> str:
-        """Mark a call as hanging, because its limit has passed; return the
-        reason, which the caller reports outside of the lock."""
+        """Mark a call as hanging, because its limit has passed. Return the
+        reason, which the caller reports after it has released the lock."""
         call.hangs = (
             f'{call.what} did not end within {call.seconds:g} s: see what '
             f'keeps the device open, and the kernel log; else reset the card')
@@ -208,8 +206,8 @@ class Batch:
             self._deadline, late=late, patient=patient, about=about))
 
     def __iter__(self) -> Iterator[_Call]:
-        """Yield each call once it has ended or its limit has passed; its
-        outcome() returns or raises."""
+        """Yield each call once it has ended or its limit has passed. outcome()
+        of the call returns its result or raises its error."""
         while self._waiting:
             done, hung = self._next()
             for key, why in hung:
@@ -219,8 +217,8 @@ class Batch:
                 yield call
 
     def _next(self) -> tuple[list[_Call], list[tuple[str, str]]]:
-        """Wait until a call has ended; return it, and the keys that hang now.
-        """
+        """Wait until calls have ended or hang. Return these calls, and the
+        keys that hang now with the reasons."""
         changed = self._cards._changed
         with changed:
             while True:
@@ -251,8 +249,8 @@ class Batch:
 
     @staticmethod
     def _seen(call: _Call) -> _Call:
-        """Return the call for the caller of the batch. A call that hangs has
-        DeviceTimeout as its error, even if it ends later."""
+        """Return the call, with DeviceTimeout as its error if it has hung,
+        even if it has ended since."""
         if call.hangs:
             return dataclasses.replace(
                 call, error=exception.DeviceTimeout(f'{call.hangs}.'))

@@ -85,7 +85,7 @@ class Conditions:
                         'it was unhealthy before nova-compute started')
 
     def note(self, change: host_kernel.Change, kernel) -> bool:
-        """Count an event of the kernel in the next round.
+        """Store an event of the kernel as a signal for the next round.
 
         :returns: whether the event concerns one of the devices.
         """
@@ -107,10 +107,10 @@ class Conditions:
 
     @contextlib.contextmanager
     def drilled(self, address: str) -> Iterator[None]:
-        """Add the signal "drill" to the readings of a device inside the
-        context.
+        """Add the signal "drill" to the readings of a device until the context
+        ends.
 
-        :raises DeviceUnavailable: another drill of it is in progress.
+        :raises DeviceUnavailable: another drill of the device is in progress.
         """
         with self._lock:
             if address in self._drilled:
@@ -127,9 +127,9 @@ class Conditions:
     def pause(self, servers: Mapping[str, frozenset[str]]) -> bool:
         """Add the signal "guest_paused" to the readings of these devices.
 
-        :param servers: address of a device -> servers with the device or a
-            part of it, whose guests QEMU has paused.
-        :returns: whether that differs from the last call.
+        :param servers: address of a device -> the servers that have a part of
+            the device and whose guests QEMU has paused.
+        :returns: whether servers differs from the last call.
         """
         with self._lock:
             changes = self._paused != servers
@@ -137,7 +137,7 @@ class Conditions:
         return changes
 
     def paused(self) -> frozenset[str]:
-        """Return servers whose guests QEMU has paused because of an error."""
+        """Return the servers whose guests QEMU has paused after an error."""
         with self._lock:
             return frozenset().union(*self._paused.values())
 
@@ -152,11 +152,8 @@ class Conditions:
             return self._watch.is_current(address)
 
     def restart_counters(self, address: str, is_reset: bool = True) -> None:
-        """See watch.Watch.restart_counters().
-
-        Counters of the other functions of the slot restart as well, see
-        watch.Card.slot_held.
-        """
+        """Call watch.Watch.restart_counters() for each device in the slot of a
+        device; see watch.Card.slot_held."""
         with self._lock:
             for other in self._table.snapshot():
                 if _slot(other) == _slot(address):
@@ -164,7 +161,8 @@ class Conditions:
 
     def between_servers(self, address: str,
                         readings: Iterable[signals.Reading]) -> None:
-        """Withhold a device until the next look if its readings require it."""
+        """Withhold a device if its readings require that. The next look lifts
+        the hold if the device is healthy."""
         with self._lock:
             why = self._watch.fencing(address, readings)
             if why:
@@ -241,8 +239,8 @@ class Conditions:
                 or self._table.reports.generation != generation)
 
     def _reported(self) -> dict[str, list[str]]:
-        """Return the categories in which owners have reported a device that
-        they have."""
+        """Return address -> the categories of problems that the owners of its
+        servers have reported."""
         found: dict[str, set[str]] = {}
         rows = [row for row in self._store.owner_reports() if not row.ended]
         for claim in self._store.claims() if rows else ():
@@ -254,7 +252,7 @@ class Conditions:
         return {address: sorted(names) for address, names in found.items()}
 
     def _with_own(self, device, readings, categories):
-        """Add the signals of nova_accel to the readings of a device."""
+        """Return the readings of a device with the signals of nova_accel."""
         if device and device.failed:
             # a failed device may have no other readings
             readings = (*(readings or ()), signals.Reading('failed'))
@@ -320,7 +318,7 @@ class Conditions:
         self._watch.acknowledge(address, findings)
 
     def _held_whole(self) -> set[str]:
-        """Return the devices that servers have as a whole."""
+        """Return the addresses of devices that servers have as a whole."""
         return {claim.device_address for claim in self._store.claims()
                 if claim.device_address in claim.handle.addresses}
 
@@ -346,10 +344,10 @@ class Conditions:
 
     def _for_owner(self, device: model.Device,
                    findings: Iterable[watch.Finding]) -> signals.State:
-        """Return the state for owners of servers.
+        """Return the state of a device for owners of servers.
 
-        It omits operator and configuration reasons, and findings caused by
-        other servers.
+        Reasons of the operator, reasons of the configuration, and findings
+        that other servers cause do not count.
         """
         kinds = self._table.kinds(device.address)
         if Kind.GONE in kinds:
@@ -370,10 +368,10 @@ def _slot(address: str) -> str:
 def _have_drivers(kernel, device: model.Device) -> bool:
     """Return whether all functions of a device have a driver.
 
-    The kernel recovers a function together with the others of its slot. If one
-    of them has no driver, for example a free VF, it gives up, whatever the
-    error was (report_error_detected() in drivers/pci/pcie/err.c of Linux
-    6.12). Then only the counters show the error.
+    The kernel recovers all functions of a slot together. If one of them has no
+    driver, for example a free VF, the kernel gives up, whatever the error was
+    (report_error_detected() in drivers/pci/pcie/err.c of Linux 6.12). Then
+    only the counters show the error.
     """
     return all(pci.driver(kernel, function) for function in device.functions()
                if pci.ADDRESS.fullmatch(function))

@@ -26,7 +26,8 @@ class Configuration:
         self._rules = device_rules
 
     def check(self) -> None:
-        """Log rules without effect. Called at start, after the first scan.
+        """Log rules and addresses of nova.conf that have no effect. Called at
+        start, after the first scan.
 
         :raises ConfigurationError: see without_effect().
         """
@@ -37,8 +38,8 @@ class Configuration:
         """Return a sentence for each rule and address of nova.conf that has no
         effect.
 
-        :raises ConfigurationError: two drivers find the same device, one of
-            Nova's options names it as well, or an option cannot be read.
+        :raises ConfigurationError: two drivers find the same device, an option
+            of Nova names a device as well, or an option cannot be read.
         """
         self._check_owners()
         return [*self._missing_members(),
@@ -123,7 +124,7 @@ class Configuration:
                 f'nvme and pci, or of the only VF of each.')
 
     def _not_for_sets(self, device: model.Device) -> str:
-        """Return why a device cannot be in a set, a clause; '' if it can."""
+        """Return a clause why a device cannot be in a set, or '' if it can."""
         driver = self._drivers.get(device.driver)
         if driver is None or device.regions or device.creatable or not (
                 # the only VF of a GPU may be the whole GPU, for example with

@@ -20,16 +20,16 @@ Any other transition raises IllegalTransition. Each content has an origin
 ===================  =========================================================
 State                Origin
 ===================  =========================================================
-as the driver reads  the operator at first; then the argument of forget(), or
-                     the project whose server could reprogram the region
-                     (note_open())
+as the driver reads  the operator, until forget() sets another origin, or
+                     note_open() the project whose server could reprogram the
+                     region
 known                that of the image. If the driver then reads another
-                     function, for example after a power cut: the project of
-                     the image, because its function can report any UUID;
-                     unknown if the image is the operator's
-being programmed,    a project, if the image or the previous content is a
-unknown, and as the  project's; otherwise unknown: the card may have taken all
-driver reads after   of the image, a part of it or nothing
+                     function, for example after a power cut, the project of
+                     the image stays the origin, because its function can
+                     report any UUID; but the operator becomes unknown
+being programmed,    a project if the image or the previous content is a
+unknown, and as the  project's, otherwise unknown, because the card may have
+driver reads after   taken all of the image, a part of it or nothing
 ended()
 ===================  =========================================================
 """
@@ -58,7 +58,8 @@ class Contents:
 
     def with_content(self, address: str, region: model.Region,
                      ) -> model.Region:
-        """Add the stored content to a region that its driver has reported."""
+        """Return a region that its driver has reported, with the stored
+        content."""
         key = (address, region.index)
         function, image, name = region.function_uuid, None, None
         origin: str | None = model.OPERATOR
@@ -82,10 +83,8 @@ class Contents:
             function_name=name, origin=origin)
 
     def content_of(self, address: str, index: int, image_id: str) -> str:
-        """Return the recorded hash of the last image of a region.
-
-        :returns: '' if the last image was another one, or none.
-        """
+        """Return the stored hash of an image, or '' if the region was not
+        programmed with this image last."""
         loaded = self._store.loaded().get((address, index))
         return (loaded.content or '' if loaded
                 and loaded.bitstream_id == image_id else '')
@@ -93,8 +92,8 @@ class Contents:
     def is_unknown(self, address: str, index: int | None) -> bool:
         """Return whether the content of a region is unknown.
 
-        The content is unknown while a programming hangs, and after one whose
-        end was not seen.
+        The content is unknown while a programming runs or hangs, and after a
+        crash during a programming.
         """
         return index is not None and self._store.loaded().get(
             (address, index), model.AS_READ).content is None
@@ -122,7 +121,7 @@ class Contents:
         project's. Scans of the card are discarded until programmed() or
         Inventory.programming_failed().
 
-        :param origin: of the image; None: Glance does not name its owner.
+        :param origin: of the image, or None if Glance does not name its owner.
         :raises IllegalTransition: the region is being programmed already.
         :raises DeviceUnavailable: the region is not on this host.
         :raises AcceleratorsUnavailable: the store cannot be written; nothing
@@ -183,10 +182,10 @@ class Contents:
     def returning(self, address: str, index: int) -> Iterator[None]:
         """Show the last content of a region while it is cleaned.
 
-        Content of the operator stays or is programmed again. Providers show
-        it: servers that request it are scheduled to the region, and wait.
-        Content of another origin is not shown. After a crash the region is
-        shown as its driver reads it.
+        Content of the operator stays, or is programmed again. Hence providers
+        show it, and a server that requests it is scheduled to the region and
+        waits. Content of another origin is not shown. After a crash, providers
+        show the region as its driver reads it.
         """
         key = (address, index)
         with self._reports.lock:
@@ -214,9 +213,8 @@ class Contents:
 
     def set_loaded(self, address: str, index: int,
                    loaded: model.Loaded) -> None:
-        """Store the content of a region that was not programmed now.
-
-        For example, its image has another name in Glance.
+        """Store the content of a region without a programming, for example
+        because the image has a new name in Glance.
 
         :raises IllegalTransition: the region is being programmed.
         """
@@ -239,17 +237,16 @@ class Contents:
         The next scan reads the content; call scan(addresses=[address]) once
         the guest has released the card.
 
-        :param origin: stored: the project of the guest's server; None if
-            unknown; model.OPERATOR as for a region that was never programmed.
+        :param origin: the origin to store: the project of the guest's server,
+            None if unknown, or model.OPERATOR for content of the operator.
         :raises IllegalTransition: the region is being programmed.
         """
         self.set_loaded(
             address, index, model.Loaded(None, None, None, '', origin))
 
     def note_open(self, device: model.Device) -> bool:
-        """Store that servers could reprogram regions of a device.
-
-        From now on the content of these regions counts as their projects'.
+        """Store that the content of regions that servers could reprogram comes
+        from the projects of these servers.
 
         :param device: as its driver has just reported it.
         :returns: whether the origin of a region has changed.

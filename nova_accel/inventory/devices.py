@@ -77,7 +77,7 @@ class DeviceTable:
 
     @property
     def generation(self) -> int:
-        """Return another number whenever snapshot() would have changed."""
+        """Return a number that changes with each change of snapshot()."""
         return self.reports.generation
 
     def snapshot(self) -> dict[str, model.Device]:
@@ -116,7 +116,7 @@ class DeviceTable:
 
     def place(self, claim: model.Claim,
               ) -> tuple[identity.Where, model.Device | None]:
-        """Return the present address of the card of a claim; see
+        """Return where the card of a claim is, and the device there; see
         identity.whereabouts()."""
         now = self._now()
         where, device = now.places.get(claim.uuid, (identity.Where.HERE, None))
@@ -130,14 +130,14 @@ class DeviceTable:
                 in self._now().places.items() if where is identity.Where.MOVED}
 
     def disabled(self) -> dict[str, tuple[values.Disabled, ...]]:
-        """See identity.disabled(); without planned rows."""
+        """Return identity.disabled() without the planned rows."""
         return {address: found
                 for address, rows in self._now().disabled.items()
                 if (found := tuple(row for row in rows if not row.is_planned))}
 
     def planned_work(self) -> dict[str, values.Disabled]:
-        """Return the devices that the operator drains at a time, planned or
-        past: address -> the row of the store."""
+        """Return address -> the row with the earliest time at which the
+        operator drains the device, in the future or the past."""
         return {address: min(found, key=lambda row: row.at)
                 for address, rows in self._now().disabled.items()
                 if (found := [row for row in rows if row.at])}
@@ -192,8 +192,8 @@ class DeviceTable:
 
     def _whose(self, device: model.Device, misplaced: str | None,
                claimed: frozenset[str]) -> Iterator[holds.Hold]:
-        """Yield the hold of a device that may contain data of a server, or
-        contains data of others. Only the first kind that applies is yielded."""
+        """Yield the hold of a device that may contain data of a server or of
+        an unknown program. If several kinds apply, yield the first only."""
         rows = [row for row in self._store.unsettled() if row.means(device)]
         if misplaced:
             yield holds.Hold(Kind.MISPLACED, device.address, misplaced)

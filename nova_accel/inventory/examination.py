@@ -120,8 +120,7 @@ class Examiner:
     def _set_up(self, name: str, address: str) -> str:
         """Configure a card, unless a server or a process uses it.
 
-        :returns: why the card cannot be set up, a clause; '' if it was set up
-            or not tried.
+        :returns: a clause why the set-up failed, or '' if it did not fail.
         """
         driver = self._drivers[name]
         if (name in self.configured and contract.sets_up(type(driver))
@@ -134,7 +133,8 @@ class Examiner:
 
     def _read(self, name: str, address: str, serial: str | None, ports: str,
               ) -> tuple[model.Device | None, model.Device | None]:
-        """Read a card by its driver; return the last report and the new one."""
+        """Read a card by a driver. Return this driver's last report, and the
+        new one."""
         before = self._reports.reported(address)
         if before and before.driver != name:
             before = None
@@ -143,11 +143,8 @@ class Examiner:
                 address, self._with_own_record(before, serial, ports)))
 
     def _serial(self, name: str, address: str) -> str | None:
-        """Return the serial number of a device.
-
-        The number is read once, when a device appears in its slot.
-
-        :returns: None if the number cannot be read now.
+        """Return the serial number of a device, or None if it cannot be read
+        now. The number is read once, when a device appears in its slot.
         """
         serial = self._state.serial(address)
         if serial is None and self._reads_serials:
@@ -167,8 +164,8 @@ class Examiner:
     def _with_own_record(self, before: model.Device | None,
                          serial: str | None, ports: str,
                          ) -> model.Device | None:
-        """Return the last report of an address with the record of the present
-        card, which may have come from another address."""
+        """Return the last report of an address. If the card has been exchanged
+        since, the report has the stored record of the present card."""
         if before is None or (before.serial == serial if serial
                               else before.ports == ports):
             return before
@@ -180,8 +177,8 @@ class Examiner:
 
     def _compared_with_nova(self, device: model.Device,
                             ) -> tuple[model.Device, str]:
-        """Return a device, and the conflict if one of Nova's options names the
-        device. If an option names another function of its slot, the device is
+        """Return a device, and a clause if an option of Nova names it. If an
+        option names only another function of the slot, return the device as
         quarantined."""
         conflict = self._conflict(dataclasses.replace(device, company=()))
         if conflict or not device.company:
@@ -206,7 +203,7 @@ class Examiner:
 
 
 def _with_policy(device: model.Device) -> model.Device:
-    """Return the device with the trait or the quarantine of the hand-over
+    """Return the device, with a trait or quarantined if it has the hand-over
     policy "operator".
 
     :raises ConfigurationError: [accel] handover cannot be read.

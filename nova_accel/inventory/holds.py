@@ -172,8 +172,8 @@ class Hold:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """Return all fields but the reason and the start, which may change
-        while the hold lasts."""
+        """Return all fields except reason and since, which may change while
+        the hold lasts."""
         return self.kind, self.device, self.region, self.handle
 
     @property
@@ -184,10 +184,10 @@ class Hold:
 
     def applies_to(self, part: tuple[str, int | None],
                    handle: model.AttachHandle | None = None) -> bool:
-        """Return whether a part, or a handle of it, has this hold.
+        """Return whether a handle of a part has this hold.
 
         :param part: as Claim.part.
-        :param handle: None asks whether all handles of the part have the hold.
+        :param handle: None to ask whether the hold is on the whole part.
         """
         device, region = part
         return (self.device == device and self.region in (None, region)
@@ -200,14 +200,14 @@ class Hold:
 
 
 def of_disabled(row: values.Disabled) -> Kind:
-    """Return the kind of hold that a row of disabled devices means."""
+    """Return the kind of hold for a row of the table of disabled devices."""
     if row.is_planned:
         return Kind.PLANNED
     return Kind.DEFECTIVE if row.of_health else Kind.DISABLED
 
 
 def kind_of_gone(notes: values.Notes) -> Kind:
-    """Return the kind of the hold of a device that its driver does not find."""
+    """Return LEFT_OUT or GONE for a device that its driver does not find."""
     return Kind.LEFT_OUT if notes.left_out else Kind.GONE
 
 
@@ -217,5 +217,5 @@ def reasons(found: Iterable[Hold]) -> str:
 
 
 def described(found: Iterable[Hold]) -> str:
-    """Return the kinds, start times and reasons of holds, for a table."""
+    """Return the kinds, start times and reasons of holds for a table cell."""
     return '; '.join(dict.fromkeys(map(str, found)))

@@ -18,13 +18,13 @@ serial number or ports                       another one, otherwise HERE:
 no card                    none, or several  HERE
 ========================== ================= ===============================
 
-A card is found by its serial number, if the claim has one and one device
-reports it, otherwise by its ports and product (model.CardKey). Products are
-compared by the ids of vendor and device, and by those of the subsystem if both
-are known. Attach.following moves claims that are MOVED to the present address
-of their card.
+A card is found by its serial number if the claim has one and exactly one
+device reports it, otherwise by its ports and product (model.CardKey). Products
+are compared by the ids of vendor and device, and by the ids of the subsystem
+if both are known. If a claim is MOVED, attach.following moves it to the
+present address of its card.
 
-The same table applies to a row of a disabled device (values.Disabled); if the
+The same table applies to a row of a disabled device (values.Disabled). If the
 result is EXCHANGED, every device with the serial number is disabled. A device
 whose serial number a server can change is disabled by its address as well
 (model.Device.is_of). Pure: no I/O, no state.
@@ -50,10 +50,8 @@ class Where(enum.Enum):
 
 def serial_for_claim(address: str, devices: Mapping[str, model.Device],
                      gone: Collection[str]) -> str:
-    """Return the serial number of a device if no other device has it.
-
-    :returns: '' if the number is unknown, or not unique on this host.
-    """
+    """Return the serial number of a device, or '' if it is unknown or another
+    device of this host has the same number."""
     serial = devices[address].serial
     return '' if _others(address, serial, devices, gone) else serial
 
@@ -64,10 +62,11 @@ def whereabouts(claim: model.Claim | values.Disabled,
                 ) -> tuple[Where, model.Device | None]:
     """Find the card of a claim.
 
-    :param claim: or a row of a disabled device.
+    :param claim: a claim, or a row of a disabled device.
     :param gone: addresses of absent devices.
-    :returns: the place, and the device there: for EXCHANGED the other card,
-        for HERE None if nothing is known about the address.
+    :returns: the place and the device there. The device is the other card if
+        the place is EXCHANGED, and None if the place is HERE and no device is
+        known at the address.
     """
     here = devices.get(claim.device_address)
     present = None if claim.device_address in gone else here
@@ -125,11 +124,11 @@ def disabled(devices: Mapping[str, model.Device],
 
 def trouble(claim: model.Claim, where: Where, device: model.Device | None,
             stays: str = '') -> str:
-    """Return why a server cannot use the device at the address of its claim,
-    as the last part of a sentence; '' if the server can use it.
+    """Return why a server cannot use the device at the address of its claim.
 
-    :param where: see whereabouts(), also for device.
-    :param stays: why the claim does not follow its card, see attach.following.
+    :param where: and device: the result of whereabouts().
+    :param stays: why the claim does not follow its card; see attach.following.
+    :returns: the last part of a sentence, or '' if the server can use it.
     """
     if where is Where.MOVED:
         assert device
@@ -160,9 +159,9 @@ def _compared(claim: model.Claim, device: model.Device) -> str:
 def places(claims: Iterable[model.Claim],
            devices: Mapping[str, model.Device], gone: Collection[str] = (),
            ) -> dict[str, tuple[Where, model.Device]]:
-    """Find the cards of claims that are at other addresses now.
+    """Find the claims whose cards are MOVED or EXCHANGED.
 
-    :returns: uuid of a claim -> where its card is, and the device there.
+    :returns: uuid of a claim -> the result of whereabouts().
     """
     found: dict[str, tuple[Where, model.Device]] = {}
     for claim in claims:
@@ -177,7 +176,7 @@ def misplaced(claims: Iterable[model.Claim],
               moved: Mapping[str, tuple[Where, model.Device]],
               ) -> dict[str, str]:
     """Find the devices that are withheld because a claim is for another card
-    at their address, or for them at another address.
+    at the device's address, or for the device at another address.
 
     :param moved: places() of the claims.
     :returns: address -> the reason, a clause.
@@ -240,8 +239,8 @@ def named(name: str, devices: Mapping[str, model.Device]) -> str:
 def named_part(name: str, devices: Mapping[str, model.Device]) -> str:
     """Convert an operator's name of a device or region for part().
 
-    :param name: as for named(), or the name of the provider of a region.
-    :raises DeviceUnavailable: as for named().
+    :param name: as in named(), or the name of the provider of a region.
+    :raises DeviceUnavailable: as in named().
     """
     short = pci.from_lspci(name.rpartition('_accel_')[2])
     return (short if any(short in _regions(d) for d in devices.values())
@@ -252,9 +251,9 @@ def part(name: str, devices: Mapping[str, model.Device],
          ) -> tuple[model.Device, model.Region | None]:
     """Return the device, and the region if any, that a name denotes.
 
-    :param name: address of a device, or with a region: for example
-        0000:5e:00.0 or 0000:5e:00.0_region1.
-    :raises DeviceUnavailable: the host does not have it.
+    :param name: the address of a device (0000:5e:00.0), with the region if any
+        (0000:5e:00.0_region1).
+    :raises DeviceUnavailable: the host does not have the device or region.
     """
     for device in devices.values():
         if name == device.address:

@@ -2,31 +2,31 @@
 """Keep the operator's ``reserved`` of each inventory in Placement.
 
 ``reserved`` belongs to the operator. While an inventory has a fit handle
-(offers.Offer.is_fit), ``total`` does not count those that no server may get.
-If none is fit, ``total`` counts all, and nova_accel reserves all. In this
-case, and if the operator reserves more than the total, the ledger keeps the
-operator's number and the value that nova_accel wrote. For example, the
+(offers.Offer.is_fit), ``total`` counts only handles that servers may get. If
+no handle is fit, ``total`` counts all handles, and nova_accel reserves all. In
+this case, and if the operator reserves more than the total, the ledger keeps
+the operator's number and the value that nova_accel wrote. For example, the
 operator reserves 1 of the 4 GPUs of a pool, and all 4 fail: nova_accel writes
 ``reserved`` 4, and the ledger keeps 1 and 4. When the GPUs recover, nova_accel
-writes 1 again. If the operator writes 2 before that, the value is not
-nova_accel's 4, and therefore the operator's new number.
+writes 1 again. If the operator writes 2 before that, the value differs from
+the 4 of nova_accel, and therefore is the operator's new number.
 
 ===========================  ===============================================
 ``reserved`` in Placement    Number of the operator
 ===========================  ===============================================
-last value of nova_accel     the one in the ledger
-the value before that, until the one in the ledger: the write may not have
-the write is confirmed       arrived
+last value of nova_accel     the number in the ledger
+the value before that, until the number in the ledger, because the write may
+the write is confirmed       not have arrived
 another value                that value
-any value, without a row     that value; 0 if the provider has the trait
+any value, without a row     that value, or 0 if the provider has the trait
                              FENCED and all is reserved (the store was lost)
 ===========================  ===============================================
 
-If every handle of a device waits for the operator, a lower value also releases
-as many handles (Nova's protocol for devices of one-time use).
+If every handle of a device waits for the operator, lowering ``reserved`` by n
+also releases n handles (Nova's protocol for devices of one-time use).
 
-A row is written to the store before Placement is, with the value that Placement
-had. A kill between the two writes therefore does no harm.
+A row, with the value that Placement has, is written to the store before the
+new value is written to Placement. A kill between the writes does no harm.
 """
 
 from collections.abc import Iterable, Mapping
@@ -56,8 +56,8 @@ def balance(row: values.Reserved | None, found: Found | None, total: int,
     :param found: None if Placement has no such inventory.
     :param full: whether the inventory has no fit handle.
     :param room: the maximum that may be reserved, because the same request
-        allocates the rest.
-    :returns: None in place of a row if none is needed.
+        allocates the rest; None for no maximum.
+    :returns: the value, and the row or None if the ledger needs no row.
     """
     number = operators(row, found)
     value = min(total if full else number, total,
@@ -72,10 +72,10 @@ def balance(row: values.Reserved | None, found: Found | None, total: int,
 
 
 def confirmed(row: values.Reserved, found: Found) -> values.Reserved | None:
-    """Return a row after Placement has accepted its value, None if the row is
-    no longer needed.
+    """Return a row after Placement has accepted its value, or None if the row
+    is no longer needed.
 
-    :param found: the inventory that Placement has then.
+    :param found: the inventory in Placement after the write.
     """
     needed = (found.marked or row.value != row.operators
               or row.value == found.total)
@@ -83,8 +83,8 @@ def confirmed(row: values.Reserved, found: Found) -> values.Reserved | None:
 
 
 def released(row: values.Reserved | None, found: Found | None) -> int:
-    """Return how many handles the operator has released by lowering
-    ``reserved`` of an inventory with waiting handles only."""
+    """Return the number of handles that the operator has released by lowering
+    ``reserved``, for an inventory whose handles all wait."""
     if (row is None or row.before is not None or row.value < row.operators
             or found is None or found.marked):
         return 0
@@ -92,7 +92,7 @@ def released(row: values.Reserved | None, found: Found | None) -> int:
 
 
 def operators(row: values.Reserved | None, found: Found | None) -> int:
-    """Return the amount that the operator reserves of an inventory."""
+    """Return the operator's number (see the module) for an inventory."""
     if found is None:
         return row.operators if row else 0
     if row is None:
@@ -105,7 +105,7 @@ def operators(row: values.Reserved | None, found: Found | None) -> int:
 
 
 class Ledger:
-    """The rows, in the store and in memory. No other class writes them.
+    """The rows of the ledger, in the store and in memory.
 
     Not thread-safe: see tree.Tree.
     """
@@ -135,8 +135,8 @@ class Ledger:
               returned: Iterable[model.Claim] = ()) -> None:
         """Write changed rows of the ledger, all or none.
 
-        :param rows: None: the inventory needs no row.
-        :param returned: handles that the operator has released.
+        :param rows: the new rows, or None to remove the row of an inventory.
+        :param returned: claims of handles that the operator has released.
         :raises AcceleratorsUnavailable: nothing is written.
         """
         changes = {(uuid, name): row for (uuid, name), row in rows.items()

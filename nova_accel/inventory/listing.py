@@ -3,8 +3,8 @@
 
 Some holds are known only to the running nova-compute, for example devices in
 guests without a claim. Each report to Placement writes all of them into the
-store. nova-accel discover and claims read them there; nova-compute reads them
-once, at its start, for the times at which they began.
+store. The commands nova-accel discover and claims read them there. When
+nova-compute starts, it reads the start times of the holds there.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,8 @@ LOG = logging.getLogger(__name__)
 
 
 class Listing:
-    """Not thread-safe: Nova's resource tracker calls under its lock."""
+    """The holds as last written. Not thread-safe: Nova's resource tracker
+    calls with its lock held."""
 
     def __init__(self, store: claim_store.ClaimStore):
         """:raises AcceleratorsUnavailable: the store cannot be read."""
@@ -32,8 +33,8 @@ class Listing:
     def write(self, found: Iterable[holds.Hold]) -> None:
         """Write the holds that apply now.
 
-        A hold without a start time begins at the first call with it. An error
-        is logged once, and the next call retries.
+        A hold without a start time gets the time of the first call that writes
+        it. An error is logged once, and the next call retries.
         """
         before = {_key(row): row.since for row in self._written}
         now = text.now()

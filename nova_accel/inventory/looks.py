@@ -1,16 +1,17 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Notice changes of devices without scanning all of them.
 
-A look runs each [accel] discovery_interval, and soon after the kernel reports
-a change. It asks each driver for its fingerprint and each card for its state,
-and reads the health of each card. What differs from the last scan is scanned
-again. For example, a GPU that falls off the bus between two looks has another
-state: its card is scanned, and no other.
+A *look* runs each [accel] discovery_interval, and soon after the kernel
+reports a change. It reads the fingerprint of each driver, and the state and
+the health of each card. Drivers and cards that differ from the last scan are
+scanned again. For example, the state of a GPU changes if the GPU falls off the
+bus, and the next look scans only this card.
 
-Between two looks, glances read what is cheap: the signals of host.bus, and
+A *glance*, between two looks, reads only cheap signals: those of host.bus, and
 whether a card answers. If the counters of a card have restarted after a
-hand-over, a glance reads all its signals. Placement, owners and metrics are
-informed after each look, and after a glance that has found something.
+hand-over, a glance reads all signals of the card. Placement, owners and
+metrics are informed after each look, and after a glance that has found a
+change.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -81,8 +82,8 @@ class Looks:
         self.background.start_if_due(CONF.accel.discovery_interval)
 
     def run(self) -> None:
-        """Scan the drivers and cards that have changed or failed, and draw the
-        conclusions from the health of all devices."""
+        """Scan the drivers and cards that have changed or failed, and update
+        the findings of all devices (a look)."""
         with self._looking:
             self._look()
             self.glances.postpone()
@@ -102,7 +103,10 @@ class Looks:
             background.start()
 
     def _glance(self) -> bool:
-        """:returns: whether Placement, owners and metrics must be informed."""
+        """Read the cheap signals of all devices.
+
+        :returns: whether Placement, owners and metrics must be informed.
+        """
         self._health.begin()
         readings: dict[str, tuple[signals.Reading, ...] | None] = {}
         batch = self._cards.batch(CONF.accel.discovery_timeout)
@@ -139,7 +143,7 @@ class Looks:
 
     def _read_bus(self, device: model.Device,
                   ) -> tuple[bool, tuple[signals.Reading, ...] | None]:
-        """Return whether a card answers, and the signals of the bus; None if
+        """Return whether a card answers, and the signals of the bus or None if
         they cannot be read."""
         kernel, address = self._drivers[device.driver].kernel, device.address
         try:
@@ -149,14 +153,15 @@ class Looks:
             return False, None
 
     def _is_of_bus(self, device: model.Device) -> bool:
-        """Return whether the bus reports all that is known of the health of a
-        device: a look reads it in the thread of a glance."""
+        """Return whether the bus reports all signals of a device. Then a look
+        needs no worker to read them."""
         return (getattr(self._drivers[device.driver].health, '__func__', None)
                 is base.PciDriver.health
                 and bool(pci.ADDRESS.fullmatch(device.address)))
 
     def _attempt(self, device: model.Device, reads_health: bool) -> Callable:
-        """Return a function that returns what _read() does, or raises it."""
+        """Call _read(), and return a function that returns its result or
+        raises its error."""
         try:
             found = self._read(device, reads_health)
         except Exception as error:
@@ -213,8 +218,8 @@ class Looks:
     def _to_read(self, addresses: set[str]) -> Iterator[model.Device]:
         """Yield the devices whose state must be read.
 
-        :param addresses: of cards to scan; cards whose last scan failed are
-            added.
+        :param addresses: cards that are scanned anyway, and not yielded.
+            Receives the cards whose last scan failed.
         """
         for address, device in self._table.snapshot().items():
             if holds.Kind.SCAN_FAILED in self._table.kinds(address):
@@ -226,8 +231,8 @@ class Looks:
                 yield device
 
     def _compare_driver(self, name: str, call, names: set[str]) -> None:
-        """Add a driver to names if its fingerprint has changed. The following
-        scan finds its devices again."""
+        """Add a driver to names if its fingerprint has changed. The look then
+        scans the devices of these drivers."""
         try:
             if not self._state.is_fingerprint(name, call.outcome()):
                 names.add(name)
@@ -238,9 +243,10 @@ class Looks:
 
     def _compare_card(self, address: str, outcome: Callable,
                       addresses: set[str], readings: dict) -> None:
-        """Add a card to addresses, which are scanned, if its state has changed.
+        """Add a card to addresses if its state has changed. The look then
+        scans these cards.
 
-        :param readings: receives its health readings.
+        :param readings: receives the health readings of the card.
         """
         try:
             state, readings[address] = outcome()
@@ -255,8 +261,8 @@ class Looks:
     def between_servers(self, address: str) -> None:
         """Read the health of a device between two servers.
 
-        For some kinds of devices this is the only moment at which the host's
-        driver has the device. inventory.cards withholds a device that hangs.
+        Only then does the driver of the host have some kinds of devices.
+        inventory.cards withholds a device that hangs.
         """
         device = self._table.snapshot().get(address)
         if (signals.is_off() or device is None
@@ -273,7 +279,7 @@ class Looks:
               ) -> tuple[Hashable, tuple[signals.Reading, ...] | None]:
         """Read the state and the health of a card, in its worker.
 
-        :returns: its state; its readings, None if they cannot be read.
+        :returns: the state, and the readings or None if they cannot be read.
         """
         name, address = device.driver, device.address
         driver = self._drivers[name]
@@ -301,9 +307,9 @@ class Looks:
               after: Sequence[limited.Background] = ()) -> None:
         """Start periodic looks, after the first scan.
 
-        :param kernel: nova_accel.host.kernel.Kernel or a simulated one: each
-            change of a device that it reports causes a look.
-        :param after: what to start after each look.
+        :param kernel: nova_accel.host.kernel.Kernel, or a simulated kernel.
+            Each change of a device that the kernel reports causes a look.
+        :param after: functions to start after each look.
         """
         self._after = after
         # the first scan has just read everything
@@ -339,5 +345,5 @@ class Looks:
                         CONF.accel.discovery_interval)
 
     def close(self) -> None:
-        """Stop looking and listening."""
+        """Stop the looks, and the thread that waits for kernel events."""
         self._closed.set()

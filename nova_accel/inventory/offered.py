@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The offers of a host as they are now (inventory.offers)."""
+"""Cache the offers of a host (inventory.offers)."""
 
 from collections.abc import Collection, Iterable
 
@@ -34,11 +34,11 @@ class Offered:
 
     def now(self, ends: Collection[str] = (),
             moved: Iterable[model.Claim] = ()) -> offers.Offers:
-        """Return which handles servers can get, and the reasons for the others.
+        """Return all handles, and why servers cannot get some of them.
 
-        :param ends: UUIDs of claims that end soon, which are ignored.
-        :param moved: future versions of claims, used in place of those in the
-            store.
+        :param ends: UUIDs of claims to ignore, because they end soon.
+        :param moved: future versions of claims, which replace the claims in
+            the store.
         """
         moving = {claim.uuid: claim for claim in moved}
         if ends or moving:
@@ -80,6 +80,6 @@ class Offered:
         self._once.only('group', found)
 
     def rivals(self, offered: offers.Offers | None = None):
-        """See offers.rivals()."""
+        """Return offers.rivals() for the devices of this host."""
         return offers.rivals(offered or self.now(), self._table.snapshot(),
                              sets.wanted())

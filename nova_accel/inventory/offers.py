@@ -8,11 +8,11 @@ From devices (what drivers report), claims (who has which handle) and holds
 FREE       a server can get it
 HELD       a server has it
 RELEASING  its last server has released it, and it is not clean yet
-WITHHELD   no server has it, and a hold keeps it from all
+WITHHELD   no server has it, and no server can get it because of a hold
 =========  ===================================================================
 
-No other module decides this: Placement's inventories, the choice of devices
-for a build and the operator's commands use the result.
+No other module decides this. The inventories in Placement, the choice of
+devices for a build and the operator's commands use the result.
 
 of_claims(), of_unclean(), of_groups() and of_sets() compute the holds that
 follow from claims, policies and other devices. The device table
@@ -67,15 +67,16 @@ class Offer(typing.NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Return whether Placement counts the handle: it is free, allocated,
-        or becomes free when its region is clean."""
+        """Return whether the total in Placement includes the handle: it is
+        free, allocated or being released, and no hold of the handle itself
+        withholds it."""
         return self.state is not State.WITHHELD and not any(
             hold.handle and hold.kind.withholds for hold in self.all_holds)
 
     @property
     def is_fit(self) -> bool:
-        """Return whether the handle counts, and no hold applies to its card or
-        part."""
+        """Return whether the handle counts, and its card and part have no hold
+        that withholds."""
         return self.counts and not any(
             hold.kind.withholds for hold in self.all_holds)
 
@@ -153,8 +154,8 @@ class Offers:
                 if offer.state is State.FREE]
 
     def all_wait(self, found: Iterable[Offer]) -> tuple[model.Claim, ...]:
-        """Return the claims of handles, the oldest first, if all of them wait
-        for the operator to release them."""
+        """Return the claims of handles, the oldest first, if every handle
+        waits for its release by the operator, otherwise ()."""
         claims = [offer.claim if offer.has(Kind.WAITING) else None
                   for offer in found]
         if None in claims:
@@ -174,7 +175,7 @@ class Offers:
                       if hold.kind.withholds])
 
     def why(self, part: Part) -> tuple[holds.Hold, ...]:
-        """Return all holds of a part and of its handles, including those that
+        """Return all holds of a part and of its handles, including kinds that
         do not withhold."""
         return tuple(dict.fromkeys((*self.holds_of(part), *(
             hold for offer in self.of(part) for hold in offer.all_holds))))
@@ -184,8 +185,7 @@ class Offers:
                 for found in of.values() for hold in found}
 
     def withhold(self, found: Iterable[holds.Hold]) -> None:
-        """Add holds of whole cards and of handles, of of_groups() and
-        of_sets()."""
+        """Add the holds from of_groups() and of_sets()."""
         for hold in found:
             if hold.handle is None:
                 self._of_card[hold.device].append(hold)
@@ -258,10 +258,9 @@ def _overlaps(part: model.Device | model.Region, card: str,
     """Return whether a claim on another view of the card blocks all handles of
     a part.
 
-    Other views are the whole card for its VFs, the VFs for a card that is
-    given whole, and another grouping of VFs. VFs disappear at each boot of the
-    host, and the guest of a physical function could read data that the server
-    of a VF left in the card.
+    A card can be claimed as a whole or by its VFs, and VFs can be grouped in
+    different ways. VFs disappear at each boot of the host, and the guest of a
+    physical function could read data that the server of a VF left in the card.
 
     :param card: address of the device.
     :param taken: handles of the claims.
@@ -290,8 +289,11 @@ def _of_release(claim: model.Claim) -> holds.Hold:
 
 def of_unclean(devices: Iterable[model.Device],
                rows: Collection[values.Unclean]) -> Iterator[holds.Hold]:
-    """Yield the holds of handles that the present policy requires to be
-    cleaned."""
+    """Yield the holds of handles that must be cleaned under the present
+    policy.
+
+    :param rows: handles, with the policy that applied to their last release.
+    """
     for device in devices if rows else ():
         of_card = [row for row in rows if device.is_of(row.card)]
         for part, shown in parts(device) if of_card else ():
@@ -325,8 +327,8 @@ def handle_at(row: values.Unclean, address: str) -> str:
 
 def of_groups(found: Offers, devices: Mapping[str, model.Device],
               sets: Iterable[Collection[str]]) -> Iterator[holds.Hold]:
-    """Yield the holds of free handles whose IOMMU group several servers could
-    have at the same time. The kernel gives a group to one guest only."""
+    """Yield a hold for each free handle in an IOMMU group that has handles of
+    other servers too. The kernel gives a group to one guest only."""
     for offer, others in rivals(found, devices, sets):
         if offer.state is State.FREE:
             yield holds.Hold(
@@ -341,10 +343,10 @@ def of_groups(found: Offers, devices: Mapping[str, model.Device],
 def rivals(found: Offers, devices: Mapping[str, model.Device],
            sets: Iterable[Collection[str]],
            ) -> Iterator[tuple[Offer, list[Offer]]]:
-    """Yield handles, each with the handles of its IOMMU group that belong to
-    another server and are not withheld.
+    """Yield handles, each with the handles in its IOMMU group that another
+    server has or could get.
 
-    :param sets: addresses of devices that are allocated together.
+    :param sets: addresses of the devices of each set.
     """
     groups = {group for device in devices.values() for group in device.groups}
     owners = {function: offer for offer in (found.all() if groups else ())
@@ -362,9 +364,9 @@ def rivals(found: Offers, devices: Mapping[str, model.Device],
 
 
 def _is_one_servers(one: Offer, other: Offer, members: Collection[str]) -> bool:
-    """Return whether two handles belong, or will belong, to the same server.
+    """Return whether the same server has, or will get, both handles.
 
-    :param members: devices in the set of the first handle's device.
+    :param members: addresses in the set of the first handle's device.
     """
     if one.claim and other.claim:
         return one.claim.instance_uuid == other.claim.instance_uuid
@@ -372,7 +374,7 @@ def _is_one_servers(one: Offer, other: Offer, members: Collection[str]) -> bool:
 
 
 def named(others: Iterable[Offer]) -> str:
-    """Return handles with the servers that have them, for a sentence."""
+    """Return a list of handles and their servers for a sentence."""
     return ', '.join(sorted(
         other.handle.address
         + (f' (of server {other.claim.holder})' if other.claim else '')
@@ -381,7 +383,7 @@ def named(others: Iterable[Offer]) -> str:
 
 def of_sets(found: Offers, devices: Mapping[str, model.Device],
             sets: Iterable[Collection[str]]) -> Iterator[holds.Hold]:
-    """Yield the holds of devices whose set is not completely free."""
+    """Yield a hold for each free device of a set that is not all free."""
     for members in sets:
         here = {address: [offer for part, _ in parts(devices[address])
                           for offer in found.of(part) if offer.is_shown]

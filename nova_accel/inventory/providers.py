@@ -22,7 +22,7 @@ _LONGEST = 200
 
 @dataclasses.dataclass(frozen=True)
 class Merged:
-    """The required contents of a provider, in Placement and in the ledger."""
+    """The contents that a provider must have in Placement and the ledger."""
 
     #: by resource class, as Placement has it
     inventory: dict[str, dict]
@@ -34,7 +34,7 @@ class Merged:
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """A provider in Placement, or in Nova's copy of it. Read-only."""
+    """A provider as Placement, or Nova's copy, has it. Read-only."""
 
     uuid: str
     name: str
@@ -78,8 +78,8 @@ class Provider:
     step: int = 1
 
     def merged_traits(self, present: Iterable[str]) -> frozenset[str]:
-        """Return the present traits of the provider: its own, and those that
-        others have set."""
+        """Return the traits that the provider must have: its own, and the
+        present traits that other programs have set."""
         return self.traits | {
             t for t in set(present) - self.traits - self.retired_traits
             if not naming.is_volatile(t)}
@@ -93,7 +93,7 @@ class Provider:
         Resource classes of other programs stay unchanged.
 
         :param rows: of the ledger, by resource class.
-        :param in_use: whether anything is allocated from a provider uuid.
+        :param in_use: returns whether a provider uuid has allocations.
         :param used: the amount that the same request to Placement allocates.
         :param configured: classes that Nova adds to the provider
             (provider.yaml).
@@ -141,8 +141,8 @@ class Provider:
 
 
 def _room(name, total, used):
-    """Return the maximum that Placement allows to reserve, None for no limit.
-    """
+    """Return the maximum ``reserved`` that leaves room for used, or None for
+    no maximum."""
     return (max(0, total - used) if used and naming.is_accelerator_class(name)
             else None)
 
@@ -150,10 +150,7 @@ def _room(name, total, used):
 def fenced(there: Shown, rows: Mapping[str, values.Reserved], used: int = 0,
            configured: Collection[str] = ()) -> Merged:
     """Return the present inventory with everything reserved, for a provider
-    without a device.
-
-    Parameters as those of Provider.merged().
-    """
+    without a device. See Provider.merged() for the parameters."""
     inventory = {name: dict(item) for name, item in there.inventory.items()}
     found: dict[str, values.Reserved | None] = {}
     _fence(there, [name for name in inventory if name not in configured],
@@ -186,17 +183,17 @@ def providers(devices: Iterable[model.Device], offered: offers.Offers,
     """Return the providers of a node by uuid, parents before children.
 
     :param offered: the handles of these devices.
-    :param root_uuid: of the node's own provider.
+    :param root_uuid: uuid of the provider of the node itself.
     :param report: called with the address of a device that cannot be shown,
         and the reason.
-    :param pool_of: the name of the pool that a device shares with others; None
-        for one with providers of its own.
-    :param sets: number of devices of each pool that is allocated as a whole.
+    :param pool_of: returns the name of the pool of a device, or None for a
+        device with providers of its own.
+    :param sets: pool name -> number of devices, for pools that are sets.
     :param returning: regions that are being cleaned, by device address and
         region index, with their future content.
-    :param earlier: device address -> traits that it had earlier.
-    :param known: the cache of the last call, which is updated: a device with
-        unchanged inputs keeps its providers.
+    :param earlier: device address -> traits that the device had earlier.
+    :param known: the cache of the last call, which this call updates. A device
+        with unchanged inputs keeps its providers.
     """
     use = _Use(offered, returning or {}, earlier or {},
                {} if known is None else known)
@@ -228,8 +225,9 @@ def providers(devices: Iterable[model.Device], offered: offers.Offers,
 def _check(provider: Provider) -> None:
     """Check the names and numbers that a driver reports.
 
-    Placement would refuse wrong ones, and with them Nova's report of the whole
-    host.
+    Placement refuses Nova's report of the whole host if one of them is wrong.
+
+    :raises ValueError: a name or number is wrong.
     """
     if len(provider.name) > _LONGEST:
         raise ValueError(f'the name {provider.name!r} has more than {_LONGEST} '
@@ -256,8 +254,8 @@ def _why(device: model.Device, error: Exception) -> str:
 
 def by_part(shown: Mapping[str, Provider],
             ) -> dict[tuple[str, int | None], str]:
-    """Return the provider that shows a device or a region: (device address,
-    region index) -> provider uuid.
+    """Return (device address, region index) -> the uuid of the provider that
+    shows this part.
 
     :param shown: providers by uuid.
     """
@@ -292,7 +290,7 @@ class _Use:
 
 
 class _Amount(typing.NamedTuple):
-    """The inventory of a provider, and how much of it is reserved."""
+    """The inventory of a provider, and whether all of it is reserved."""
 
     total: int
     #: whether all of it is reserved
@@ -306,16 +304,16 @@ class _Amount(typing.NamedTuple):
 def _amount(use: _Use, counting: Collection[offers.Offer],
             found: Collection[offers.Offer], is_withheld: bool,
             may_have: bool = False, whole: int = 0) -> _Amount:
-    """Return the total of a provider's inventory, and what is reserved of it.
+    """Return the total of a provider's inventory, and whether it is reserved.
 
-    If no handle is fit, total has all handles, and all are reserved, because
-    an inventory must not disappear while it is allocated.
+    If no handle is fit, the total includes all handles, and all are reserved,
+    because an inventory must not disappear while it is allocated.
 
-    :param counting: handles that count if one of them is fit.
-    :param found: all of its handles.
+    :param counting: the handles in the total if one of them is fit.
+    :param found: all handles of the provider.
     :param is_withheld: whether all its devices, or its region, are withheld.
-    :param may_have: whether it may have handles although it has none now.
-    :param whole: number of handles of a set.
+    :param may_have: whether handles may be created on demand.
+    :param whole: number of devices in the set, or 0.
     """
     fenced = is_withheld or bool(found or may_have) and not any(
         offer.is_fit for offer in counting) or len(counting) < whole
@@ -327,7 +325,7 @@ def _amount(use: _Use, counting: Collection[offers.Offer],
 
 
 def _member(name, device, node, use) -> Provider:
-    """Return a device as a pool of its own, in order to check it alone."""
+    """Return a pool with a single device, to check the device alone."""
     return Provider(
         uuid='', name=name, parent=node, addresses=(device.address,),
         region_index=None, inventory={use.resource_class(device.type): max(
@@ -340,12 +338,11 @@ def _member(name, device, node, use) -> Provider:
 def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
     """Return the provider of equal devices.
 
-    ``total`` counts the free handles, and those that servers have from this
-    provider, even if the device is in another pool now. Handles that a server
-    has from another provider do not count (attach.reshape).
+    ``total`` counts the free handles, and the handles that servers were
+    allocated from this provider, even if the device is in another pool now.
+    Handles allocated from another provider do not count (attach.reshape).
 
-    :param of_set: number of devices of a set, which is allocated as a whole;
-        None for other pools.
+    :param of_set: number of devices if the pool is a set, otherwise None.
     """
     uuid = naming.provider_uuid(root_uuid, node, name)
     found = [offer for device in members

@@ -1,14 +1,14 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Recover failed devices and regions of cards that no server uses.
 
-Regions are recovered by AcceleratorDriver.recover(). A device is recovered if
-nova-compute acts on a finding whose signal recovers (health.signals): by one
-step of LADDER after another, of those that its driver has
-(AcceleratorDriver.steps()), until the device is well. It is on probation then:
-suspect, until a server has had it.
+AcceleratorDriver.recover() recovers regions. A device is recovered if
+nova-compute acts on a finding whose signal has ``recovers`` (health.signals).
+The steps of LADDER that the driver has (AcceleratorDriver.steps()) are tried
+in order until the device is healthy. The device is then on probation: it stays
+suspect until a server has had it.
 
-Each cause is tried once: a device that fails again on probation is not
-recovered. If no step helps, boot the host or exchange the card.
+A device that fails again on probation is not recovered again. If no step
+helps, boot the host or exchange the card.
 """
 
 from collections.abc import Mapping
@@ -62,8 +62,8 @@ class Recovery:
     def run(self) -> list[str]:
         """Recover unused cards; see Inventory.recover().
 
-        Failed regions remain after an interrupted programming, or if another
-        guest on the card delayed recovery.
+        A region can have failed long ago, because its programming was
+        interrupted or a guest on the card delayed the recovery.
 
         :returns: addresses of the cards that have to be scanned.
         """
@@ -139,8 +139,8 @@ class Recovery:
             self._climbed.pop(address, None)
 
     def _failed(self) -> dict[str, list[str]]:
-        """Return failed devices without another hold, and the reason of each.
-        """
+        """Return address -> the reasons of failed devices that can be
+        recovered now."""
         found: dict[str, list[str]] = {}
         if not signals.acts():
             return found
@@ -167,8 +167,8 @@ class Recovery:
         return found
 
     def forget_well(self) -> None:
-        """Forget earlier recoveries of healthy devices. A new failure is
-        recovered again."""
+        """Forget the attempts to recover regions of devices that are healthy
+        now. Hence a new failure is recovered."""
         for address, device in self._table.snapshot().items():
             if not self._table.kinds(address) and not _failed_regions(device):
                 self._tried.pop(address, None)
@@ -193,9 +193,9 @@ def _failed_regions(device: model.Device) -> list[str]:
 
 
 def _is_used(kernel, device: model.Device) -> bool:
-    """Return whether a process has a part of a device open: through VFIO, for
-    example a guest that Nova does not know, or through a node of a host
-    driver."""
+    """Return whether a process has a part of a device open, either through
+    VFIO (for example a guest that Nova does not know), or through a node of a
+    host driver."""
     for function in device.functions():
         with contextlib.suppress(OSError):
             if pci.is_open(kernel, function):
@@ -209,12 +209,12 @@ def _is_used(kernel, device: model.Device) -> bool:
 
 
 def climb(driver: base.AcceleratorDriver, device: model.Device) -> str:
-    """Take one step after another until a device is healthy.
+    """Take one step of LADDER after another until a device is healthy.
 
-    Runs in the worker of its card.
+    Runs in the worker of the card.
 
-    :returns: the step that helped; '' if none did.
-    :raises DeviceUnavailable: a process has opened the device meanwhile.
+    :returns: the name of the step that helped, or ''.
+    :raises DeviceUnavailable: a process has the device open.
     """
     steps = driver.steps(device)
     for name in LADDER:

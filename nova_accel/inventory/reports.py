@@ -10,12 +10,12 @@ of an absent       set_gone() of Adoption.gone()            put(): it is back;
 device                                                      remove()
 =================  =======================================  ==================
 
-A scan takes a ticket() before it begins. Its result is discarded if the card
-was scanned or changed meanwhile: invalidate().
+A scan takes a ticket() before it begins. The result of the scan is discarded
+if the card was scanned or changed (invalidate()) meanwhile.
 
 All parts of the device table (inventory.devices) share the lock and the
-generation of Reports: each part changes only while it holds the lock, and then
-calls changed().
+generation of Reports. Each part holds the lock while it changes, and calls
+changed() afterwards.
 """
 
 from collections.abc import Collection, Mapping
@@ -53,7 +53,7 @@ class Reports:
 
     @property
     def generation(self) -> int:
-        """Return the number of changes up to now, of all parts."""
+        """Return the number of changes up to now in all parts of the table."""
         with self.lock:
             return self._generation
 
@@ -90,8 +90,7 @@ class Reports:
                     if d.driver == name and self.is_present(a)]
 
     def notes(self, address: str) -> values.Notes:
-        """Return the facts about a device that the host stores besides its
-        report."""
+        """Return the facts about a device that are stored with its report."""
         with self.lock:
             return self._notes.get(address, values.Notes())
 
@@ -106,7 +105,7 @@ class Reports:
             notes: values.Notes | None = None) -> None:
         """Replace the report of a device.
 
-        :param notes: replace its notes, too.
+        :param notes: the new notes of the device, or None to keep the notes.
         """
         with self.lock:
             self._devices[device.address] = device
@@ -115,8 +114,8 @@ class Reports:
             self.changed()
 
     def not_found(self, name: str, found: Collection[str]) -> list[str]:
-        """Return the addresses of devices that a driver no longer finds, and
-        devices that nova.conf excluded before.
+        """Return the addresses of a driver's devices that it no longer finds
+        or that nova.conf excludes.
 
         :param found: addresses that the driver finds.
         """
@@ -129,7 +128,7 @@ class Reports:
         """Store that a device is not at its address any more.
 
         :param why: a clause.
-        :param left_out: whether nova.conf leaves it out.
+        :param left_out: whether nova.conf excludes the device.
         """
         with self.lock:
             self.put(self._devices[address], dataclasses.replace(
@@ -167,14 +166,14 @@ class Reports:
             return next(self._clock)
 
     def invalidate(self, address: str) -> None:
-        """Discard results of scans of this card that have begun before this
+        """Discard the results of scans of a card that began before this
         call."""
         with self.lock:
             self._since[address] = next(self._clock)
 
     def note_scan(self, address: str, ticket: int) -> None:
-        """Discard results of scans of this card that are older than this one.
-        """
+        """Discard the results of scans of a card that began before the scan
+        with this ticket."""
         with self.lock:
             self._since[address] = ticket
 

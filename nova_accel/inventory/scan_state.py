@@ -1,10 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Keep the results of scans of drivers and cards for the next look.
 
-A look compares the fingerprint of each driver and the state of each card with
-those of the last scan, and scans what differs. It also scans drivers and cards
-that failed or were busy. For example, a card that is being programmed during a
-scan is due: the next look scans it, even if its state is the same as before.
+A look (inventory.looks) compares the fingerprint of each driver and the state
+of each card with those of the last scan. It scans the drivers and cards that
+differ, and those that are *due* because they failed or were busy. For example,
+a card that is being programmed during a scan is due. Hence the next look scans
+it, even if its state has not changed.
 """
 
 from collections.abc import Hashable
@@ -17,11 +18,11 @@ from nova_accel import model
 
 def state(driver: base.AcceleratorDriver, address: str,
           device: model.Device | None) -> Hashable:
-    """Return a value that changes whenever the result of an examination of a
-    card would change: the driver's state of the card, and the drivers of the
-    other members of its IOMMU groups.
+    """Return a value that changes if a new examination of a card would have
+    another result: the driver's state of the card, and the kernel drivers of
+    the functions in its shared IOMMU groups.
 
-    :param device: its last report.
+    :param device: the last report of the card.
     """
     return driver.state(address), tuple(
         (function, pci.driver(driver.kernel, function))
@@ -32,7 +33,7 @@ def state(driver: base.AcceleratorDriver, address: str,
 class ScanState:
     """Fingerprints, states, serial numbers and failures of the last scans.
 
-    Any thread may call this.
+    Any thread may call the methods.
     """
 
     def __init__(self):
@@ -58,9 +59,9 @@ class ScanState:
             self._fingerprints[driver] = fingerprint
 
     def find_failed(self, driver: str, why: str) -> bool:
-        """Note that a driver must be asked again.
+        """Note that find() of a driver failed, and must be called again.
 
-        :returns: whether it failed for the first time.
+        :returns: whether the call before did not fail.
         """
         with self._lock:
             is_new = driver not in self._failed
@@ -68,7 +69,8 @@ class ScanState:
             return is_new
 
     def find_again(self, driver: str) -> None:
-        """Let the next look query a driver again because it was busy."""
+        """Let the next look query a driver again, because the driver was busy.
+        """
         with self._lock:
             self._fingerprints.pop(driver, None)
 
@@ -90,7 +92,7 @@ class ScanState:
                       reason: str = '') -> bool:
         """Let the next look scan a card.
 
-        :param reason: why its scan failed; '' if the card was only busy.
+        :param reason: why its scan failed, or '' if the card was busy.
         :returns: whether the reason is new.
         """
         with self._lock:
@@ -123,7 +125,7 @@ class ScanState:
                     and self._states[address] == state)
 
     def serial(self, address: str) -> str | None:
-        """Return the serial number of a device; None before it was read."""
+        """Return the serial number of a device, or None if it was not read."""
         with self._lock:
             return self._serials.get(address)
 
@@ -135,8 +137,7 @@ class ScanState:
     # Scans that are due
 
     def driver_of(self, address: str) -> str:
-        """Return the driver to ask about a card that is due, '' for other
-        cards."""
+        """Return the driver of a card that is due, or '' for other cards."""
         with self._lock:
             return self._due.get(address, ('', ''))[0]
 
@@ -146,15 +147,15 @@ class ScanState:
             return set(self._failed), set(self._due)
 
     def due_reasons(self, addresses: set[str]) -> dict[str, str]:
-        """Return the given cards whose scan is due -> the reason, '' if busy.
-        """
+        """Return address -> why the scan failed ('' if the card was busy), for
+        each given card that is due."""
         with self._lock:
             return {address: self._due[address][1]
                     for address in sorted(addresses & self._due.keys())}
 
     def failures(self) -> dict[str, str]:
-        """Return the failures of the last scans: 'driver <name>' or an address
-        -> the reason."""
+        """Return the failures of the last scans. The keys are 'driver <name>'
+        or an address, and the values are the reasons."""
         with self._lock:
             return {**{f'driver {name}': why
                        for name, why in self._failed.items()},

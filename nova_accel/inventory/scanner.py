@@ -54,8 +54,9 @@ class Scanner:
     def configure(self) -> None:
         """Let all drivers configure their devices in parallel.
 
-        Waits for at most half of [accel] discovery_timeout; the first scan()
-        has the rest. A driver that takes longer is scanned when its call ends.
+        Waits for at most half of [accel] discovery_timeout, and leaves the
+        rest to the first scan(). If a driver takes longer, its devices are
+        scanned when its call ends.
 
         :raises ConfigurationError: a driver cannot read its options.
         """
@@ -87,13 +88,14 @@ class Scanner:
 
     def scan(self, names: Iterable[str] | None = None,
              addresses: Iterable[str] | None = None) -> None:
-        """Ask the drivers, card by card, with one time limit for all.
+        """Scan devices, with one time limit for all. With neither parameter,
+        scan the devices of all drivers.
 
         A card whose driver raises or does not answer in time is withheld, and
         its last report stays. Errors are logged, never raised.
 
-        :param names: of the drivers whose devices to find; by default all.
-        :param addresses: scan only these cards, and find no others.
+        :param names: the drivers whose devices to find and examine.
+        :param addresses: cards to examine in addition.
         """
         everything = names is None and addresses is None
         if everything:
@@ -123,13 +125,13 @@ class Scanner:
         self._reports.save()
 
     def scan_confined(self, addresses: Iterable[str]) -> str:
-        """Scan the given cards whose drivers confine guests
+        """Scan those of the given cards whose drivers confine guests
         (AcceleratorDriver.confine).
 
-        Only a scan finds that a guest could reprogram a region. From then on
-        the content of the region counts as its project's.
+        Only a scan detects that a guest could reprogram a region. From then on
+        the content of the region counts as that of the guest's project.
 
-        :returns: why a card could not be examined, a clause; '' if all were.
+        :returns: a clause why cards could not be examined, or ''.
         """
         wanted = {address for address in addresses
                   if self._confines(self._driver_of(address))}
@@ -152,13 +154,13 @@ class Scanner:
                     f'enabled_drivers'))
 
     def _driver_of(self, address: str) -> str:
-        """Return the driver that knows a card; '' if none does."""
+        """Return the driver of a card, or '' if no driver knows the card."""
         device = self._reports.reported(address)
         return device.driver if device else self._state.driver_of(address)
 
     def _seconds(self) -> float:
-        """Return the time limit of a scan, in seconds. The first scan has the
-        time that configure() has left."""
+        """Return the time limit of a scan, in seconds. The first scan gets the
+        time that configure() has not used."""
         limit, ends = CONF.accel.discovery_timeout, self._start_ends
         self._start_ends = None
         left = ends - time.monotonic() if ends else 0
@@ -216,8 +218,8 @@ class Scanner:
         """Report a device as gone.
 
         :param left_out: see Adoption.gone().
-        :param batch: of the scan. If another driver has found the card, that
-            driver examines it in this batch.
+        :param batch: the batch of the scan. If another driver has found the
+            card, an examination by that driver is added to the batch.
         """
         other = self._adoption.gone(address, name, ticket, left_out)
         self._state.gone(address)
@@ -237,8 +239,8 @@ class Scanner:
                   withheld: dict[str, list[str]]) -> None:
         """Handle the result of an examination.
 
-        :param withheld: receives the devices and regions that are withheld
-            now, see _log_withheld().
+        :param withheld: receives the devices and regions that begin to be
+            withheld; see _log_withheld().
         """
         try:
             examined = call.outcome()
@@ -324,10 +326,11 @@ class Scanner:
 
 
 def _log_withheld(withheld: Mapping[str, list[str]]) -> None:
-    """Log the devices that are withheld, one line for reasons that differ only
-    in the address.
+    """Log the devices that are withheld, with one line for all reasons that
+    differ only in the address.
 
-    :param withheld: reason, with _ITS_ADDRESS -> devices and regions.
+    :param withheld: a reason with the placeholder _ITS_ADDRESS -> the names of
+        devices and regions.
     """
     for reason, parts in withheld.items():
         if len(parts) == 1:
@@ -339,8 +342,7 @@ def _log_withheld(withheld: Mapping[str, list[str]]) -> None:
 
 
 def _reasons(device: model.Device) -> dict[str, str]:
-    """Return the reasons why a driver withholds a device or its regions, by
-    name."""
+    """Return the name of a device or region -> why its driver withholds it."""
     if device.health is not model.Health.OK:
         return {device.address: device.reason}
     return {f'{device.address} {region.name}': region.reason

@@ -36,8 +36,8 @@ class Shared:
         self._found: dict[str, tuple[str, str]] = {}
 
     def found_twice(self) -> dict[str, tuple[str, str]]:
-        """Return address -> the drivers that both find the device, the owner
-        first."""
+        """Return address -> the two drivers that find the device. The first
+        one owns the device."""
         with self._reports.lock:
             return dict(self._found)
 
@@ -54,7 +54,7 @@ class Shared:
     def gone(self, address: str) -> str:
         """Forget a device that its owner does not find any more.
 
-        :returns: the other driver that found it; '' without one.
+        :returns: the other driver that found the device, or ''.
         """
         with self._reports.lock:
             return self._found.pop(address, ('', ''))[1]
@@ -63,10 +63,11 @@ class Shared:
         return self._order.get(driver, len(self._order))
 
     def check(self) -> None:
-        """Withhold devices with functions of other drivers' devices.
+        """Withhold devices that use functions of other drivers' devices.
 
-        A driver has the device that it finds and the functions in its slot.
-        Any other function belongs to the first driver that uses it.
+        A device that a driver finds, and the functions of the device in its
+        slot, belong to this driver. Any other function belongs to the first
+        driver that uses it.
         """
         with self._reports.lock:
             present = sorted(
@@ -85,7 +86,8 @@ class Shared:
     def _check(self, device: model.Device, owners: dict[str, str]) -> None:
         """Withhold a device if another driver has one of its functions.
 
-        :param owners: function -> driver; receives the functions of the device.
+        :param owners: function -> driver. Receives the functions of a device
+            that is not withheld.
         """
         functions = device.functions()
         others = sorted({owners.get(f, device.driver)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Keep the providers of a host that Placement shows."""
+"""Keep the providers that nova_accel shows in Placement for a host."""
 
 from collections.abc import Iterable, Mapping
 import dataclasses
@@ -76,25 +76,25 @@ class Shown:
 
     def providers(self) -> dict[str, Provider]:
         """Return nova_accel's providers by uuid, parents before children, for
-        the compute node of Nova's last report; {} before the first
+        the compute node of Nova's last report, or {} before the first
         update_tree()."""
         root = self.root
         return self.providers_of(*root) if root else {}
 
     def provider_of(self, claim: model.Claim) -> str | None:
-        """Return the uuid of the provider that shows the device of a claim now.
+        """Return the uuid of the provider that shows the device of a claim.
 
-        claim.provider_uuid is the provider from which it is allocated,
-        possibly another one until the allocation moves (attach.reshape).
+        claim.provider_uuid is the provider that has the allocation. The two
+        differ until the allocation moves (attach.reshape).
 
-        :returns: None for a device that is not shown, and before the first
+        :returns: None if no provider shows the device, and before the first
             update_tree().
         """
         return self.by_part().get(claim.part)
 
     def by_part(self) -> Mapping[tuple[str, int | None], str]:
-        """Return Claim.part -> the uuid of the provider that shows it now; {}
-        before the first update_tree()."""
+        """Return Claim.part -> the uuid of the provider that shows the part,
+        or {} before the first update_tree()."""
         self.providers()
         with self._lock:
             return self._parts
@@ -104,8 +104,8 @@ class Shown:
                      ) -> dict[str, Provider]:
         """Return providers() for any node, as nova-accel discover prints them.
 
-        :param moved: future versions of claims, used in place of those in the
-            store.
+        :param moved: future versions of claims, which replace the claims in
+            the store.
         """
         moved = tuple(moved)
         offered = self._offered.now(moved=moved)
@@ -152,8 +152,8 @@ class Shown:
             by and vfio.versions(by) not in self.migrating) else device
 
     def _pool_of(self, node: str, device: model.Device) -> str | None:
-        """Return the name of the pool of a device that is in no set, None for
-        a device with providers of its own."""
+        """Return the name of the pool of a device that is in no set, or None
+        if the device has providers of its own."""
         if (device.driver not in self._pooled or device.regions
                 or device.creatable or device.memory
                 or CONF.accel.pools == 'none'):
@@ -178,8 +178,8 @@ class Shown:
         :param moved: future versions of claims whose allocations move to other
             providers in the same request to Placement.
         :param edition: of the tree; see inventory.tree.Tree.update().
-        :raises Exception: only with moved, because allocations would move
-            without the tree.
+        :raises Exception: if moved is given. Any error is raised then, because
+            the allocations must not move without the tree.
         """
         moved = list(moved)
         try:
@@ -223,8 +223,8 @@ class Shown:
         self._tree.publish(provider, placement)
 
     def unplaced(self) -> list[str]:
-        """Return the uuids of providers that have changed since they were
-        written to Placement."""
+        """Return the uuids of providers that have changed since the last
+        update_tree()."""
         now = self.providers()
         with self._lock:
             return [uuid for uuid, provider in now.items()
@@ -233,11 +233,11 @@ class Shown:
     def allocated(self, allocations: Mapping[str, Mapping] | None,
                   unused: Iterable[tuple[str, int | None]] = (),
                   ) -> list[request.Allocation]:
-        """Return the part of a server's allocations that is from nova_accel.
+        """Return a server's allocations from nova_accel's providers.
 
         :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
-        :param unused: pairs (address, region index) that count as unused
-            because the server itself has claims on them.
+        :param unused: pairs (address, region index) of regions that count as
+            programmable, because only this server has claims on them.
         """
         found = []
         unused = set(unused)

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Read a few attributes of many devices in one thread, although any may hang.
 
-A worker for each device would cost several times as much as the attributes.
-Here one thread reads one device after the other. If a device takes too long, a
-second thread continues with the next one, and the first thread ends when its
-call returns. Until then its device is left out. For example, one of 512 devices
-hangs: the sweep ends two seconds later with the readings of 511.
+A worker for each device would take several times as long as the reading. Here
+one thread reads one device after the other. If a device hangs, a second thread
+continues with the next device, and the first thread ends when its call
+returns. Sweeps omit the device until then. For example, if one of 512 devices
+hangs, the sweep ends two seconds later with the readings of 511.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +32,8 @@ class Sweep:
 
         :param items: pairs of a key and the argument of the function.
         :param function: raises nothing.
-        :returns: key -> the result; the keys at which a call hangs now.
+        :returns: a dict from each key to the result, and a list of the keys
+            whose calls hang now.
         """
         left = iter([item for item in items if item[0] not in self._hanging])
         found: dict[str, Any] = {}
@@ -47,8 +48,8 @@ class Sweep:
             hang.append(key)
 
     def _hangs_at(self, future, at) -> str:
-        """Wait for a thread; returns the key at which it hangs, '' if it has
-        ended."""
+        """Wait for a thread. Return the key of the call that hangs, or '' if
+        the thread has ended."""
         while True:
             before = at[0]
             try:

@@ -8,22 +8,23 @@ state. The ledger has the amounts that nova_accel reserves.
 Provider with such a name       Action
 ==============================  ============================================
 of a present device             create, and keep up to date
-of an absent device             fence; remove in a later pass if nothing is
-                                allocated from it
-nova_accel's, without a device  the same; log which providers show its devices
-                                now, and which values of the operator they lack
-of another program              the same; log an ERROR, and create none of that
-                                name meanwhile
-of another program, outside of  leave alone; log an ERROR, and create none of
-Nova's tree of this host        that name meanwhile
+of an absent device             fence it, and remove it in a later pass if it
+                                has no allocations
+nova_accel's, without a device  fence and remove it as above; log the providers
+                                in its place, and the operator's values that
+                                those providers lack
+of another program              fence and remove it as above; log an ERROR, and
+                                create no provider of the name meanwhile
+of another program, outside of  do not change it; log an ERROR, and create no
+Nova's tree of this host        provider of the name meanwhile
 ==============================  ============================================
 
-Nova's copy of a provider may be older than what others wrote into Placement,
-by five minutes ([compute] resource_provider_association_refresh). The copy
-only triggers an update. The update itself is computed from a fresh read, and
-Placement accepts it only if nothing else was written meanwhile. Nova itself
-writes new providers, and at its start all of them if allocations move, from a
-copy that it has just read.
+Nova's copy of a provider may lack changes that others made in Placement during
+the last five minutes ([compute] resource_provider_association_refresh). Hence
+the copy only triggers an update. The update itself is computed from a fresh
+read, and Placement accepts it only if nothing else was written meanwhile. Nova
+itself writes new providers, and all providers if allocations move at its
+start, from a copy that it has just read.
 
 An absent device leaves its pool at once.
 """
@@ -57,7 +58,7 @@ _Rows = dict[ledger.Key, values.Reserved | None]
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The queries to Placement, and the way to change it."""
+    """Functions that read and change Placement."""
 
     #: whether anything is allocated from a provider uuid; called only before
     #: something is removed
@@ -117,8 +118,8 @@ class _Pass:
 
     def add(self, shown: _Shown, merged: providers.Merged,
             traits: frozenset[str]) -> None:
-        """Let Nova write the required contents of a provider, and leave the
-        rest."""
+        """Plan that Nova writes the required contents of a provider if they
+        differ from the present contents."""
         uuid = shown.uuid
         self.rows |= _keyed(uuid, merged.rows)
         self.returned += merged.returned
@@ -129,7 +130,8 @@ class _Pass:
 
 
 class Tree:
-    """Not thread-safe: Nova calls under its resource tracker's lock."""
+    """The providers in Nova's tree. Not thread-safe: Nova calls with the lock
+    of its resource tracker held."""
 
     def __init__(self, store: claim_store.ClaimStore):
         self._store = store
@@ -151,11 +153,11 @@ class Tree:
 
         :param tree: nova.compute.provider_tree.ProviderTree.
         :param node: name of the root provider.
-        :param wanted: our providers by uuid, parents before children.
+        :param wanted: nova_accel's providers by uuid, parents before children.
         :param gone: addresses of devices that may leave the tree.
-        :param edition: the same object as in the last call if the tree below
-            the node and wanted are unchanged; None if unknown.
-        :returns: the addresses of gone that have left the tree completely.
+        :param edition: an object that is the same as in the last call while
+            the tree below the node is unchanged; None if unknown.
+        :returns: those addresses in gone that have left the tree completely.
         :raises AcceleratorsUnavailable: the store cannot be used; the tree is
             unchanged.
         """
@@ -194,7 +196,7 @@ class Tree:
         this update. Nova raises ValueError if it finds them in the tree
         (ResourceTracker._merge_provider_configs, Nova 31 to 34).
 
-        :returns: the providers below the node, and whether any was changed.
+        :returns: the providers below the node, and whether one was changed.
         """
         is_changed = False
         there = _walk(tree, node)
@@ -230,7 +232,7 @@ class Tree:
                      waiting.handle.address, waiting.device_address)
 
     def _rows(self, uuid: str, plan: _Pass) -> dict[str, values.Reserved]:
-        """Return the future rows of a provider by resource class."""
+        """Return the rows of a provider after this pass, by resource class."""
         rows = {**self._ledger.of(uuid)}
         for (of, name), row in plan.rows.items():
             if of == uuid and row:
@@ -244,8 +246,8 @@ class Tree:
     def _foreign(self, everything: Mapping[str, _Shown],
                  wanted: Mapping[str, providers.Provider],
                  ) -> dict[str, _Shown]:
-        """Return providers of other programs that have the names of wanted
-        ones."""
+        """Return the providers of other programs that have names of wanted
+        providers, by name."""
         if wanted.keys() <= everything.keys():
             return {}
         names = {p.name for p in wanted.values()
@@ -297,9 +299,9 @@ class Tree:
             plan.add(shown, merged, traits)
 
     def _merge(self, provider, plan, rows=None) -> Merge:
-        """Plan the contents of a provider.
+        """Return a function that computes the required contents of a provider.
 
-        :param rows: of the ledger; None: the rows at the time of the call.
+        :param rows: of the ledger, or None to read them at each call.
         """
         def merge(shown: _Shown) -> tuple[providers.Merged, frozenset[str]]:
             merged = provider.merged(
@@ -320,9 +322,9 @@ class Tree:
                     'operator had reserved: %d', provider.name, row.operators)
 
     def _is_taken(self, plan, provider) -> bool:
-        """Return whether a provider outside of Nova's tree has the name.
-        Placement would refuse a second provider of the name, and with it
-        Nova's whole report."""
+        """Return whether a provider outside of Nova's tree has the name. A
+        second provider of this name would make Placement refuse Nova's whole
+        report."""
         if not plan.asks:
             return False
         try:
@@ -347,12 +349,12 @@ class Tree:
 
     def _plan_stale(self, plan, node, there, foreign, wanted, gone,
                     ) -> tuple[list[_Shown], set[str]]:
-        """Reserve providers without a device, and remove them in a later pass.
+        """Plan to fence providers without a device, and to remove providers
+        that an earlier pass has fenced and that have no allocations.
 
-        Removing a provider with allocations fails, and with it Nova's whole
-        report.
+        Nova's whole report fails if it removes a provider with allocations.
 
-        :returns: providers to fence; addresses that still have providers.
+        :returns: providers to fence, and addresses that still have providers.
         """
         stale = {s.uuid: s for s in foreign.values()}
         for uuid, shown in there.items():
@@ -397,8 +399,8 @@ class Tree:
             plan.add(shown, merged, traits)
 
     def _report_replaced(self, shown, node, everything, wanted) -> None:
-        """Log once which values of the operator are on a provider that is
-        replaced, and not on its successors."""
+        """Log once the operator's values on a replaced provider that the
+        providers in its place lack."""
         part = naming.part_of_provider(node, shown.name)
         if part is None or shown.name != naming.device_provider_name(
                 node, part):
@@ -435,8 +437,8 @@ class Tree:
             'show --allocations %s"', shown.name, shown.uuid, shown.uuid)
 
     def _forget_unknown(self, plan, everything, wanted) -> None:
-        """Remove the rows of unknown providers from the ledger, but keep values
-        that the operator reserved, for cards that return."""
+        """Remove the rows of unknown providers from the ledger, except rows
+        with an amount that the operator reserved, because cards can return."""
         plan.rows |= {
             key: None for key, row
             in {**self._ledger.all(), **plan.rows}.items()
@@ -474,8 +476,8 @@ class Tree:
     def _write(self, uuid, write, merge):
         """Change a provider in Placement.
 
-        :returns: its inventory and traits afterwards; None: the provider does
-            not exist.
+        :returns: the inventory and traits afterwards, or None if the provider
+            does not exist.
         """
         before = dict(self._ledger.of(uuid))
         result: tuple[dict, frozenset[str]] | None = None
@@ -539,10 +541,11 @@ def accelerators(tree, node: str) -> dict[str, str]:
 
 def _walk(tree, node: str | None = None, others_than: str | None = None,
           ) -> dict[str, _Shown]:
-    """Return providers by UUID: those below node, or those of all other roots.
+    """Return providers by uuid: the providers below node, or below all roots
+    except others_than.
 
-    Walks once and without copies through the tree of Nova 31 to 34: its own
-    lookups are quadratic for many providers.
+    Walks once and without copies through the tree of Nova 31 to 34, because
+    the lookups of the tree are quadratic for many providers.
     """
     try:
         found: dict[str, _Shown] = {}

@@ -2,17 +2,18 @@
 """Find the processes of the host that have devices open.
 
 Data planes, containers and a second libvirt use devices through VFIO, too, and
-Nova's libvirt does not know of them. Each scan and each look asks the kernel
-about the handles that no server has, and each build about the handles that it
-chooses. The hold "in-use" begins and ends with the answer. For an idle handle
-one attribute of sysfs is read. The privileged process opens its group only if
-the kernel has enabled its function.
+Nova's libvirt does not know these users. Each scan and each look asks the
+kernel about the handles that no server has, and each build about the handles
+that it chooses. The hold "in-use" begins and ends with the answer. For an idle
+handle, this reads one attribute in sysfs. The privileged process opens the
+IOMMU group of a handle only if the kernel has enabled the function.
 
 Other processes have nodes of a host driver open, such as /dev/nvidia0, and the
-driver may not release its function before they close them. A build asks for the
-processes with nodes of the functions that it chooses. If a process has one open
-for more than a moment, the handle is in use until a look finds none. Looks ask
-this only for handles in use, because it requires a walk through /proc.
+driver may not release its function before the nodes are closed. A build checks
+the nodes of the functions that it chooses. If a process has a node open for
+more than a moment, the handle is in use until a look finds no such process.
+Looks check the nodes only of handles in use, because that requires a walk
+through /proc.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -43,14 +44,14 @@ class Users:
     def __init__(self, table: devices.DeviceTable,
                  drivers: Mapping[str, base.AcceleratorDriver],
                  is_privileged: bool):
-        """:param is_privileged: whether the kernel may be asked."""
+        """:param is_privileged: whether this process may ask the kernel."""
         self._table = table
         self._drivers = drivers
         self._is_privileged = is_privileged
 
     def are_none(self, address: str, kernel) -> bool:
-        """Return whether a card may be configured: no server has a part of it,
-        no process uses it, and no hold forbids it."""
+        """Return whether a card may be configured, because it has no users: no
+        claim, no process and no hold that forbids changes."""
         return not (
             self._table.is_claimed(address)
             or self._table.kinds(address) & _AS_IT_IS
@@ -61,10 +62,10 @@ class Users:
             about: Collection[model.AttachHandle] | None = None) -> None:
         """Withhold the handles that a process of the host has open.
 
-        Waits while such a process opens the device, which resets it, and
-        shortly for processes that have its nodes open.
+        Waits while a process is just opening the device, which resets the
+        device, and shortly for processes that have nodes of it open.
 
-        :param about: the handles that a build has chosen; None for all.
+        :param about: the handles that a build has chosen, or None for all.
         """
         if not self._is_privileged:
             return
@@ -94,8 +95,8 @@ class Users:
 
     def _user(self, device, handle, asks_nodes,
               ) -> Callable[[], str] | None:
-        """Return a function that names the process with an open handle; None
-        if no process has it open.
+        """Return a function that names the process with a handle open, or None
+        if no process has the handle open.
 
         :param asks_nodes: whether to check nodes of host drivers, too.
         """
@@ -107,8 +108,8 @@ class Users:
         return (lambda: kept) if kept else None
 
     def _members(self, device, handle) -> list[str]:
-        """Return the other members of the IOMMU groups of a handle that no
-        server has."""
+        """Return the other functions in the IOMMU groups of a handle, except
+        groups with a function that a server has."""
         claimed = {function for one in (
             self._table.claimed if device.groups else ())
             for function in one.addresses}

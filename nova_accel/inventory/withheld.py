@@ -62,17 +62,17 @@ class Withheld:
                 self._reports.changed()
 
     def in_use(self, address: str) -> list[holds.Hold]:
-        """Return the holds of a device that set_in_use() has set."""
+        """Return the IN_USE holds of a device's handles."""
         with self._reports.lock:
             return list(self._in_use.get(address, ()))
 
     def set_in_use(self, address: str, found: Collection[holds.Hold],
                    about: Collection[model.AttachHandle] | None = None,
                    ) -> tuple[list[holds.Hold], list[holds.Hold]]:
-        """Withhold the given handles of a device because of processes of the
-        host.
+        """Replace the IN_USE holds of a device's handles.
 
-        :param about: the handles to change; None for all of the device.
+        :param found: the holds that apply now.
+        :param about: the handles whose holds to replace, or None for all.
         :returns: the holds that begin, and the holds that end.
         """
         with self._reports.lock:
@@ -87,7 +87,7 @@ class Withheld:
             return begun, ended
 
     def set_suspects(self, suspects: dict[str, str]) -> None:
-        """Make these devices, and no others, the last choice for servers.
+        """Make exactly these devices the last choice for servers.
 
         :param suspects: address -> the reason, a clause.
         """
