@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The tables of cards and their regions: their identity, their content, data
-that servers may have left, and disabled devices."""
+"""The tables of cards and regions: identities, contents, data that servers may
+have left, and disabled devices."""
 
 from collections.abc import Iterable, Mapping
 import contextlib
@@ -51,15 +51,15 @@ class Cards(file.File):
                 if notes.gone}
 
     def keys(self) -> Mapping[str, model.CardKey]:
-        """Return the identities of the cards at addresses, from memory, even
-        if the cards report no serial number now."""
+        """Return address -> the identity of the card there, from memory. It
+        includes a serial number that the card no longer reports."""
         return self._known.keys
 
     def set_devices(self, devices: Mapping[str, model.Device],
                     notes: Mapping[str, values.Notes] = {}) -> None:
-        """Write which devices are at their addresses, and the notes about them.
+        """Write the devices by address, with the notes about them.
 
-        All other cards count as absent from now on.
+        All cards at other addresses count as absent from now on.
         """
         serials = rows.own_serials(devices, notes)
         with self._transaction() as db, self._facts(db):
@@ -100,14 +100,14 @@ class Cards(file.File):
 
     def place(self, device: model.Device, has_moved: bool,
               loaded: Mapping[int, model.Loaded]) -> None:
-        """Note that a different card now occupies an address.
+        """Store that a different card now occupies an address.
 
-        The row of the previous card stays, for its return.
+        The row of the previous card stays, because the card may return.
 
-        :param has_moved: True if no other address reports this serial number,
-            or the ports identify the card. Otherwise the data is copied to
-            both cards.
-        :param loaded: the contents of its regions, by index.
+        :param has_moved: whether the new card certainly is the card with the
+            same serial number in the store. Otherwise the row and holds of
+            that card are copied, for either of the two cards.
+        :param loaded: the contents of the new card's regions, by index.
         """
         with self._transaction() as db, self._facts(db):
             rows.put_away(db, device.address)
@@ -124,8 +124,8 @@ class Cards(file.File):
                 self._write(db, number, index, content)
 
     def away(self) -> tuple[values.Card, ...]:
-        """Return cards that are absent, or whose discovery was interrupted.
-        From memory."""
+        """Return the cards that are at no address, from memory. A card whose
+        discovery was interrupted is one of them."""
         return self._known.away
 
     # Contents of regions
@@ -133,8 +133,8 @@ class Cards(file.File):
     def loaded(self) -> Mapping[tuple[str, int], model.Loaded]:
         """Return contents by device address and region index, from memory.
 
-        A region without an entry carries what its driver reads, which counts
-        as the operator's.
+        The content of a region without an entry is what its driver reads, and
+        counts as the operator's.
         """
         return self._known.loaded
 
@@ -159,20 +159,20 @@ class Cards(file.File):
     # Data of servers on cards
 
     def unsettled(self) -> frozenset[values.Unsettled]:
-        """Return the cards that may contain data of a server without a claim;
+        """Return the cards that may contain data of a server without a claim,
         from memory."""
         return self._known.unsettled
 
     def unclean(self) -> frozenset[values.Unclean]:
-        """Return handles that were released without cleaning; from memory."""
+        """Return the unclean handles (values.Unclean), from memory."""
         return self._known.unclean
 
     def change_unclean(self, done: Iterable[values.Unclean],
                        todo: Iterable[values.Unclean]) -> None:
-        """Change which handles are unclean.
+        """Replace rows of unclean handles.
 
-        :param done: handles that are clean, or that todo has again.
-        :param todo: handles that are unclean.
+        :param done: rows to remove.
+        :param todo: rows to add.
         """
         done, todo = set(done), set(todo)
         if done == todo:
@@ -186,7 +186,7 @@ class Cards(file.File):
     # Holds of nova-compute, for commands
 
     def withheld(self) -> frozenset[values.Withheld]:
-        """Return the holds that applied at the last report."""
+        """Return the holds that applied at nova-compute's last report."""
         with self._transaction(write=False) as db:
             return frozenset(
                 values.Withheld(*row) for row in db.execute(
@@ -194,7 +194,7 @@ class Cards(file.File):
                     f'FROM withheld'))
 
     def set_withheld(self, found: Iterable[values.Withheld]) -> None:
-        """Replace the holds of the last report."""
+        """Replace the holds of nova-compute's last report."""
         with self._transaction() as db:
             db.execute('DELETE FROM withheld')
             db.executemany(
@@ -205,11 +205,12 @@ class Cards(file.File):
 
     def disabled(self) -> tuple[values.Disabled, ...]:
         """Return the devices that the operator or a health finding has
-        disabled; from memory."""
+        disabled, from memory."""
         return self._known.disabled
 
     def planned(self) -> tuple[values.Disabled, ...]:
-        """Return the devices that the operator will disable; from memory."""
+        """Return the devices that will be disabled at a planned time, from
+        memory."""
         return self._known.planned
 
     def disable(self, row: values.Disabled,
@@ -217,12 +218,12 @@ class Cards(file.File):
         """Store that the operator or a health finding disables a device, now
         or at a planned time.
 
-        :param instead: rows that this one replaces.
+        :param instead: earlier rows to remove.
         """
         self._change_disabled(instead, [row])
 
     def begin_planned(self) -> None:
-        """Mark devices as disabled whose planned time has come. They stay
+        """Mark each device whose planned time has come as disabled. It stays
         disabled if the clock is set back."""
         if not all(row.begun or not row.at for row in self._known.disabled):
             with self._transaction() as db:
@@ -242,7 +243,7 @@ class Cards(file.File):
 
     @contextlib.contextmanager
     def _facts(self, db):
-        """Update the copy of cards in memory after a transaction."""
+        """Update the copy of cards in memory at the end of a transaction."""
         yield
         rows.drop_unknown(db)
         self._remember(db)

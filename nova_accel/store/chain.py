@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Sign the hand-overs of a card, and link them to a chain.
 
-Each hand-over contains the hash of the card's previous one, and a signature by
-the key of the host. Its public part, the *statement*, shows how the device was
-cleaned. Its other fields concern other servers, projects and addresses; they
-are *sealed*: the statement contains only their salted hash. Hence the next
-owner of the device can check the signature of the statement in the metadata of
-their server, and learns nothing about others. For example, a GPU was reset
-after its first server::
+Each hand-over contains the hash of the card's previous hand-over, and a
+signature by the key of the host. The public part of a hand-over, the
+*statement*, shows how the device was cleaned. The other fields, about servers,
+projects and addresses, are *sealed*: the statement contains only their salted
+hash. Hence the next owner of the device can check the signature of the
+statement in the metadata of their server, and learns nothing about other
+owners. For example, a GPU was reset after its first server::
 
     statement  {"method": "reset flr", "result": "clean", "seal": <SHA-256 of
                 the sealed fields>, "time": ..., "version": "1"}
@@ -15,10 +15,10 @@ after its first server::
                it is sealed
     signature  of the statement, by the key
 
-Hashes are computed from canonical JSON without empty fields: a field that a
-later release adds does not change earlier hashes. A failed attempt contains the
-hash of the previous hand-over as well, but no hand-over refers to it, because
-the journal replaces it by the next attempt (store.journal).
+Hashes are computed from canonical JSON without empty fields. Hence a field
+that a later release adds does not change earlier hashes. A failed attempt
+contains the hash of the previous hand-over as well. No hand-over contains the
+hash of a failed attempt, because the journal replaces the attempt by the next.
 """
 
 from collections.abc import Mapping
@@ -65,8 +65,8 @@ def statement(handover: values.Handover) -> dict[str, str]:
 
 
 def certificate(handover: values.Handover) -> str:
-    """Return the statement of a hand-over with its hash and its signature, for
-    the next owner. It omits the key, by which owners could find out whose
+    """Return the statement, hash and signature of a hand-over for the next
+    owner. The public key is omitted, because owners could find out by it which
     servers share a host."""
     stated = {name: value for name, value in statement(handover).items()
               if value}
@@ -75,7 +75,7 @@ def certificate(handover: values.Handover) -> str:
 
 
 def digest(handover: values.Handover) -> str:
-    """Return the hash of a hand-over, to which the next one refers."""
+    """Return the hash of a hand-over, which the next hand-over contains."""
     return hashed(spelled(statement(handover)))
 
 
@@ -83,7 +83,7 @@ def signed(handover: values.Handover, head: values.Handover | None, key: Key,
            ) -> values.Handover:
     """Return a hand-over with its place in the chain and its signature.
 
-    :param head: the newest hand-over of the chain; None for a new chain.
+    :param head: the newest hand-over of the chain, or None for a new chain.
     """
     place = int(head.place) + 1 if head else 1
     handover = dataclasses.replace(
@@ -102,11 +102,11 @@ def key_after(handover: values.Handover) -> str:
 
 def announced(time: str, head: values.Handover, key: Key, former: Key | None,
               ) -> values.Handover | None:
-    """Return a hand-over that announces the next key of a chain.
+    """Return a hand-over that announces the next key of a chain, or None if
+    the chain has this key already.
 
-    The former key signs it or, if that was lost, the new key.
-
-    :returns: None if the chain has this key already.
+    The former key signs the hand-over, or the new key if the former one is
+    lost.
     """
     if key_after(head) == key.public:
         return None

@@ -36,10 +36,10 @@ def file_name(host: str) -> str:
 class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
     """The claims, cards and holds of a host, in a SQLite file.
 
-    Each method is one transaction; all may be called from any thread. Each may
-    raise AcceleratorsUnavailable, in one sentence with the name of the file:
-    disk full, file locked, damaged or of a newer release. This class has the
-    transactions on tables of several kinds.
+    Each method is one transaction, and any thread may call it. A method raises
+    AcceleratorsUnavailable, with one sentence that names the file, if the disk
+    is full or the file is locked, damaged or of a newer release. This class
+    has the transactions on tables of several kinds.
     """
 
     def _read(self, db):
@@ -53,8 +53,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
         """Write all of these claims or none.
 
         :raises ClaimConflict: a handle is held already.
-        :raises DeviceUnavailable: a device is disabled. After a command has
-            reported that it disabled a device, no claim is added.
+        :raises DeviceUnavailable: a device is disabled, even if a command in
+            another process has just disabled it.
         """
         claims = tuple(claims)
         with self._transaction() as db:
@@ -77,8 +77,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
 
         :param done: rows to remove.
         :param todo: rows to add.
-        :param claims: to write, all or none. Their handles no longer wait for
-            the operator.
+        :param claims: claims to write, all or none. Their handles no longer
+            wait for the operator.
         :raises ClaimConflict: one of the handles is held already.
         """
         done, todo, claims = set(done), set(todo), tuple(claims)
@@ -98,11 +98,11 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
                 seen: Iterable[tuple[str, int]]) -> None:
         """Write the claims that guests carry into a new or older store.
 
-        :param claims: to write.
-        :param gone: claims to remove: replaced or ended ones.
+        :param claims: claims to write.
+        :param gone: claims to remove, because they were replaced or ended.
         :param todo: rows of unsettled devices to add.
-        :param seen: runs and counts of the guests: from now on the store is as
-            new as these (store.lineage).
+        :param seen: pairs of run and count from the guests, which the store
+            contains from now on (store.lineage).
         """
         with self._transaction() as db, self._facts(db):
             for row in todo:
@@ -115,9 +115,9 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
 
     def exchange(self, old: Iterable[model.Claim],
                  new: Iterable[model.Claim]) -> None:
-        """Write claims in place of others, all or none.
+        """Replace old claims by new claims, all or none.
 
-        :raises ClaimConflict: one of their handles is held.
+        :raises ClaimConflict: another claim has a handle of the new claims.
         """
         old, new = tuple(old), tuple(new)
         if old or new:
@@ -139,7 +139,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
             returned: Iterable[model.Claim] = ()) -> None:
         """Write rows of the ledger, all or none.
 
-        :param rows: by provider uuid and resource class; None removes one.
+        :param rows: by provider uuid and resource class. None removes a row.
         :param returned: claims of handles that the operator has released.
         """
         with self._transaction() as db:
@@ -153,11 +153,11 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
             self._exchange_claims(db, returned, ())
 
     def refresh(self) -> bool:
-        """Read rows that commands have written since the last call, or whose
-        time has come.
+        """Read the rows that commands have written since the last call, and
+        the rows whose planned time has come.
 
-        Without such rows this reads only memory that SQLite shares between
-        processes (PRAGMA data_version), which takes some microseconds.
+        Without such rows this takes some microseconds, because it only reads
+        memory that SQLite shares between processes (PRAGMA data_version).
 
         :returns: whether a row has changed.
         :raises AcceleratorsUnavailable: the file was removed or replaced.
@@ -178,10 +178,10 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
 
 
 def copy_of(path: str) -> ClaimStore:
-    """Return a copy in memory of a file, which stays unchanged and may be open
-    in another process.
+    """Return a copy in memory of a file.
 
-    The copy has the version of this release, whatever version the file has.
+    The copy has the version of this release. The file stays unchanged, and may
+    be open in another process.
 
     :raises NoClaimStore: the file does not exist.
     :raises AcceleratorsUnavailable: the file cannot be read, or is of a later
@@ -197,10 +197,10 @@ def copy_of(path: str) -> ClaimStore:
 
 
 def existing(path: str) -> ClaimStore:
-    """Return the store of a host for a command that writes while nova-compute
-    may run.
+    """Return the store of a host for a command that writes, possibly while
+    nova-compute runs.
 
-    The store is neither created nor upgraded: nova-compute does that.
+    Only nova-compute creates or upgrades a store.
 
     :raises NoClaimStore: the file does not exist.
     :raises AcceleratorsUnavailable: the file cannot be written, or is of

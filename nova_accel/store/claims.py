@@ -31,9 +31,10 @@ _INSERT = (f'INSERT INTO claims ({", ".join(_CLAIM_COLUMNS)}) '
 class Claims(uses.Uses):
 
     def _exchange_claims(self, db, old, new, are_restored=False):
-        """Remove claims and write others, inside a transaction.
+        """Remove old claims and write new claims, inside a transaction.
 
-        :param are_restored: whether _restore_uses() has written their uses.
+        :param are_restored: whether _restore_uses() has written the uses of
+            the new claims.
         """
         uuids = {claim.uuid for claim in old}
         db.executemany('DELETE FROM claims WHERE uuid = ?',
@@ -70,10 +71,13 @@ class Claims(uses.Uses):
 
     def claims(self, instance_uuid: str | None = None,
                role: model.Role | None = None) -> list[model.Claim]:
-        """Return the claims of one server, or of all, in the order of groups
-        and handles.
+        """Return the claims of a server in the order of groups and handles,
+        except claims of waiting handles.
 
-        From memory, because only this process writes them.
+        From memory, because only this process writes claims.
+
+        :param instance_uuid: the server, or None for all servers.
+        :param role: the role of the claims, or None for all roles.
         """
         return [claim for claim in self._known.claims
                 if instance_uuid in (None, claim.instance_uuid)
@@ -81,14 +85,14 @@ class Claims(uses.Uses):
                 and not claim.waits]
 
     def all_claims(self) -> tuple[model.Claim, ...]:
-        """Return claims(), and the claims of handles that wait for the
-        operator, the oldest of these first."""
+        """Return claims() and the claims of handles that wait for the
+        operator. The latter are in the order of age, the oldest first."""
         return self._known.claims
 
     def await_operator(self, claim: model.Claim) -> None:
-        """End a claim; its handle waits from now on, if it did not before.
+        """End a claim, and let its handle wait for the operator.
 
-        :raises ClaimConflict: a server holds the handle.
+        :raises ClaimConflict: another server holds the handle.
         """
         with self._transaction() as db:
             self._end(db, [claim])
@@ -97,18 +101,17 @@ class Claims(uses.Uses):
                 for c in self._known.claims) else ())
 
     def by_uuid(self, uuids: Collection[str]) -> list[model.Claim]:
-        """Return the claims with these uuids that exist, in the order of
-        claims()."""
+        """Return those of claims() that have one of these uuids."""
         return [c for c in self.claims() if c.uuid in uuids]
 
     def update(self, claims: Iterable[model.Claim], **changes: Any,
                ) -> list[model.Claim]:
         """Change fields of claims, by their uuid.
 
-        :param changes: fields of model.Claim, but neither uuid nor handle.
-        :returns: the changed claims, in the order given, without those that
-            were removed meanwhile.
-        :raises TypeError: for another field.
+        :param changes: fields of model.Claim except uuid and handle.
+        :returns: the changed claims in the order given. Claims that were
+            removed meanwhile are omitted.
+        :raises TypeError: changes has another name.
         """
         return self.change([(claims, changes)])
 
@@ -162,19 +165,19 @@ class Claims(uses.Uses):
             [(claim.instance_uuid, claim.resource_class) for claim in claims])
 
     def ended(self) -> set[tuple[str, str]]:
-        """Return (server, resource class) of ended claims, without pairs that
-        have new claims or that forget_ended() dropped.
+        """Return pairs (server, resource class) whose claims have ended, until
+        the pair has new claims or forget_ended() drops it.
 
-        Placement may keep the allocation for a while, or as long as a server
-        is in ERROR, although no claim is missing.
+        Placement may keep the allocation of such a pair for a while, or while
+        the server is in ERROR. The missing claim is not an error then.
         """
         with self._transaction(write=False) as db:
             return set(map(tuple, db.execute(
                 'SELECT server, resource_class FROM ended').fetchall()))
 
     def forget_ended(self, left: Collection[tuple[str, str]]) -> None:
-        """Drop the entries of ended(), except for those that Placement still
-        has."""
+        """Drop the entries of ended() except left, the pairs that still have
+        allocations in Placement."""
         gone = self.ended() - set(left)
         if gone:
             with self._transaction() as db:
@@ -183,7 +186,7 @@ class Claims(uses.Uses):
 
 
 def read(db: sqlite3.Connection) -> tuple[model.Claim, ...]:
-    """Return all claims; raises the errors that file.File._reading() expects.
+    """Return all claims. Errors are those that file.File._reading() converts.
     """
     return _in_order(map(_claim, db.execute(_SELECT).fetchall()))
 

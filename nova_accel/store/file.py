@@ -3,8 +3,8 @@
 
 SQLite provides the two required features: a unique constraint (one handle, one
 server) and transactions that survive kill -9. One connection stays open for
-all threads: opening a new one makes SQLite read its schema, and closing the
-last one makes it wait for the disk once more than a commit does.
+all threads, because SQLite reads the schema when it opens a connection, and
+waits for the disk once more when it closes the last connection.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ _BUSY_SECONDS, _BUSY_PAUSE = 0.02, 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """The frequently read rows, in memory, equal to the file."""
+    """The frequently read rows of the file, kept in memory."""
 
     #: in the order of claims.Claims.claims(), including waiting ones
     claims: tuple[model.Claim, ...] = ()
@@ -76,12 +76,13 @@ class File:
 
     def __init__(self, path: str, source: sqlite3.Connection | None = None,
                  timeout: float = 10, name: str = ''):
-        """Open the store; create it or migrate it to this release's version.
+        """Open the store. Create it, or migrate it to the version of this
+        release, if necessary.
 
-        :param path: of the file; its directory is created if it is missing.
-        :param source: of a store that is copied into this one first.
+        :param path: of the file. A missing directory is created.
+        :param source: an open store to copy into this file first.
         :param timeout: seconds to wait for another process that writes.
-        :param name: of the file for errors, if it differs from path.
+        :param name: name of the file in errors, if it differs from path.
         """
         self.path = path
         self._name = name or path
@@ -173,7 +174,8 @@ class File:
     def _check_in_place(self) -> None:
         """Check that the path still names the open file.
 
-        Rows written into a file that was replaced are lost with this process.
+        Rows that are written into a removed or replaced file are lost when
+        this process ends.
         """
         now = _inode(self.path)
         if now != self._inode:
@@ -189,9 +191,8 @@ class File:
         self._wait_for(self._db.execute, 'BEGIN IMMEDIATE')
 
     def _wait_for(self, call, *args):
-        """Call a function again while another process has the store locked.
-
-        A wait inside of SQLite would stop every green thread.
+        """Call a function, and repeat the call while another process has the
+        store locked. A wait inside of SQLite would stop every green thread.
         """
         end = time.monotonic() + self._timeout
         while True:
@@ -205,7 +206,7 @@ class File:
             time.sleep(_BUSY_PAUSE)
 
     def _change(self, **fields):
-        """Update the copy in memory after the commit."""
+        """Set fields of Memory that apply after the commit."""
         self._changed = dataclasses.replace(
             self._changed or self._known, **fields)
 
@@ -224,8 +225,8 @@ class File:
 
     @contextlib.contextmanager
     def _reading(self, where):
-        """Convert the errors of a row that is damaged, or has fields that this
-        release does not know."""
+        """Convert errors of reading a row, which is damaged or has fields that
+        this release does not know, to AcceleratorsUnavailable."""
         try:
             yield
         except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -237,16 +238,16 @@ class File:
     @property
     def generation(self) -> int:
         """Return a number that changes with each change of the rows in memory.
-        It starts with each object."""
+        Do not compare the numbers of two objects."""
         return self._generation
 
 
 def check_version(db: sqlite3.Connection, name: str) -> int:
     """Return the version of a store.
 
-    :param name: of the file in errors.
-    :raises AcceleratorsUnavailable: this release can neither read it nor
-        migrate it.
+    :param name: the name of the file in errors.
+    :raises AcceleratorsUnavailable: this release can neither read nor migrate
+        the store.
     """
     version = db.execute('PRAGMA user_version').fetchone()[0]
     if version > schema.VERSION:
@@ -282,8 +283,8 @@ def _make_private(path):
 
 
 def _inode(path: str) -> tuple[int, int] | None:
-    """Return the device and inode of a file; None for MEMORY, and if it does
-    not exist."""
+    """Return the device and inode of a file, or None for MEMORY or a missing
+    file."""
     if path == MEMORY:
         return None
     try:

@@ -13,10 +13,10 @@ unclean        address of the     card's former address policy of the
                handle                                   hand-over
 =============  =================  ====================  =====================
 
-The former address is the one at which a server had the card. A card has one
-hold of each kind and part, and either owner-unknown or returned. The table
-settled has the parts of such a card that do not contain data of a server any
-more. inventory.holds describes the kinds.
+A server had the card at its *former address*. A card has at most one hold of
+each kind and part, and at most one of owner-unknown and returned. For cards
+with one of these two holds, the table ``settled`` has the parts that no longer
+contain data of a server. inventory.holds describes the kinds.
 """
 
 import sqlite3
@@ -42,9 +42,10 @@ def _add(db, number, kind, part='', address='', about='', since=''):
 
 
 def _lift(db, kinds, which, **names):
-    """Remove the holds of some cards.
+    """Remove holds of the given kinds.
 
     :param which: SQL condition on the columns of holds and cards.
+    :param names: the values of the names in which.
     """
     db.execute(
         f'DELETE FROM holds WHERE rowid IN (SELECT holds.rowid {_JOIN} IN '
@@ -62,7 +63,7 @@ def _quoted(kinds):
 
 
 def copy(db: sqlite3.Connection, number: int, other: int) -> None:
-    """Copy all holds of a card to another row."""
+    """Copy all holds of the card in row number to the row other."""
     db.execute('INSERT INTO holds (card, kind, part, address, about, since) '
                'SELECT ?, kind, part, address, about, since FROM holds '
                'WHERE card = ?', (other, number))
@@ -71,10 +72,10 @@ def copy(db: sqlite3.Connection, number: int, other: int) -> None:
 
 
 def move(db: sqlite3.Connection, number: int, other: int) -> None:
-    """Move the holds of a row to another row of the same card.
+    """Move the holds of the row number to the row other of the same card.
 
-    Holds of the kinds disabled, owner-unknown and returned that the other row
-    has stay.
+    If both rows have holds of one group of kinds (_GROUPS), the row other
+    keeps only its own. Unclean handles of both rows are kept.
     """
     for kinds in _GROUPS:
         names = _quoted(kinds)
@@ -127,7 +128,7 @@ def _unsettled(row, settled):
 
 def settle(db: sqlite3.Connection, row: values.Unsettled) -> None:
     """Write that a card does not contain data of a server any more, or that
-    its data belongs to a claim."""
+    the data belongs to the server of a claim."""
     if row.serial:
         which = 'serial = :serial'
     elif row.by_address and not row.moved:
@@ -176,7 +177,7 @@ def _kind(row):
 
 
 def unclean(db: sqlite3.Connection) -> frozenset[values.Unclean]:
-    """Return the handles that were released without cleaning."""
+    """Return the unclean handles."""
     return frozenset(
         values.Unclean(row['part'], row['address'], row['serial'], row['ids'],
                        row['about'], row['since'], row['ports'])
@@ -186,7 +187,7 @@ def unclean(db: sqlite3.Connection) -> frozenset[values.Unclean]:
 
 
 def set_unclean(db: sqlite3.Connection, row: values.Unclean) -> None:
-    """Write that a handle was released without cleaning."""
+    """Write that a handle is unclean."""
     _add(db, _card_of(db, row), UNCLEAN, row.handle_address,
          row.device_address, row.policy)
 
@@ -205,8 +206,8 @@ def _card_of(db, row):
 
 
 def disabled(db: sqlite3.Connection) -> dict[str, tuple[values.Disabled, ...]]:
-    """Return the rows of 'disabled' and of 'planned' devices, ordered by
-    address. A row whose planned time has come is among the disabled ones."""
+    """Return the keys 'disabled' and 'planned' with their rows, ordered by
+    address. A row whose planned time has come is in 'disabled'."""
     found = [(row.is_planned, row) for row in (
         values.Disabled(row['address'], row['serial'], row['about'],
                         row['since'], row['ids'], row['kind'] == DEFECTIVE,
@@ -222,8 +223,8 @@ def disabled(db: sqlite3.Connection) -> dict[str, tuple[values.Disabled, ...]]:
 
 
 def disable(db: sqlite3.Connection, row: values.Disabled) -> None:
-    """Write that a card is disabled. The serial number of the row identifies
-    the card, or its address if the number is unknown."""
+    """Write that a card is disabled, now or at a planned time. The row
+    identifies the card by serial number, or by address without a number."""
     _add(db, rows.card(db, row.device_address, row.serial), _word(row),
          address=row.at, about=row.reason, since=row.since)
 
@@ -239,7 +240,7 @@ def enable(db: sqlite3.Connection, row: values.Disabled) -> None:
 
 
 def begin_planned(db: sqlite3.Connection) -> None:
-    """Write that the cards whose planned time has come are disabled."""
+    """Mark the cards whose planned time has come as disabled."""
     db.execute('UPDATE OR REPLACE holds SET kind = ? WHERE kind = ? AND '
                'address <= ?', (DISABLED, PLANNED, text.now()))
 

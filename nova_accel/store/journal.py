@@ -43,7 +43,7 @@ class Journal(file.File):
         return self._known.orders
 
     def give_order(self, verb: str, argument: str) -> int:
-        """Write an order for nova-compute; return its number."""
+        """Write an order for nova-compute, and return its number."""
         with self._transaction() as db:
             number = db.execute(
                 'INSERT INTO orders (verb, argument, since, state, answer) '
@@ -53,8 +53,8 @@ class Journal(file.File):
         return number
 
     def begin_order(self, number: int) -> bool:
-        """Accept an order; False if it was withdrawn or is too old because its
-        command has ended."""
+        """Mark an order as begun, and return True. Return False if the order
+        was withdrawn, or is so old that its command has ended."""
         with self._transaction() as db:
             began = any(order.number == number and _is_recent(order.since)
                         for order in read_orders(db))
@@ -68,7 +68,7 @@ class Journal(file.File):
 
     def answer_order(self, number: int, state: values.OrderState,
                      answer: str) -> None:
-        """End an order."""
+        """Store the final state of an order, and the answer."""
         with self._transaction() as db:
             db.execute('UPDATE orders SET state = ?, answer = ? '
                        'WHERE number = ?', (state.value, answer, number))
@@ -78,8 +78,8 @@ class Journal(file.File):
                        ) -> values.Order | None:
         """Remove an order from the store if it is in one of these states.
 
-        :returns: the order in its present state; None if it was removed
-            already.
+        :returns: the order in its present state, or None if it was already
+            removed.
         """
         with self._transaction() as db:
             found = {order.number: order
@@ -92,11 +92,11 @@ class Journal(file.File):
     # Bitstreams of projects
 
     def attempts(self, project: str, seconds: float) -> frozenset[int]:
-        """Return the numbers of attempts of a project that began, or failed,
-        within the last seconds.
+        """Return the numbers of a project's attempts that run or failed, and
+        began or failed in the given last seconds.
 
-        An attempt from before the last boot of the host counts as failed at
-        boot.
+        An attempt from before the last boot of the host counts as if it had
+        failed at the boot.
         """
         with self._transaction(write=False) as db:
             return frozenset(
@@ -109,7 +109,7 @@ class Journal(file.File):
 
         After a crash the attempt counts as failed at its beginning.
 
-        :param seconds: time for which attempts are kept.
+        :param seconds: the age from which earlier attempts are dropped.
         :returns: the number of the attempt.
         """
         with self._transaction() as db:
@@ -122,7 +122,7 @@ class Journal(file.File):
                 'RETURNING number', (project, text.moment())).fetchone()[0]
 
     def end_attempt(self, number: int, project: str, failed: bool) -> None:
-        """Store the end of an attempt. A failure counts from now on."""
+        """Store the end of an attempt. The age of a failure begins now."""
         with self._transaction() as db:
             db.execute('DELETE FROM attempts WHERE number = ?', (number,))
             if failed:
@@ -132,9 +132,9 @@ class Journal(file.File):
     # Reports of owners
 
     def owner_reports(self, after: int = 0) -> list[values.OwnerReport]:
-        """Return the reports that are kept, the oldest first.
+        """Return the stored reports, the oldest first.
 
-        :param after: only those with greater numbers.
+        :param after: return only reports with greater numbers.
         """
         with self._transaction(write=False) as db:
             return [values.OwnerReport(row[0], *map(str, row[1:]))
@@ -144,9 +144,10 @@ class Journal(file.File):
 
     def add_owner_report(self, report: values.OwnerReport) -> None:
         """Write a report, and drop reports before the newest MOST_REPORTS,
-        except for those of servers with claims: no owner can push them out.
+        except reports about servers with claims. Hence no owner can push the
+        latter out.
 
-        :param report: its number is ignored.
+        :param report: the report, whose number is ignored.
         """
         with self._transaction() as db:
             db.execute(
@@ -167,11 +168,12 @@ class Journal(file.File):
     # The journal of hand-overs
 
     def add_handover(self, handover: values.Handover) -> None:
-        """Write a hand-over into the journal, and drop old ones of its card.
+        """Write a hand-over, and drop old hand-overs of the card.
 
-        Hand-overs older than DAYS_OF_HANDOVERS are dropped, but not the newest
-        MOST_HANDOVERS. A failed hand-over replaces the previous failed one of
-        the same server and handle, so repeated errors do not push out others.
+        The newest MOST_HANDOVERS are always kept, and further hand-overs for
+        DAYS_OF_HANDOVERS, at most MOST_IN_THAT_TIME in all. A failed hand-over
+        replaces the previous failure of the same server and handle. Hence
+        repeated errors do not push out other hand-overs.
         """
         with self._transaction() as db:
             if handover.failed:
@@ -200,11 +202,11 @@ class Journal(file.File):
                     (handover.card, before, most))
 
     def vouching(self, card: str, handle: str = '') -> values.Handover | None:
-        """Return the newest hand-over that released a handle, if any. It shows
-        the next owner how the handle was cleaned.
+        """Return the newest hand-over that released a handle, or None. The
+        hand-over shows the next owner how the handle was cleaned.
 
         :param card: values.Handover.card.
-        :param handle: its address; '' for any handle of the card.
+        :param handle: address of the handle, or '' for any handle of the card.
         """
         ends = [end for end in values.ENDS if end != values.EXCHANGED]
         with self._transaction(write=False) as db:
@@ -216,9 +218,9 @@ class Journal(file.File):
 
     def sign_with(self, key: chain.Key, former: chain.Key | None = None,
                   ) -> int:
-        """Start to sign hand-overs.
+        """Start to sign new hand-overs with a key.
 
-        :param former: the key until now, if the operator still has it.
+        :param former: the previous key, if the operator still has it.
         :returns: the number of cards whose chain changes to another key.
         """
         with self._transaction() as db:
@@ -234,12 +236,12 @@ class Journal(file.File):
 
     def ended_handovers(self, after: int | None,
                         ) -> tuple[int, dict[str, int]]:
-        """Count hand-overs by their result.
+        """Count the hand-overs after a given one by their result.
 
-        :param after: the number of the newest one that is counted already;
-            None counts none.
-        :returns: the number of the newest one, 0 without any; result -> how
-            many came since.
+        :param after: the number of the last hand-over not to count, or None to
+            count nothing.
+        :returns: the number of the newest hand-over, or 0 in an empty journal,
+            and result -> count.
         """
         with self._transaction(write=False) as db:
             newest = db.execute(
@@ -274,15 +276,15 @@ def _is_recent(moment: str) -> bool:
 
 
 def _age(moment: str) -> float:
-    """Return the seconds since a moment(); since the host booted, if that was
-    later."""
+    """Return the seconds since a moment(), or since the last boot of the host
+    if the boot was later."""
     now = text.moment()
     age = text.elapsed(moment, now)
     return float(now.partition(' ')[2]) if age is None else age
 
 
 def read_orders(db: sqlite3.Connection) -> tuple[values.Order, ...]:
-    """Return orders, except for those in an unknown state."""
+    """Return all orders whose state is known to this release."""
     known = {state.value: state for state in values.OrderState}
     return tuple(
         values.Order(row['number'], row['verb'], row['argument'], row['since'],

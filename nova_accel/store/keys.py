@@ -35,9 +35,10 @@ class Key:
 
 
 def load(path: str) -> Key | None:
-    """Return the key in a file; None without one.
+    """Return the key in a file, or None if the file is missing or empty.
 
-    :raises AcceleratorsUnavailable: others can read it, or it is not a key.
+    :raises AcceleratorsUnavailable: other users can read the file, or it does
+        not contain a key.
     """
     try:
         with open(path, 'rb') as file:
@@ -97,8 +98,8 @@ def create(path: str) -> Key:
 
 
 def is_signed(public: str, message: bytes, signature: str) -> bool:
-    """Return whether a signature is valid for a key, and both have the spelling
-    in base64 that Key writes. Other spellings of the same bytes are refused."""
+    """Return whether a signature is valid for a key. False if the key or the
+    signature is not in the form of base64 that Key writes."""
     try:
         key, found = (base64.b64decode(text, validate=True)
                       for text in (public, signature))

@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The history of a store, by which an older copy of it is recognized.
+"""The history of a store, by which an older copy of the store is recognized.
 
-Each process that changes claims is a run, and counts the changes. A guest
+Each process that changes claims is a *run*, and counts its changes. A guest
 carries run and count with its claims. A store that does not know the run, or
-has a lower count for it, is older than the guest's claims, or another store.
+has a lower count for the run, is older than the guest's claims, or is another
+store.
 """
 
 import sqlite3
@@ -21,12 +22,12 @@ class History(file.File):
         super().__init__(*args, **kwargs)
 
     def lineage(self) -> values.Lineage:
-        """Return the history; from memory."""
+        """Return the history, from memory."""
         return self._known.lineage
 
     def latest(self) -> tuple[str, int]:
-        """Return the run that changed claims last, and its count; ('', 0) if
-        none ever did."""
+        """Return the run that changed claims last, and its count, or ('', 0)
+        before the first change."""
         runs = self.lineage().runs
         run = self._run if self._run in runs else next(reversed(list(runs)), '')
         return run, runs.get(run, 0)
@@ -34,7 +35,7 @@ class History(file.File):
     def set_node(self, node: str) -> None:
         """Store the compute node to which this store belongs.
 
-        :param node: its provider uuid.
+        :param node: provider uuid of the compute node.
         """
         if node != self.lineage().node:
             with self._transaction() as db:
@@ -43,11 +44,11 @@ class History(file.File):
                 self._change(lineage=read(db))
 
     def _count(self, db):
-        """Count a change of claims, inside its transaction."""
+        """Count a change of claims, inside the transaction of the change."""
         self._learn(db, self._run, self.lineage().runs.get(self._run, 0) + 1)
 
     def _learn(self, db, run, count):
-        """Note that the store contains the changes of a run up to a count."""
+        """Store that the changes of a run up to this count are included."""
         db.execute('INSERT INTO runs (run, changes) VALUES (?, ?) ON CONFLICT '
                    '(run) DO UPDATE SET changes = max(changes, '
                    'excluded.changes)', (run, count))

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Find and change the rows of cards, inside a transaction.
 
-A card is identified by its serial number. If that is unknown, or several cards
-of the host have it, the card is identified by its product and its path of ports
-(host.pci.ports), or by its product and address if the path is unknown in the
-row or at the address. A row whose card is at its address is ``placed``; the
-cards of other rows are absent.
+A card is identified by its serial number. If the number is unknown, or several
+cards of the host have it, the card is identified by its product and its path
+of ports (host.pci.ports), or by its product and address if the row or the
+device at the address has no path. A row whose card is at its address is
+``placed``. The cards of other rows are absent.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from nova_accel.store import values
 
 
 def card_at(db: sqlite3.Connection, address: str) -> int:
-    """Return the row of the card at an address; create one if necessary."""
+    """Return the row of the card at an address. Create a row if necessary."""
     found = db.execute('SELECT number FROM cards WHERE placed AND address = ?',
                        (address,)).fetchone()
     if found:
@@ -28,13 +28,13 @@ def card_at(db: sqlite3.Connection, address: str) -> int:
 
 def card(db: sqlite3.Connection, address: str, serial: str,
          ids: str | None = None, ports: str = '') -> int:
-    """Return the row of a card; create an absent card if it is unknown.
+    """Return the row of a card. Create a row of an absent card if necessary.
 
-    :param address: its present or last address.
-    :param serial: '' if it is unknown, or several cards have it.
-    :param ids: Device.ids; '' if only the address of the card is known; None
-        for any card at the address.
-    :param ports: Device.ports; '' if they are unknown.
+    :param address: the present or last address of the card.
+    :param serial: '' if the number is unknown, or several cards have it.
+    :param ids: Device.ids, '' if only the address of the card is known, or
+        None for any card at the address.
+    :param ports: Device.ports, or '' if they are unknown.
     """
     if serial:
         found = db.execute('SELECT number FROM cards WHERE serial = ?',
@@ -51,7 +51,8 @@ def card(db: sqlite3.Connection, address: str, serial: str,
 
 def _without_serial(db, address, ids, ports):
     """Return the row without a serial number that has the ids and ports of a
-    card. If the row or the card has no ports, the address has to match."""
+    card, or None. If the row or the card has no ports, the addresses are
+    compared instead."""
     return db.execute(
         "SELECT number FROM cards WHERE serial = '' AND ids = :ids AND ("
         ":ports <> '' AND ports = :ports OR address = :address AND '' IN "
@@ -63,8 +64,8 @@ def arriving(db: sqlite3.Connection, address: str, serial: str,
              ids: str, ports: str) -> int:
     """Return the row of a card that arrives at an address.
 
-    If no row identifies the card by its serial number, or by product and
-    ports or address, this is a row with only the address, perhaps a new one.
+    If no row has the serial number, or the product and the ports or address of
+    the card, return a row with only the address. Create it if necessary.
     """
     if db.execute('SELECT 1 FROM cards WHERE serial = ?', (serial,)).fetchone(
             ) if serial else _without_serial(db, address, ids, ports):
@@ -83,9 +84,9 @@ def arriving(db: sqlite3.Connection, address: str, serial: str,
 
 def own_serials(devices: Mapping[str, model.Device],
                 notes: Mapping[str, values.Notes]) -> dict[str, str]:
-    """Return the serial numbers that only one device has, by address.
+    """Return address -> serial number, for numbers that only one device has.
 
-    Absent devices do not count, unless all devices with a number are absent.
+    An absent device counts only if no present device has the same number.
     """
     found: dict[str, list[str]] = {}
     for address, device in devices.items():
@@ -110,7 +111,7 @@ def add(db: sqlite3.Connection, address: str, serial: str, ids: str,
 
 
 def put_away(db: sqlite3.Connection, address: str) -> None:
-    """Write that the card at an address is not there any more."""
+    """Write that the card at an address is absent now."""
     db.execute('UPDATE cards SET placed = 0, device = NULL '
                'WHERE placed AND address = ?', (address,))
 
@@ -133,10 +134,10 @@ def copy(db: sqlite3.Connection, number: int) -> int:
 
 
 def take(db: sqlite3.Connection, number: int, serial: str) -> int | None:
-    """Store the serial number that a card reports now.
+    """Store the serial number that a card reports now. Remove the row of an
+    absent card with this number, because it is the same card.
 
-    :returns: the removed row of an absent card with this number, which is this
-        card; None without such a row.
+    :returns: the removed row, or None.
     """
     db.execute("UPDATE cards SET serial = '' WHERE serial = ? AND placed "
                'AND number <> ?', (serial, number))
@@ -150,8 +151,8 @@ def take(db: sqlite3.Connection, number: int, serial: str) -> int | None:
 
 
 def drop_unknown(db: sqlite3.Connection) -> None:
-    """Remove absent cards that have neither holds nor content of a project,
-    and could not be identified if they returned."""
+    """Remove the rows of absent cards without holds and content of a project
+    that have neither a serial number nor ports to identify them."""
     db.execute(
         "DELETE FROM cards WHERE NOT placed AND serial = '' AND ports = '' "
         'AND NOT EXISTS '

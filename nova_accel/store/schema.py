@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The tables of the claim store, and their version (PRAGMA user_version).
 
-No release has had a claim store yet, so there is one schema. Until the first
-release, a commit that changes a table, or adds a value that rows of a later
-release alone have, increases VERSION: the stores of the commits before it are
-refused. After it, such a commit also adds a step to MIGRATIONS.
+No release has had a claim store yet, so there is one schema. A commit
+increases VERSION if it changes a table, or adds a value that earlier commits
+cannot read. Until the first release, stores of earlier versions are refused.
+After it, such a commit also adds a step to MIGRATIONS.
 """
 
 from collections.abc import Callable, Mapping
@@ -241,7 +241,8 @@ def is_new(db: sqlite3.Connection) -> bool:
 def migrate(db: sqlite3.Connection, version: int) -> None:
     """Bring a store to VERSION, inside a transaction.
 
-    :param version: of the store; a new one gets the tables of VERSION.
+    :param version: the present version of the store. It is ignored for a new
+        store, which gets the tables of VERSION.
     """
     if is_new(db):
         for statement in SCHEMA:

@@ -15,13 +15,13 @@ _LOCKS: dict[str, int] = {}
 
 
 def use(path: str) -> None:
-    """Keep other nova-computes from using a claim store.
+    """Prevent that another nova-compute uses a claim store.
 
-    Two processes would give the same devices to two servers, each from its own
-    memory.
+    Two processes would each decide by the rows in their own memory, and give
+    one device to two servers.
 
     :param path: of the store.
-    :raises AcceleratorsUnavailable: another process uses it.
+    :raises AcceleratorsUnavailable: another process uses the store.
     """
     path = os.path.abspath(path)
     if path in _LOCKS:

@@ -1,15 +1,15 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The tables of uses: for how long servers had devices.
 
-A claim is a use while it belongs to its server (Claim.is_use). A row of the
-table ``uses`` has the seconds of one use, and the table ``used`` their sums,
-which never shrink. Only this module counts: notifications, metrics and the
-commands read these rows.
+A claim is a *use* while it belongs to its server (Claim.is_use). A row of the
+table ``uses`` has the seconds of one use. The table ``used`` has the sums of
+all uses, which never decrease. Only this module counts. Notifications, metrics
+and the commands read these rows.
 
 count_uses() adds the seconds since the last count, and writes the row of a new
-claim: a build writes none. The transaction that ends a use adds the rest. Time
-is CLOCK_MONOTONIC, independent of the wall clock. Across a boot of the host it
-is the difference of the wall clock, if positive.
+claim (a build does not write it). The transaction that ends a use adds the
+rest. The clock is CLOCK_MONOTONIC, which is independent of the wall clock. For
+a use across a boot of the host, the wall clock counts unless it was set back.
 
 For example, a server gets a GPU at 10:00:00.2. At 10:00:40 the row has 39.8
 seconds. A resize sets the claim aside at 10:01:10.2, and the row ends with 70
@@ -65,8 +65,8 @@ class Uses(lineage.History):
                    ) -> list[values.Use]:
         """Count the seconds of all uses until now.
 
-        :param without: uuids of claims that are not counted from now on, by
-            default those of the last call.
+        :param without: uuids of claims not to count from now on, or None for
+            the same claims as in the last call.
         :returns: the uses whose end has not been reported, the oldest first.
         """
         with self._transaction() as db:
@@ -87,7 +87,8 @@ class Uses(lineage.History):
         return found
 
     def note_reported(self, uses: Iterable[tuple[values.Use, str]]) -> None:
-        """Store for each use the last event, and the seconds in it."""
+        """Store for each use the event that was sent last, and the seconds in
+        the event."""
         rows = [(event, use.seconds, use.number) for use, event in uses]
         if rows:
             with self._transaction() as db:
@@ -100,15 +101,15 @@ class Uses(lineage.History):
             return read(db)
 
     def used(self) -> dict[tuple[str, str, str], float]:
-        """Return (project, type, product) -> seconds of all uses that were
-        ever counted here."""
+        """Return (project, type, product) -> the seconds of all uses since the
+        store was created, including dropped rows."""
         with self._transaction(write=False) as db:
             return {tuple(row)[:3]: row['seconds'] for row in db.execute(
                 'SELECT project, type, product, seconds FROM used')}
 
     def raise_used(self, found: dict[tuple[str, str, str], float]) -> None:
-        """Raise sums to the given ones, which were published before the store
-        was lost or replaced by an older copy."""
+        """Raise lower sums of used() to the given sums, which were published
+        before the store was lost or replaced by an older copy."""
         known = self.used()
         low = {key: seconds for key, seconds in found.items()
                if seconds > known.get(key, 0)}
@@ -119,8 +120,8 @@ class Uses(lineage.History):
 
     def _follow_uses(self, db, before: Iterable[model.Claim],
                      after: Iterable[model.Claim]) -> None:
-        """End and resume uses as claims have changed. A new claim gets its
-        row at the next count."""
+        """End and resume uses according to the changes of claims. The use of a
+        new claim gets its row at the next count."""
         old = {claim.uuid: claim for claim in before}
         new = {claim.uuid: claim for claim in after}
         now = _Now.read()
@@ -137,7 +138,7 @@ class Uses(lineage.History):
     def _restore_uses(self, db, claims: Iterable[model.Claim],
                       gone: Iterable[model.Claim]) -> None:
         """Write the uses of claims that guests carry into a new or older
-        store. Their beginning was reported by the store that was lost.
+        store. The lost store has already reported the beginning of each use.
 
         :param gone: claims that ended at an unknown time, while another store
             was in use.
@@ -209,7 +210,8 @@ def _key(claim):
 
 
 def _part(claim: model.Claim) -> str:
-    """Return the type of a vGPU, or the UUID of a region's function."""
+    """Return the type of a vGPU, or the UUID of the function of a region, or
+    '' for other devices."""
     function = claim.restore_function or ''
     return claim.created_type or (
         str(uuid.UUID(function)) if uuidutils.is_uuid_like(function)
@@ -217,8 +219,8 @@ def _part(claim: model.Claim) -> str:
 
 
 def _between(since: str, until: str) -> float:
-    """Return the seconds between two wall-clock times, 0 if the clock was set
-    back."""
+    """Return the seconds between two wall-clock times, or 0 if the clock was
+    set back or a time is malformed."""
     try:
         return max(0.0, (datetime.datetime.fromisoformat(until)
                          - datetime.datetime.fromisoformat(since)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Values that only the store has, in addition to those of nova_accel.model."""
+"""Types of rows in the store, in addition to those of nova_accel.model."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -12,8 +12,8 @@ from nova_accel import text
 
 @dataclasses.dataclass(frozen=True)
 class Notes:
-    """The facts about a device that the host stores besides the report of its
-    driver."""
+    """The facts about a device that are stored with the report of its driver.
+    """
 
     #: traits of earlier cards at the address, or of earlier shells of this
     #: card, which its providers must not have
@@ -28,7 +28,7 @@ class Notes:
     left_out: bool = False
 
     def with_mark(self, mark: str, is_so: bool) -> 'Notes':
-        """Return these notes with a mark, or without it."""
+        """Return a copy of the notes with the mark added or removed."""
         others = {*self.marks} - {mark}
         return dataclasses.replace(self, marks=tuple(sorted(
             {*others, mark} if is_so else others)))
@@ -49,8 +49,8 @@ NEW_KEY = 'new key '
 
 @dataclasses.dataclass(frozen=True)
 class Handover:
-    """A hand-over: how a device was treated after a server, or for the
-    operator (admin.maintenance).
+    """A hand-over: the cleaning of a device after a server or by an order of
+    the operator (admin.maintenance).
 
     Every field is a text, '' if unknown.
     """
@@ -91,7 +91,8 @@ class Handover:
 
     @property
     def failed(self) -> bool:
-        """Return whether the release of a server's device is retried."""
+        """Return whether the release of a server's device failed, and will be
+        retried."""
         return bool(self.server) and self.result not in ENDS
 
     @property
@@ -101,7 +102,7 @@ class Handover:
 
     @property
     def card(self) -> str:
-        """Return the name of its chain."""
+        """Return the name of the card, which is also that of its chain."""
         return self.serial or self.ports or self.device
 
 
@@ -153,7 +154,7 @@ class Card:
 
     @property
     def origins(self) -> dict[int, str | None]:
-        """Return the index -> Region.origin of regions that were programmed."""
+        """Return region index -> origin, for regions that were programmed."""
         return {index: loaded.origin for index, loaded in self.loaded.items()}
 
 
@@ -164,9 +165,9 @@ LONGEST_REASON = 200
 @dataclasses.dataclass(frozen=True)
 class Disabled:
     """A hold of the operator, or of nova-compute because of a health finding,
-    until nova-accel enable.
+    that lasts until nova-accel enable.
 
-    inventory.identity.disabled() finds the device.
+    inventory.identity.disabled() finds the device of the hold.
     """
 
     #: address of the device when it was disabled
@@ -204,7 +205,7 @@ class Disabled:
 
 @dataclasses.dataclass(frozen=True)
 class OwnerReport:
-    """A report of a server's owner about one of its devices."""
+    """A report by the owner of a server about a device of the server."""
 
     number: int
     #: UTC, as 2026-11-22T02:17:43+00:00
@@ -228,8 +229,8 @@ class OwnerReport:
 
 
 class OrderState(enum.Enum):
-    """The state of an order: NEW -> BEGUN -> DONE or REFUSED. An order in each
-    of them can be withdrawn."""
+    """The state of an order: NEW -> BEGUN -> DONE or REFUSED. An order can be
+    withdrawn in any state."""
 
     NEW = 'new'
     BEGUN = 'begun'
@@ -256,8 +257,8 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class Lineage:
-    """The compute node of a claim store, and the changes that it contains
-    (store.lineage)."""
+    """The compute node of a claim store, and the changes that the store
+    contains (store.lineage)."""
 
     #: provider uuid of the compute node; '' before Nova's first report
     node: str = ''
@@ -265,7 +266,8 @@ class Lineage:
     runs: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def knows(self, run: str, count: int) -> bool:
-        """Return whether the store has at least this version."""
+        """Return whether the store contains the changes of a run up to this
+        count."""
         return count <= self.runs.get(run, -1)
 
 
@@ -273,8 +275,8 @@ class Lineage:
 class Unsettled:
     """A device that may contain data of a server without a claim.
 
-    It is identified by its serial number, its ports or its address. Without
-    any of them the row stands for every device of the host.
+    The device is identified by its serial number, its ports or its address. A
+    row without any of the three stands for every device of the host.
     """
 
     address: str = ''
@@ -295,8 +297,8 @@ class Unsettled:
 
     @property
     def by_address(self) -> bool:
-        """Return True if the owner of the data is unknown and the row
-        identifies the device by address only."""
+        """Return whether the owner of the data is unknown, and the row names
+        the device by the address that it has or had."""
         return self.moved or not self.serial and (
             not self.ids or bool(self.settled))
 
@@ -308,8 +310,9 @@ class Unsettled:
 
     @staticmethod
     def parts(device: model.Device) -> frozenset[str]:
-        """Return the parts of a device that a server could have now: indexes
-        of its regions with a handle, or addresses of its handles."""
+        """Return the parts of a device that a server could have now: the
+        indexes of regions with handles, or without regions the addresses of
+        handles."""
         return frozenset(
             [str(r.index) for r in device.regions if r.handles]
             if device.regions else [h.address for h in device.handles])
@@ -317,10 +320,10 @@ class Unsettled:
 
 @dataclasses.dataclass(frozen=True)
 class Unclean:
-    """A handle that was released without cleaning.
+    """A handle that was released without a proven cleaning; see policy.
 
-    It is identified by the serial number of its device, or by product and
-    ports, or by the address.
+    The device is identified by its serial number, or by product and ports, or
+    by product and address.
     """
 
     handle_address: str
@@ -363,8 +366,7 @@ EVERYTHING = Unsettled()
 
 
 class Reserved(NamedTuple):
-    """The reserved amount of an inventory in Placement: a row of
-    inventory.ledger."""
+    """A row of inventory.ledger: the reserved amounts of an inventory."""
 
     #: the amount that the operator reserves
     operators: int
