@@ -2,11 +2,12 @@
 """Calculate the room in a guest's address space for memory regions (BARs) of
 devices.
 
-A guest cannot use a device whose region its firmware cannot place: of four
-H100, servers with 256, 512 and 768 GiB saw three, two and one
-(blog.rackspacecloud.com, December 2025). QEMU gives a guest 40 bits of
-physical addresses, unless it has the host's CPU or a number is given
-(x86_cpu_realizefn(), host_cpu_max_instance_init() in target/i386 of QEMU).
+A guest cannot use a device if the guest's firmware cannot place the region of
+the device. For example, servers with 256, 512 and 768 GiB saw three, two and
+one of their four H100 (blog.rackspacecloud.com, December 2025). QEMU gives a
+guest 40 bits of physical addresses, unless the guest has the host's CPU or a
+number is given (x86_cpu_realizefn(), host_cpu_max_instance_init() in
+target/i386 of QEMU).
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,11 +34,10 @@ _IS_MEMORY = 0x200
 
 
 def largest(kernel, address: str) -> int:
-    """Return the size of a function's largest memory region, in bytes.
+    """Return the bytes of a function's largest memory region, or 0 if the
+    kernel does not show its regions.
 
     Source: resource in Documentation/PCI/sysfs-pci.rst of Linux.
-
-    :returns: 0 if the kernel does not show it.
     """
     try:
         rows = [[int(word, 16) for word in line.split()] for line in
@@ -50,13 +50,13 @@ def largest(kernel, address: str) -> int:
 
 def guest_bits(host_bits: int, cpu_mode: str | None, mode: str | None,
                bits: object) -> int | None:
-    """Return how many physical address bits a guest under KVM sees.
+    """Return how many physical address bits a guest under KVM sees, or None if
+    the number depends on its CPU model.
 
     :param host_bits: physical address bits of the host's CPU.
     :param cpu_mode: of the guest, as [libvirt] cpu_mode.
     :param mode: hw:maxphysaddr_mode of its flavor or image, if any.
     :param bits: hw:maxphysaddr_bits, if any.
-    :returns: None if the guest may have any number.
     """
     if mode:
         return host_bits if mode == 'passthrough' else int(
@@ -65,7 +65,7 @@ def guest_bits(host_bits: int, cpu_mode: str | None, mode: str | None,
 
 
 def unseen(memory: int, sizes: Sequence[int], bits: int) -> str:
-    """Return why a guest cannot see all of its devices, as a clause; '' if it
+    """Return a clause why a guest cannot see all of its devices, or '' if it
     can.
 
     :param memory: of the guest, bytes.
@@ -85,8 +85,9 @@ def placed(memory: int, sizes: Iterable[int], bits: int) -> int:
     """Return how many devices fit above a guest's memory.
 
     A region begins at a multiple of its size. The small regions of the same
-    device are beside it in the window of the device's port. Hence the next one
-    begins a whole size later (issue 12997 of tianocore/edk2).
+    device are beside the large one in the window of the device's port. Hence
+    the next large region begins one further multiple later (issue 12997 of
+    tianocore/edk2).
 
     :param memory: of the guest, bytes.
     :param sizes: the largest region of each device, bytes, a power of two.
@@ -103,8 +104,8 @@ def placed(memory: int, sizes: Iterable[int], bits: int) -> int:
 
 
 def fits_uefi(sizes: Iterable[int], bits: int) -> bool:
-    """Return whether OVMF's window has room: an eighth of the address space,
-    as in PlatformDynamicMmioWindow() until August 2026 (a quarter since).
+    """Return whether the regions fit into OVMF's window, an eighth of the
+    address space (PlatformDynamicMmioWindow() until August 2026).
 
     :param sizes: see placed().
     :param bits: see placed().

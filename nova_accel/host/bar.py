@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Read BAR0 of an unused PCI function, and reset its bus.
 
-by_vfio() uses VFIO, which resets the function when it is opened and closed.
-by_sysfs() uses sysfs, whose memory regions a locked down kernel does not map.
-Both read four bytes at a time, and never write to BAR0. Sources: include/uapi/
+by_vfio() uses VFIO, which resets the function at opening and closing.
+by_sysfs() uses sysfs, which a locked down kernel does not allow. The two read
+four bytes at a time, and never write to BAR0. Sources: include/uapi/
 linux/vfio.h, vfio_pci_core.c and pci-sysfs.c of Linux.
 """
 
@@ -33,8 +33,8 @@ Reset = Callable[[], None]
 @contextlib.contextmanager
 def by_vfio(sys: str, dev: str, function: str,
             ) -> Iterator[tuple[Read, Reset]]:
-    """Open a function that is bound to vfio-pci, by its group or, on kernels
-    without those, by its own node.
+    """Open a function that is bound to vfio-pci, by its VFIO group, or by the
+    node of the function on kernels without VFIO groups.
 
     :param sys: directory of sysfs.
     :param dev: directory of device nodes.
@@ -85,9 +85,9 @@ def by_vfio(sys: str, dev: str, function: str,
 @contextlib.contextmanager
 def by_sysfs(sys: str, function: str, write: Callable[[str, str], None],
              ) -> Iterator[tuple[Read, Reset]]:
-    """Map BAR0 of a function without a driver, whose reset_method is bus.
+    """Map BAR0 of a function without a driver. Its reset_method must be bus.
 
-    If the function does not answer, a reading returns ones only, after the
+    If the function does not answer, reads return only ones, after the
     completion timeout of PCI Express.
 
     :param write: writes an attribute.

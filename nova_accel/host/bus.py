@@ -7,11 +7,11 @@ sysfs-bus-pci-devices-aer_stats (aer_dev_*, since 4.19), sysfs-bus-pci
 (power_state, since 5.12), pci-sysfs.c (current_link_*, max_link_*, since
 4.13), drivers/pci/pcie/aer.c (the names of errors).
 
-GPUs of AMD since Vega 10 and of Intel since Alchemist are below a switch of
-their own card. Their function shows the link inside the card, which never
-changes, or a meaningless value (2.5 GT/s, one lane, with Intel). The link of
-the slot is that of the upstream port of the card's switch. Sources: the PCI ID
-repository; issue 512 of nokyan/resources, pull request 344 of Syllo/nvtop, and
+GPUs of AMD since Vega 10 and of Intel since Alchemist are below a switch on
+the card. The function of such a GPU shows the link inside the card, which
+never changes, or a meaningless value (2.5 GT/s, one lane, with Intel). The
+upstream port of the switch shows the link of the slot. Sources: the PCI ID
+repository, issue 512 of nokyan/resources, pull request 344 of Syllo/nvtop, and
 topologies of machines in ROCm/rccl.
 """
 
@@ -73,18 +73,18 @@ SIGNALS = frozenset((
 def readings(kernel, function: str, bridges: tuple[str, ...],
              fixed: dict[str, tuple] | None = None,
              ) -> tuple[signals.Reading, ...]:
-    """Read what the bus reports of a physical function.
+    """Read the signals that the bus has of a physical function.
 
     Blocks for up to a minute while the function is reset, and wakes a function
-    that sleeps (pci_config_pm_runtime_get() of Linux): call it in the worker of
-    its card. Opens two directories and reads 12 attributes; a few more for a
-    card with a switch of its own.
+    that sleeps (pci_config_pm_runtime_get() of Linux). Hence it must run in
+    the worker of the card. Opens two directories and reads 12 attributes, and
+    a few more if the card has a switch.
 
     :param bridges: as pci.bridges(). Errors of the ports at both ends of the
         slot's link count as well.
-    :param fixed: cache, by function, of attributes that do not change, and of
-        the readings of the last texts of the others.
-    :raises OSError: the function is not there.
+    :param fixed: a cache by function: attributes that do not change, and the
+        last values of other attributes with their readings.
+    :raises OSError: the function is absent.
     """
     fixed = {} if fixed is None else fixed
     stays, path, before, found = fixed.get(function, ({}, (), None, ()))
@@ -106,8 +106,13 @@ def readings(kernel, function: str, bridges: tuple[str, ...],
 
 def _meant(kernel, function, own, path, end, port,
            ) -> Iterator[signals.Reading]:
-    """Yield the readings that attributes mean: of a function, of its card's end
-    of the link, and of the port at the other end."""
+    """Yield the readings of a slot from attributes.
+
+    :param own: attributes of the function.
+    :param path: the result of _to_the_slot().
+    :param end: attributes of the card's end of the slot's link.
+    :param port: attributes of the port at the other end.
+    """
     *ports, at = path
     yield from _errors(own, '')
     if at == function:
@@ -138,8 +143,8 @@ def of_the_slot(kernel, function: str, bridges: tuple[str, ...],
 
 
 def _to_the_slot(kernel, vendor, path):
-    """Return the path of a function without the part inside its card: its last
-    element is the card's end of the slot's link.
+    """Return the path without the functions inside the card. The last function
+    that remains is the card's end of the slot's link.
 
     :param path: the ports above the function, and the function.
     """
@@ -155,9 +160,10 @@ def _to_the_slot(kernel, vendor, path):
 
 
 def most(kernel, function: str, port: str) -> tuple[int, int]:
-    """Return the (lanes, MT/s) that a link supports, 0 for an unknown value.
+    """Return the maximum (lanes, MT/s) of a link, with 0 for unknown values.
 
-    :param port: the function at its other end.
+    :param function: one end of the link.
+    :param port: the other end.
     :raises OSError: one end is absent.
     """
     own, other = (kernel.read_some(pci.path(end), _LIMITS.values())
@@ -189,10 +195,8 @@ def _errors(found, where) -> Iterator[signals.Reading]:
 
 @functools.lru_cache(maxsize=64)
 def _counters(text: str) -> Mapping[str, int]:
-    """Return the counters above 0 of lines '<name> <count>', without the total.
-
-    Most functions have the same text: no errors.
-    """
+    """Return the counters above 0 from lines '<name> <count>', without the
+    total. The cache helps, because most functions have the same text."""
     return {_LONG_NAMES.get(name, name): int(value)
             for name, value in _COUNTER.findall(text)
             if not name.startswith('TOTAL_')}
@@ -213,13 +217,13 @@ def _link(own, port) -> Iterator[signals.Reading]:
 
 
 def _least(own, port, name) -> int:
-    """Return the maximum that both ends support, 0 if one is unknown."""
+    """Return the maximum that both ends support, or 0 if one is unknown."""
     return min(_number(own, name), _number(port, name))
 
 
 def _number(found, name) -> int:
-    """Return the lanes, or the MT/s of '16.0 GT/s PCIe'; 0 for any other text.
-    """
+    """Return the number of lanes, or the MT/s of a text like '16.0 GT/s PCIe',
+    or 0 for any other text."""
     return _parsed(found.get(name, ''))
 
 

@@ -29,7 +29,7 @@ _SECONDS = 10
 def versions(function: str) -> dict[str, str]:
     """Return the versions of a PCI function by name.
 
-    :returns: {} when the kernel or the function's driver has no devlink.
+    :returns: {} if the kernel or the function's driver has no devlink.
     :raises OSError: the kernel does not answer.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW,

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Determine the domains of a host: for example its NVLink domain and its rack.
 
-The operator configures the levels, and the source of the host's domain of each.
-nova-compute reports the domains as traits of the host's provider.
+The operator configures the levels, and for each level where to find the host's
+domain. nova-compute reports the domains as traits of the host's provider.
 """
 
 import os
@@ -26,7 +26,7 @@ _MOST = 300
 
 
 def wanted() -> dict[str, str]:
-    """Return the source of the domain of each level: a trait, a path, or AUTO.
+    """Return level -> the source of the domain: a trait, a path, or AUTO.
 
     :raises ConfigurationError: the option cannot be read.
     """
@@ -68,15 +68,15 @@ class Domains:
     def look(self) -> None:
         """Determine the domain of each level.
 
-        :raises ConfigurationError: that failed, and why.
+        :raises ConfigurationError: a domain cannot be determined.
         """
         problems = self.problems()
         if problems:
             raise exception.ConfigurationError(' '.join(problems))
 
     def problems(self) -> list[str]:
-        """Determine the domain of each level. If that fails, the level keeps
-        its last domain, and the reason is returned.
+        """Determine the domain of each level. If that fails for a level, it
+        keeps its last domain. Return the reasons of the failures.
 
         :raises ConfigurationError: the option cannot be read.
         """
@@ -94,7 +94,8 @@ class Domains:
         return failed
 
     def begin(self) -> None:
-        """Look for the first time, and wait at most [accel] device_timeout."""
+        """Call look() for the first time, and wait for at most [accel]
+        device_timeout. Errors are logged."""
         future = limited.start(self.look)
         try:
             future.result(CONF.accel.device_timeout)

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Place files that xclmgmt loads when a guest requests an xclbin.
 
-With its attribute config_xclbin_change at 1, xclmgmt uses only the UUID that a
+If its attribute config_xclbin_change is 1, xclmgmt uses only the UUID that a
 guest sends, and programs the file of that name from a directory of the host
 (xclmgmt_xclbin_fetch_and_download() in mgmt-utils.c of XRT). Each card has a
-subdirectory with the file of its present function; a link in the directory
-points to it. Files of an operator are not touched.
+subdirectory with the file of its present function, and the directory has a
+link to this file. Files of an operator are not touched.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def file_name(function: str, interface: str) -> str:
     """Return the name under which xclmgmt looks for a function.
 
     :param function: UUID of the xclbin, in any spelling.
-    :param interface: the interface UUID as the card's shell spells it.
+    :param interface: the interface UUID, spelled as in the card's shell.
     :raises ValueError: an argument is malformed.
     """
     if not _INTERFACE.fullmatch(interface):
@@ -39,13 +39,13 @@ def file_name(function: str, interface: str) -> str:
 
 def offer(place: str, card: str, name: str, content: bytes, ip_layout: bytes,
           ) -> None:
-    """Place a file for a card, replacing the earlier one.
+    """Place a file for a card, and remove the card's earlier file.
 
-    :param place: XCLBINS, or a simulated host's.
-    :param card: PCI address of its management function, already checked.
+    :param place: XCLBINS, or the directory of a simulated host.
+    :param card: PCI address of the management function, already checked.
     :param name: see file_name().
     :param content: of the file.
-    :param ip_layout: the result of layout() from now on.
+    :param ip_layout: the IP_LAYOUT for layout() to return.
     :raises OSError: the file cannot be written, for example on a read-only
         file system, or another process keeps the directory locked.
     """
@@ -82,8 +82,8 @@ def is_offered(place: str, name: str) -> bool:
 
 
 def layout(place: str, card: str) -> bytes | None:
-    """Return the IP_LAYOUT of the file offered for a card, as given to
-    offer(); None without a file."""
+    """Return the IP_LAYOUT that offer() stored for a card, or None if no file
+    is placed for it."""
     try:
         with open(os.path.join(place, _OURS, card, _LAYOUT), 'rb') as file:
             return file.read()
@@ -97,8 +97,8 @@ def _secret(path, flags):
 
 @contextlib.contextmanager
 def _locked(place):
-    """Lock the directory, because cards are programmed in parallel, also by
-    several processes."""
+    """Lock the directory, because several processes may program cards in
+    parallel."""
     fd = os.open(os.path.join(place, _OURS), os.O_RDONLY | os.O_DIRECTORY)
     try:
         end = time.monotonic() + _SECONDS
@@ -123,7 +123,7 @@ def _empty(own):
 
 
 def _link(place):
-    """Create a link for each offered file, and remove others."""
+    """Create a link to each card's file, and remove obsolete links."""
     wanted = {name: os.path.join(_OURS, card, name)
               for card in os.listdir(os.path.join(place, _OURS))
               for name in os.listdir(os.path.join(place, _OURS, card))

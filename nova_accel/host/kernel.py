@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Access this machine's kernel, for drivers.
 
-Drivers reach the host through the class Kernel only, which lets a simulated
-host (nova_accel.sim) replace it. Reads run in this process, operations in the
-privileged one. Both raise OSError as the kernel does.
+Drivers reach the host only through the class Kernel, which a simulated host
+(nova_accel.sim) can replace. Reads run in this process, and operations in the
+privileged process. Reads and operations raise OSError as the kernel does.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -79,7 +79,7 @@ class Kernel:
     def read_some(self, path: str, names: Iterable[str]) -> dict[str, str]:
         """Return the readable attributes of a directory, by name.
 
-        Faster than read() for each, above all under eventlet.
+        This is faster than read() of each name, above all under eventlet.
 
         :raises OSError: the directory does not exist.
         """
@@ -175,11 +175,11 @@ class Kernel:
             return file.read().splitlines()
 
     def physical_address_bits(self) -> int | None:
-        """Return how many bits a physical address of this machine has.
+        """Return how many bits a physical address of this machine has, or None
+        if the kernel does not show that.
 
         Source: 'address sizes' of /proc/cpuinfo, x86 only.
 
-        :returns: None if the kernel does not show it.
         :raises OSError: procfs cannot be read.
         """
         for line in self._lines('cpuinfo'):
@@ -208,9 +208,9 @@ class Kernel:
         """Return whether the kernel can report to QEMU what a device has
         written.
 
-        VFIO needs functions for this that are missing without
-        CONFIG_IOMMUFD_DRIVER (include/linux/iova_bitmap.h of Linux). Without
-        them QEMU begins a migration, and fails.
+        Without CONFIG_IOMMUFD_DRIVER the kernel lacks the functions that VFIO
+        needs for this (include/linux/iova_bitmap.h of Linux). Then QEMU begins
+        a migration, and fails.
         """
         # a module can add the function
         return _has_iova_bitmap(
@@ -251,10 +251,10 @@ class Kernel:
     def call(self, operation: Callable, function: str, *args):
         """Call an operation of a driver's own package.
 
-        :param operation: a privileged function of that package; its first
+        :param operation: a privileged function of that package, whose first
             parameter is the PCI address of a function. On a simulated host,
-            the device simulates it (sim.card.Card.OPERATIONS).
-        :returns: what it returns.
+            the card simulates the operation (sim.card.Card.OPERATIONS).
+        :returns: the result of the operation.
         :raises OSError: as the operation does.
         """
         return operation(function, *args)
@@ -263,8 +263,8 @@ class Kernel:
                by: Callable[[str, str], None] = privileged.rebind) -> None:
         """Unbind a function from its driver, and bind it to another one.
 
-        :param by: the privileged function that does it: the default accepts
-            privileged.DRIVERS, that of a driver's own package others.
+        :param by: the privileged function to call. The default accepts only
+            privileged.DRIVERS. A driver's own package can have another one.
         """
         by(function, driver)
 
@@ -296,22 +296,22 @@ class Kernel:
                         = privileged.write_attribute) -> None:
         """Write an attribute of a PCI function.
 
-        :param by: the privileged function that does it: the default accepts
-            privileged.WRITABLE, that of a driver's own package others.
+        :param by: the privileged function to call. The default accepts only
+            privileged.WRITABLE. A driver's own package can have another one.
         """
         by(function, attribute, value)
 
     def offer_xclbin(self, function: str, path: str, size: int,
                      function_uuid: str, interface: str, layout: bytes,
                      ) -> None:
-        """Place the file that the guest of an XRT card may load, replacing the
-        earlier one; see nova_accel.host.firmware.
+        """Place the file that the guest of an XRT card may load, and remove
+        the card's earlier file; see nova_accel.host.firmware.
 
         :param function: PCI address of the management function.
         :param path: as for program_xclbin().
-        :param size: the same.
-        :param function_uuid: that of the file.
-        :param interface: as the card's shell spells it.
+        :param size: as for program_xclbin().
+        :param function_uuid: UUID of the xclbin file.
+        :param interface: the interface UUID, spelled as in the card's shell.
         :param layout: the IP_LAYOUT of the file, at most a page.
         :raises OSError: the file cannot be written; ValueError: a name is
             malformed.
@@ -327,17 +327,18 @@ class Kernel:
             firmware.XCLBINS, firmware.file_name(function_uuid, interface))
 
     def xclbin_layout(self, function: str) -> bytes | None:
-        """Return the layout that offer_xclbin() got for a card, None if no
-        file is placed for it."""
+        """Return the layout that offer_xclbin() stored for a card, or None if
+        no file is placed for the card."""
         return firmware.layout(firmware.XCLBINS, function)
 
     def read_signatures(self, function: str) -> list[tuple[str, str]]:
         """Return the signatures on the disks of a function, as found by
         wipefs(8): file systems, partition tables, swap, and members of RAID,
-        LVM, ZFS, LUKS and Ceph. Without these, samples show if a disk is blank.
+        LVM, ZFS, LUKS and Ceph. If a disk has no signature, samples of it show
+        whether it has data (nvme_admin.UNSIGNED).
 
         :returns: (name of the disk, type), for example ('nvme0n1', 'ext4') or
-            ('nvme0n1', nvme_admin.UNSIGNED); empty for blank disks.
+            ('nvme0n1', nvme_admin.UNSIGNED). Blank disks are omitted.
         :raises OSError: ENOENT without wipefs, EIO if it fails, ETIMEDOUT.
         """
         return [(disk, kind) for disk, kind
@@ -345,14 +346,14 @@ class Kernel:
 
     def reset_gpu(self, function: str, by: str, family: str,
                   milliseconds: int) -> nvidia.Watched:
-        """Reset the bus of a GPU of NVIDIA, and read what it reports.
+        """Reset the bus of a GPU of NVIDIA, and read its words in BAR0.
 
-        :param by: 'VFIO', for which it is bound to vfio-pci, or 'sysfs', for
-            which it has no driver and its reset_method is bus.
-        :param family: of nvidia.REGISTERS.
+        :param by: 'VFIO' for a GPU that is bound to vfio-pci, or 'sysfs' for a
+            GPU without a driver whose reset_method is bus.
+        :param family: a key of nvidia.REGISTERS.
         :param milliseconds: limit of reset and readings together.
-        :raises OSError: it could not be reset, or not be read: EBUSY while a
-            process has it open, EPERM if the kernel is locked down, ERANGE if
+        :raises OSError: the reset or a reading failed: EBUSY while a process
+            has the GPU open, EPERM if the kernel is locked down, ERANGE if
             BAR0 is too small.
         """
         return nvidia.Watched(*(
@@ -363,13 +364,13 @@ class Kernel:
     def read_nvme(self, function: str) -> nvme_admin.Controller:
         """Return what an NVMe controller reports.
 
-        :raises OSError: ENODEV when the host's driver has no controller, EIO
-            when it refuses.
+        :raises OSError: ENODEV if the host's driver has no controller, EIO if
+            the controller refuses.
         """
         return nvme_admin.Controller.from_tuple(privileged.read_nvme(function))
 
     def read_nvme_health(self, function: str) -> nvme_admin.HealthLog:
-        """Return what an NVMe controller reports of its health.
+        """Return the health log of an NVMe controller.
 
         :raises OSError: see read_nvme().
         """
@@ -385,16 +386,16 @@ class Kernel:
 
     def format_nvme(self, function: str,
                     formats: Sequence[nvme_admin.Namespace] = ()) -> None:
-        """Erase all namespaces of an NVMe controller; may take an hour.
+        """Erase all namespaces of an NVMe controller, which may take an hour.
 
         Uses Format NVM with a cryptographic erase if the controller supports
         it, otherwise with an erase of the user data.
 
-        :param formats: the block format of each namespace afterwards; by
-            default they keep theirs.
-        :raises OSError: EBUSY when a namespace is held or not attached,
-            ENODEV when the host's driver has no controller, EOPNOTSUPP when
-            the controller has no Format NVM, EIO when it refused.
+        :param formats: the block format of each namespace afterwards. By
+            default each namespace keeps its format.
+        :raises OSError: EBUSY if a namespace is held or not attached, ENODEV
+            if the host's driver has no controller, EOPNOTSUPP if the
+            controller has no Format NVM, EIO if the controller refuses.
         """
         privileged.format_nvme(function, [str(n) for n in formats])
 
@@ -403,8 +404,8 @@ class Kernel:
             ) -> None:
         """Delete all namespaces, and create and attach these.
 
-        :param namespaces: empty: one of the full capacity.
-        :raises OSError: EOPNOTSUPP when the controller has no Namespace
+        :param namespaces: if empty, create one of the full capacity.
+        :raises OSError: EOPNOTSUPP if the controller has no Namespace
             Management or no such block format, otherwise as format_nvme().
         """
         privileged.restore_nvme_namespaces(function,
@@ -421,9 +422,10 @@ class Kernel:
 
 
 def _read(path: str, directory: int | None) -> str:
-    """Return an attribute of a directory, with a third of the calls of open().
+    """Return an attribute, with a third of the system calls of open().
 
-    :param directory: its file descriptor; None if the path is absolute.
+    :param directory: file descriptor of the directory that the path is
+        relative to, or None if the path is absolute.
     """
     return _read_bytes(path, directory, _PAGE).decode(
         errors='replace').removesuffix('\n')
@@ -438,8 +440,8 @@ def _read_bytes(path, directory, size):
 
 
 def change_of(message: bytes) -> Change | None:
-    """Return the change that a message of the kernel (kobject_uevent) reports;
-    None if it is of no interest."""
+    """Return the change that a message of the kernel (kobject_uevent) reports,
+    or None if it is of no interest."""
     fields = dict(
         line.split('=', 1) for line in message.decode(
             errors='replace').split('\0') if '=' in line)
@@ -457,10 +459,10 @@ def change_of(message: bytes) -> Change | None:
 
 @functools.lru_cache(maxsize=1)
 def _vfio_aliases(path, changed):
-    """Return the lines of modules.alias for VFIO drivers; the file has some
-    ten thousand lines.
+    """Return the lines of modules.alias for VFIO drivers. They are cached,
+    because the file has some ten thousand lines.
 
-    :param changed: when the file was changed.
+    :param changed: when the file was changed, as a part of the cache's key.
     """
     with open(path, encoding='ascii', errors='replace') as file:
         return tuple(line for line in file
@@ -472,14 +474,15 @@ def _has_iova_bitmap(path, modules):
     """Return the result of Kernel.has_iova_bitmap().
 
     :param path: of kallsyms, which has some 200,000 lines.
-    :param modules: names of loaded modules.
+    :param modules: names of loaded modules, as a part of the cache's key.
     """
     with open(path, 'rb') as file:
         return any(b' iova_bitmap_for_each' in line for line in file)
 
 
 def _number(path):
-    """Return '<major>:<minor>' of a block device node, None for others."""
+    """Return '<major>:<minor>' of a block device node, or None for any other
+    path."""
     try:
         node = os.stat(path) if os.path.isabs(path) else None
     except OSError:

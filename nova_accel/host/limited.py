@@ -37,11 +37,11 @@ _LONGEST = 300
 
 
 class _Pool:
-    """The part of eventlet's pool of threads that nova_accel may use.
+    """The half of eventlet's pool of threads that nova_accel may use.
 
-    It may use half: calls of libvirt run in the other half, which hanging
-    cards cannot block. Only green threads call this, and none yields between
-    reading the number and changing it.
+    Hanging cards cannot block the other half, in which calls of libvirt run.
+    Only green threads call this, and no thread yields between reading and
+    changing the number of used threads.
     """
 
     def __init__(self):
@@ -50,7 +50,7 @@ class _Pool:
     def execute(self, tpool, function, args):
         """Run a function in a thread that nova_accel may use.
 
-        :raises DeviceTimeout: all these threads hang.
+        :raises DeviceTimeout: all threads that nova_accel may use hang.
         """
         most = max(1, getattr(tpool, '_nthreads', 20) // 2)
         end = time.monotonic() + _POOL_SECONDS
@@ -74,8 +74,8 @@ _POOL = _Pool()
 def blocking(function):
     """Decorate a function that a green thread must not call directly.
 
-    Under eventlet it runs in a thread of the operating system; it must not
-    wait for a green thread.
+    Under eventlet the function runs in a thread of the operating system, and
+    must not wait for a green thread.
 
     :raises DeviceTimeout: under eventlet, too many such calls hang.
     """
@@ -145,10 +145,10 @@ os.register_at_fork(after_in_child=_IDLE.clear)
 def start(function, *args) -> concurrent.futures.Future:
     """Run function in a thread that does not keep the process alive.
 
-    Idle threads are used again. A thread that begins or ends can receive a
-    signal instead of the main thread, see host.signals. A
-    concurrent.futures.ThreadPoolExecutor is unsuitable: hanging calls would
-    exhaust its threads, and the end of the process would wait for them.
+    Idle threads are used again, because a thread that begins or ends can
+    receive a signal instead of the main thread; see host.signals. A
+    concurrent.futures.ThreadPoolExecutor is unsuitable, because hanging calls
+    would exhaust its threads, and the end of the process would wait for them.
 
     :raises RuntimeError: the process cannot create more threads.
     """
@@ -166,8 +166,9 @@ class Background:
     """A task in the background, never running twice at the same time."""
 
     def __init__(self, function: Callable[[], object], failure: str):
-        """:param function: its errors are logged once until it succeeds again.
-        :param failure: the failed task, as the beginning of a sentence.
+        """:param function: the task. An error is logged once, until the task
+            succeeds again.
+        :param failure: the beginning of the logged sentence.
         """
         self._function = function
         self._failure = failure
@@ -212,11 +213,11 @@ class Background:
             self.start()
 
     def postpone(self) -> None:
-        """Count as requested now, because the work was done in another way."""
+        """Count the run as requested now, because the work has been done."""
         self._asked_at = time.monotonic()
 
     def end(self) -> None:
-        """End the task for good; it is not started again."""
+        """End the task. It cannot be started again."""
         with self._lock:
             self._ended, self._again = True, False
 
@@ -235,7 +236,7 @@ class Background:
             self.run()
 
     def run(self) -> None:
-        """Call the function in this thread; log its errors."""
+        """Call the function in this thread, and log its errors."""
         try:
             self._function()
             self._once.forget('failure')
@@ -253,7 +254,7 @@ def wait(future, seconds: float, what: str):
     """Return the result of a call that was started.
 
     :param what: the operation, as the beginning of the error.
-    :raises DeviceTimeout: after seconds; the call continues.
+    :raises DeviceTimeout: the call has not ended after seconds. It continues.
     """
     try:
         return future.result(seconds)
@@ -266,16 +267,17 @@ def wait(future, seconds: float, what: str):
 
 
 class ProgramFailed(Exception):
-    """A program of the operator or a vendor failed; a clause after its name."""
+    """A program of the operator or of a vendor failed. The message is a clause
+    that follows the name of the program."""
 
 
 def run(command: Sequence[str], seconds: float) -> str:
     """Return the output of a program, without white space around it.
 
-    It runs in a directory without Python modules. If it takes too long or
-    prints too much, it is killed with all that it has started.
+    The program runs in a directory without Python modules. If it takes too
+    long or prints too much, it is killed with all processes that it started.
 
-    :raises ProgramFailed: it failed; the error has the reason.
+    :raises ProgramFailed: the program failed, or was killed.
     """
     end = time.monotonic() + seconds
     try:
@@ -318,7 +320,10 @@ def run(command: Sequence[str], seconds: float) -> str:
 
 
 def _has_ended(process, end):
-    """Return whether a process ends before a time.monotonic()."""
+    """Wait for a process, and return whether it ends in time.
+
+    :param end: the deadline, as time.monotonic().
+    """
     while process.poll() is None:
         if time.monotonic() > end:
             return False

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Change NVSwitch partitions by the library of NVIDIA's Fabric Manager.
 
-drivers.fabric runs this program with a time limit, because the library's calls
-have none, and because a fault in the vendor's code ends this process only.
+drivers.fabric runs this module as a program, because the library's calls have
+no time limit, and because a fault in the vendor's code ends only this process.
 
 Sources: nv_fm_agent.h and nv_fm_types.h of the package
 nvidia-fabricmanager-dev, releases 470 and 580; the Fabric Manager user guide
@@ -67,8 +67,8 @@ class _Partition(ctypes.Structure):
                 ('count', ctypes.c_uint), ('gpus', _Gpu * 16)]
 
     def modules(self) -> dict[int, str]:
-        """Return its modules, with the address of each GPU as in sysfs, '' if
-        Fabric Manager does not see the GPU itself."""
+        """Return module -> the address of its GPU as in sysfs, or '' if Fabric
+        Manager does not see the GPU itself."""
         return {gpu.module: pci.as_in_sysfs(
             gpu.address.decode('ascii', 'replace'))
             for gpu in self.gpus[:self.count]}
@@ -98,15 +98,15 @@ class Gpu(NamedTuple):
 
 
 class Failed(Exception):
-    """An error as a sentence with the reason."""
+    """A failure, with the reason as a sentence."""
 
 
 def change(library: Any, action: str, address: str, wanted: dict[int, Gpu],
            ) -> str:
-    """Activate or deactivate the partition of some GPUs, or only read its
-    state.
+    """Activate or deactivate the partition of some GPUs, or only read the
+    state of the partition.
 
-    A partition in the wanted state is left alone. A change is read back.
+    A partition in the wanted state is not changed. A change is read back.
 
     :param library: libnvfm.
     :param action: ACTIVATE, DEACTIVATE or LOOK.

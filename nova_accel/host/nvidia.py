@@ -85,7 +85,7 @@ _CHIPS = (('gb100', 0x2900, 0x29ff), ('gb100', 0x3180, 0x327f),
 
 
 def family(vendor: str, name: str | None, product: str) -> str:
-    """Return the key of REGISTERS for a GPU; '' if it is not known.
+    """Return the key of REGISTERS for a GPU, or '' if the GPU is unknown.
 
     :param name: Device.family.
     :param product: device id, four hex digits.
@@ -102,10 +102,11 @@ def family(vendor: str, name: str | None, product: str) -> str:
 
 def watch(read: Callable[[int], int], reset: Callable[[], None], key: str,
           seconds: float) -> Watched:
-    """Reset a GPU, and read its words until all report the end of their work.
+    """Reset a GPU, and read its words until each one reports that the GPU has
+    booted or cleared its memory.
 
     :param read: reads the four bytes at an offset of BAR0.
-    :param key: of REGISTERS.
+    :param key: a key of REGISTERS.
     :param seconds: time limit, including the reset.
     :raises OSError: as read() and reset() do.
     """
@@ -132,8 +133,8 @@ def watch(read: Callable[[int], int], reset: Callable[[], None], key: str,
 
 
 def failure(key: str, watched: Watched) -> str:
-    """Return why the memory of a GPU is not clear, as a clause; '' if its words
-    report that it is."""
+    """Return a clause why the memory of a GPU is not clear, or '' if the words
+    report that it is clear."""
     milliseconds, *last = watched.seen[-1]
     for word, value in zip(REGISTERS[key].words, last):
         if not _is_read(value):
@@ -146,10 +147,11 @@ def failure(key: str, watched: Watched) -> str:
 
 
 def doubt(key: str, watched: Watched) -> str:
-    """Return why the words of a GPU do not prove that its memory was cleared,
-    as a clause; '' if they do.
+    """Return a clause why the words of a GPU do not prove that its memory was
+    cleared, or '' if they do.
 
-    A word with its last value in each reading may be left from the boot before.
+    A word that has its final value in every reading may have kept it from the
+    boot before.
     """
     for word, values in zip(REGISTERS[key].words, _by_word(watched)):
         if all(value == word.value or not _is_read(value)
@@ -168,7 +170,7 @@ def words(key: str, watched: Watched) -> dict[str, list[str]]:
 
 
 def modes(key: str, watched: Watched) -> dict[str, str]:
-    """Return the modes that could be read: name -> value."""
+    """Return name -> value for the modes that could be read."""
     found: dict[str, str] = {}
     for (name, mode), value in zip(REGISTERS[key].modes.items(),
                                    watched.modes):

@@ -91,14 +91,14 @@ class Namespace:
                    None if metadata is None else int(metadata))
 
     def has_format_of(self, other: 'Namespace') -> bool:
-        """Return whether the block formats are the same, as far as known."""
+        """Return whether the known parts of the block formats are equal."""
         return (self.block_size == other.block_size and (
             None in (self.metadata, other.metadata)
             or self.metadata == other.metadata))
 
     def is_like(self, other: 'Namespace') -> bool:
-        """Return whether size and block format are the same, as far as known.
-        """
+        """Return whether the sizes, and the known parts of the two block
+        formats, are equal."""
         return self.blocks == other.blocks and self.has_format_of(other)
 
 
@@ -185,8 +185,8 @@ class Secondary:
 
     @classmethod
     def from_tuple(cls, fields) -> 'Secondary':
-        """Create a Secondary from the result of dataclasses.astuple(), perhaps
-        after its conversion to JSON and back."""
+        """Create a Secondary from the result of dataclasses.astuple(), which
+        may have been converted to JSON and back."""
         found = cls(*fields)
         return dataclasses.replace(
             found, others=tuple(found.others),
@@ -275,10 +275,10 @@ def format_namespaces(fd: int, of: str, formats: list[Namespace]) -> None:
 
     :param of: the PCI function, for errors.
     :param formats: a block format for each namespace in the order of their
-        numbers; empty to keep those that they have.
-    :raises OSError: EOPNOTSUPP when the controller has no Format NVM or no
-        such block format, EBUSY when a namespace is not attached, EINVAL when
-        formats is of another length, EIO when the controller refuses.
+        numbers, or [] to keep the present formats.
+    :raises OSError: EOPNOTSUPP if the controller has no Format NVM or no such
+        block format, EBUSY if a namespace is not attached, EINVAL if formats
+        is of another length, EIO if the controller refuses.
     """
     about = _able(fd, of, _OACS_FORMAT, 'Format NVM')
     supported, = struct.unpack_from('<H', about, 256)
@@ -299,13 +299,13 @@ def format_namespaces(fd: int, of: str, formats: list[Namespace]) -> None:
 
 
 def restore_namespaces(fd: int, of: str, wanted: list[Namespace]) -> None:
-    """Delete all namespaces, then create and attach others.
+    """Delete all namespaces, then create and attach the wanted namespaces.
 
     :param of: the PCI function, for errors.
-    :param wanted: empty: one of the full capacity, with the block format that
-        the first namespace had.
-    :raises OSError: EOPNOTSUPP when the controller has no Namespace Management
-        or no such block format, EIO when it refuses.
+    :param wanted: if empty, create one of the full capacity, with the block
+        format that the first namespace had.
+    :raises OSError: EOPNOTSUPP if the controller has no Namespace Management
+        or no such block format, EIO if the controller refuses.
     """
     controller, = struct.unpack_from('<H', _able(
         fd, of, _OACS_NAMESPACES, 'Namespace Management'), 78)
@@ -334,12 +334,12 @@ def restore_namespaces(fd: int, of: str, wanted: list[Namespace]) -> None:
 # VFs
 
 def read_secondaries(fd: int, of: str) -> list[Secondary]:
-    """Return the secondary controllers that are VFs, as the primary controller
-    lists them.
+    """Return the secondary controllers that are VFs, in the order of the
+    primary controller's list.
 
     :param of: the PCI function, for errors.
     :raises OSError: EOPNOTSUPP if the controller has no Virtualization
-        Management, EIO if it refuses or repeats itself.
+        Management, EIO if it refuses or lists a controller twice.
     """
     supported, = struct.unpack_from('<H', _able(
         fd, of, _OACS_VIRTUALIZATION, 'Virtualization Management'), 256)
@@ -367,10 +367,11 @@ def read_secondaries(fd: int, of: str) -> list[Secondary]:
 
 
 def _namespaces_of(controller, attached):
-    """Return the namespaces of a controller, and the other controllers that
-    have one of them.
+    """Return the namespaces of a controller or None if unknown, and the other
+    controllers that share a namespace with it.
 
-    :param attached: number of a namespace -> its controllers, None if unknown.
+    :param attached: number of a namespace -> the controllers to which it is
+        attached, or None if unknown.
     """
     if attached is None:
         return None, ()
@@ -383,7 +384,7 @@ def _namespaces_of(controller, attached):
 
 def set_offline(fd: int, controller: int) -> None:
     """Take a secondary controller offline, which resets it and removes its
-    flexible resources; no error if it is offline already.
+    flexible resources. If it is already offline, that is not an error.
 
     Source: action 7h of Virtualization Management, NVM Express Base
     Specification 1.4, and QEMU's controller.
@@ -397,10 +398,10 @@ def set_online(fd: int, controller: int, queues: int,
                interrupts: int) -> None:
     """Bring an offline secondary controller online.
 
-    :param queues: flexible resources to assign first, 0 for none.
-    :param interrupts: the same.
-    :raises OSError: EIO when the primary controller refuses, for example
-        without resources that it needs.
+    :param queues: number of flexible queues to assign first.
+    :param interrupts: number of flexible interrupts to assign first.
+    :raises OSError: EIO if the primary controller refuses, for example
+        because the secondary controller needs more resources.
     """
     for resource, number in ((_QUEUES, queues), (_INTERRUPTS, interrupts)):
         if number:
@@ -413,9 +414,9 @@ def private_namespaces(fd: int, of: str, controller: int) -> list[int]:
     """Return the numbers of the namespaces of a secondary controller.
 
     :param of: the PCI function, for errors.
-    :raises OSError: EOPNOTSUPP when the primary controller has no Namespace
-        Management, EBUSY when another secondary controller has one of the
-        namespaces as well, EIO when the primary controller refuses.
+    :raises OSError: EOPNOTSUPP if the primary controller has no Namespace
+        Management, EBUSY if another secondary controller shares one of the
+        namespaces, EIO if the primary controller refuses.
     """
     own, = struct.unpack_from('<H', _able(
         fd, of, _OACS_NAMESPACES, 'Namespace Management'), 78)
@@ -432,15 +433,16 @@ def private_namespaces(fd: int, of: str, controller: int) -> list[int]:
 
 
 def format_of_secondary(fd: int, of: str, namespaces: list[int]) -> None:
-    """Erase namespaces of a secondary controller by the primary one.
+    """Erase namespaces of a secondary controller by the primary controller.
 
     If the primary controller accepts the command only for its own namespaces,
-    each is attached to it meanwhile, which the namespace must allow (NMIC). It
-    is never detached from its own controller, even if the process is killed.
+    each namespace is attached to it meanwhile, which the namespace must allow
+    (NMIC). The secondary controller always stays attached, even if the process
+    is killed.
 
     :param of: the PCI function, for errors.
-    :raises OSError: EOPNOTSUPP when the controller has no Format NVM or would
-        erase other namespaces as well, EIO when it refuses.
+    :raises OSError: EOPNOTSUPP if the primary controller has no Format NVM or
+        would erase other namespaces as well, EIO if it refuses.
     """
     about = _able(fd, of, _OACS_FORMAT, 'Format NVM')
     if about[524] & _FNA_ALL:
@@ -465,9 +467,10 @@ def format_of_secondary(fd: int, of: str, namespaces: list[int]) -> None:
 # Commands
 
 def _able(fd, of, bit, what) -> bytes:
-    """Return the identity of a controller that has an optional command.
+    """Return the Identify data of a controller.
 
-    :raises OSError: EOPNOTSUPP, the controller does not have it.
+    :raises OSError: EOPNOTSUPP if the controller lacks the optional command
+        (bit of OACS, what in the error).
     """
     about = _identify(fd, _CNS_CONTROLLER)
     supported, = struct.unpack_from('<H', about, 256)
@@ -477,7 +480,8 @@ def _able(fd, of, bit, what) -> bytes:
 
 
 def _format(fd, number, page, about, index):
-    """Format a namespace; keep its protection if it keeps its format."""
+    """Format a namespace. If the block format stays the same, the protection
+    of the namespace also stays."""
     erase = (_CRYPTOGRAPHIC_ERASE if about[524] & _FNA_CRYPTOGRAPHIC
              else _USER_DATA_ERASE)
     used = _used_index(page)
@@ -518,7 +522,7 @@ def _index_bits(index) -> int:
 
 
 def _block_format(page, index) -> tuple[int, int]:
-    """Return bytes of data and of metadata of a block (LBAF)."""
+    """Return the bytes of data and the bytes of metadata in a block (LBAF)."""
     metadata, exponent = struct.unpack_from('<HB', page, 128 + 4 * index)
     if not 9 <= exponent <= 31:
         raise OSError(errno.EIO, f'block format {index} has blocks of '
@@ -538,7 +542,8 @@ def _format_index(page, wanted, of) -> int:
 
 
 def _namespaces(fd, cns) -> list[int]:
-    """Return the numbers of namespaces, read in lists of up to 1024."""
+    """Return the numbers of namespaces, in order. They are read in lists of up
+    to 1024."""
     found: list[int] = []
     while True:
         last = found[-1] if found else 0
@@ -553,7 +558,8 @@ def _namespaces(fd, cns) -> list[int]:
 
 
 def _check_order(numbers, what):
-    """Check that the numbers of a list increase (NVM Express Base 2.0)."""
+    """Check that each number in a list is greater than the one before (NVM
+    Express Base 2.0)."""
     if sorted(set(numbers)) != numbers:
         raise OSError(errno.EIO, f'the controller lists its {what} twice or '
                                  f'out of order')

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Print the NVLink domain of this host's GPUs, by NVIDIA's management library.
 
-host.domains runs this program with a time limit, because the library's calls
-have none, and because a fault in the vendor's code ends this process only. A
-domain is the UUID of a cluster with a clique, in which GPUs reach each other by
-NVLink.
+host.domains runs this module as a program, because the library's calls have no
+time limit, and because a fault in the vendor's code ends only this process. A
+domain is the UUID of a cluster and the number of a clique, in which all GPUs
+reach each other by NVLink.
 
 Source: nvml.h of CUDA 12.4 and later (nvmlDeviceGetGpuFabricInfoV).
 """
@@ -29,7 +29,7 @@ class _Fabric(ctypes.Structure):
 
 
 class Failed(Exception):
-    """An error as a clause."""
+    """A failure, with the reason as a clause."""
 
 
 def domains(library: Any) -> set[str]:
