@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Read and write captures, and replay one as a kernel.
 
-The file is YAML: ``capture`` (the version of the format), ``sysfs`` (a tree of
-names; ``!link`` is a link, by the path of its target below /sys, ``!error`` an
-attribute that cannot be read, ``!!binary`` one that is not text) and
-``answers`` (the results of operations). A capture is read-only: all drivers can
-read it, and nothing can be changed.
+The file is YAML with the keys ``capture`` (the version of the format),
+``sysfs`` (a tree of names) and ``answers`` (the results of operations). In the
+tree, ``!link`` is a link with the path of its target below /sys, ``!error`` an
+attribute that cannot be read, and ``!!binary`` an attribute that is not text.
+A capture is read-only: drivers can read it, and change nothing.
 """
 
 from collections.abc import Iterable
@@ -67,7 +67,7 @@ _Dumper.add_representer(sysfs.Errno, lambda dumper, number: (
 def is_capture(path: str) -> bool:
     """Return whether a file is a capture, by its first key.
 
-    False for an unreadable file, for which loading it reports the reason.
+    False for an unreadable file, because loading it reports the reason.
     """
     try:
         with open(path, encoding='utf-8', errors='replace') as file:

@@ -155,13 +155,13 @@ class Card:
         return cls.FAULTS[name](value)
 
     def addresses(self) -> list[str]:
-        """Return the addresses of all functions that it can have."""
+        """Return the addresses of all functions that the card can have."""
         return [self.address,
                 *(self.vf_address(n) for n in range(self.total_vfs))]
 
     def vf_address(self, number: int) -> str:
-        """Return the address of a VF; VFs follow their PF, as with First VF
-        Offset and VF Stride of 1 (PCI Express Base Specification, SR-IOV)."""
+        """Return the address of a VF. VFs follow their PF, because First VF
+        Offset and VF Stride are 1 (PCI Express Base Specification, SR-IOV)."""
         domain, bus, rest = self.address.split(':')
         slot, function = rest.split('.')
         at = (int(bus, 16) << 8) + (int(slot, 16) << 3) + int(function)
@@ -169,9 +169,9 @@ class Card:
         return f'{domain}:{at >> 8:02x}:{at >> 3 & 31:02x}.{at & 7}'
 
     def place(self, address: str = '') -> str:
-        """Return the directory of one of its functions below /sys.
+        """Return the directory of a function of the card below /sys.
 
-        :param address: of the function, by default the physical one.
+        :param address: of the function, by default the physical function.
         """
         above = self.bridges or (f'pci{self.address[:7]}',)
         return '/'.join(('devices', *above, address or self.address))
@@ -181,7 +181,7 @@ class Card:
     def fresh(self, state) -> dict[str, typing.Any]:
         """Return the state after the host booted and the card was powered on.
 
-        :param state: state of the host; number(state) gives numbers of devices.
+        :param state: state of the host, from which number() takes numbers.
         """
         return {'driver': self.driver, 'number': number(state), 'vfs': [],
                 'faults': {}, 'resets': [],
@@ -199,7 +199,7 @@ class Card:
         return ('faults', 'device_serial', 'ids')
 
     def power_on(self, mine) -> None:
-        """Apply a loss of power to the keys that survive a reboot."""
+        """Apply a loss of power to the state in the keys of keeps()."""
         mine['faults'].pop('dead', None)
 
     def settle(self, mine) -> None:
@@ -213,13 +213,13 @@ class Card:
     # Operations
 
     def drivers(self) -> set[str]:
-        """Return the drivers that its functions can be bound to."""
+        """Return the drivers to which functions of the card can be bound."""
         return {'vfio-pci', self.vfio_driver,
                 *filter(None, (self.driver, self.vf_driver))}
 
     def in_use(self, mine) -> list[str]:
-        """Return the names, other than its address, that a guest may have open.
-        """
+        """Return the names of devices, except the card's own address, that a
+        guest may have open."""
         return [self.vf_address(n) for n in range(len(mine['vfs']))]
 
     def is_busy(self, mine) -> bool:
@@ -246,10 +246,10 @@ class Card:
             self.ends(mine, 'driver rebind')
 
     def reset(self, mine, vf) -> None:
-        """Reset one of its functions.
+        """Reset a function of the card.
 
-        Source: reset_store() in drivers/pci/pci-sysfs.c of Linux, whose
-        attribute exists if there is a reset method.
+        Source: reset_store() in drivers/pci/pci-sysfs.c of Linux. Only
+        functions with a reset method have the attribute.
 
         :param vf: number of the VF, None for the physical function.
         :raises OSError: as in the kernel.
@@ -297,7 +297,7 @@ class Card:
         return False
 
     def write(self, mine, vf, attribute, value) -> None:
-        """Write an attribute of one of its functions.
+        """Write an attribute of a function of the card.
 
         :param vf: number of the VF, None for the physical function.
         :raises OSError: as the kernel does.
@@ -308,9 +308,10 @@ class Card:
         """Simulate an operation of the driver's own package.
 
         :param vf: number of the VF, None for the physical function.
-        :raises OSError: as in the operation; ENOTTY if this kind of devices
-            does not have it. BlockingIOError: it has not ended, and has to be
+        :raises BlockingIOError: the operation has not ended, and must be
             called again.
+        :raises OSError: as the operation does, or ENOTTY if this kind of
+            devices does not have the operation.
         """
         if name not in self.OPERATIONS:
             raise sysfs.error(errno.ENOTTY, f'{self.address} {name}')
@@ -321,8 +322,8 @@ class Card:
     def add(self, tree, mine, group) -> None:
         """Add the card to sysfs.
 
-        :param group: number of the physical function's own IOMMU group; VFs
-            have the next numbers. None without IOMMU.
+        :param group: number of the physical function's own IOMMU group, or
+            None without IOMMU. The groups of VFs have the next numbers.
         """
         faults = self.faulty(mine)
         if faults.get('vanish'):
@@ -381,20 +382,23 @@ def _resettable(function, method):
 
 
 def number(state) -> int:
-    """Return an unused number for device names; the next nine are unused, too.
-    """
+    """Return an unused number for device names. The next nine numbers are also
+    unused."""
     state['number'] += 10
     return state['number']
 
 
 def forget(mine, port: int, *kinds: str) -> None:
-    """Remove data that guests left: in a VF or a region ('registers'), or in
-    the 'memory' of the card."""
+    """Remove data that guests left.
+
+    :param port: number of the VF or region.
+    :param kinds: 'registers' (of the VF or region) or 'memory' (of the card).
+    """
     for kind in kinds:
         mine.get('left', {}).get(place_of(port, kind), {}).pop(kind, None)
 
 
 def place_of(port: int, kind: str) -> str:
-    """Return the key of data that a guest left: all regions share the memory.
-    """
+    """Return the key of data that a guest left in a region. All regions share
+    one key for the memory of the card."""
     return 'card' if kind == 'memory' else str(port)

@@ -132,8 +132,8 @@ class DflCard(card.Card):
     def settle(self, mine):
         """End a programming whose time is over.
 
-        The first process that reads the state does this: as with hardware, a
-        programming continues after the process that began it was killed.
+        The first process that reads the state afterwards does this. Hence a
+        programming continues, as with hardware, if its process is killed.
         """
         program = mine['program']
         if not program or time.time() < program['until']:
@@ -160,16 +160,16 @@ class DflCard(card.Card):
         return bool(mine['program'])
 
     def is_ofs(self) -> bool:
-        """Return whether it has a slot: a port in the list of features of the
-        FME, without an AFU, which is in the VFs.
+        """Return whether the card has a *slot*: a port that the FME lists as a
+        feature, and whose AFU is in the VFs.
 
         The port is a device of the PF without afu_id (FME_PORT_OFST_BAR_SKIP
         in dfl-pci.c of Linux 5.19; parse_feature_fiu() in dfl.c, with NEXT_AFU
         0; port_afu_attrs_visible() in dfl-afu-main.c). Mainline Linux creates
         as many VFs as ports were released (dfl_fpga_cdev_config_ports_vf() in
-        dfl.c). linux-dfl (github.com/OFS) creates any number if no port was
-        released; its find_dfls_by_default() binds to a VF that begins with an
-        AFU, and shows nothing of it.
+        dfl.c). linux-dfl (github.com/OFS) creates any number of VFs if no port
+        was released. Its find_dfls_by_default() binds to a VF that begins with
+        an AFU, but shows no attributes of the AFU.
         """
         return self.ids[1] == 'bcce'
 

@@ -72,7 +72,7 @@ class GpuCard(card.Card):
             clear_seconds=item.take('clear_seconds', reader.seconds, 0.02))
 
     def reset(self, mine, vf):
-        """See the base class; only a bus reset makes a GPU boot."""
+        """Reset the GPU; see the base class. Only a bus reset boots a GPU."""
         super().reset(mine, vf)
         if (mine.get('reset_method') or self.reset_method) == 'bus':
             mine['booted'] = None

@@ -75,8 +75,8 @@ class SimulatedKernel(sysfs.Reads,
     def __init__(self, path: str, writes: bool = True):
         """
         :param path: the description, a YAML file.
-        :param writes: whether changes are written for other processes; if not,
-            they stay in memory, and no file is written."""
+        :param writes: whether to write changes for other processes. If False,
+            changes stay in memory, and no file is written."""
         self.path = os.path.abspath(path)
         self._state_path = f'{self.path}.state'
         self._writes = writes
@@ -219,7 +219,7 @@ class SimulatedKernel(sysfs.Reads,
     def reset_function(self, function, hot=False):
         """See Kernel.
 
-        :param hot: by VFIO's hot reset, which resets the bus.
+        :param hot: whether by VFIO's hot reset, which resets the bus.
         """
         while True:
             with self._update() as (host, state):
@@ -299,10 +299,10 @@ class SimulatedKernel(sysfs.Reads,
 
     @classmethod
     def _rebind(cls, host, state, function, driver) -> bool:
-        """Bind a function to a driver, unless that blocks: a guest has the
-        function or a VF, or the card is busy (unbind_store() in
-        drivers/base/bus.c and vfio_unregister_group_dev() in
-        drivers/vfio/vfio_main.c of Linux wait then).
+        """Bind a function to a driver, unless a guest has the function or a
+        VF, or the card is busy. Linux blocks then (unbind_store() in
+        drivers/base/bus.c, vfio_unregister_group_dev() in
+        drivers/vfio/vfio_main.c).
 
         :returns: whether the function was bound.
         """
@@ -334,9 +334,10 @@ class SimulatedKernel(sysfs.Reads,
     # Actions of tests and demonstrations on the host
 
     def set_fault(self, address: str, **fault) -> None:
-        """Set faults of a card; None ends a fault.
+        """Set faults of a card.
 
-        Names and values are those of ``faults`` in the description.
+        :param fault: names and values of ``faults`` in the description. The
+            value None ends a fault.
 
         :raises KeyError: unknown card.
         :raises ValueError: unknown fault, or a wrong value.
@@ -378,11 +379,11 @@ class SimulatedKernel(sysfs.Reads,
         can open functions of a group (vfio_group_fops_open() in
         drivers/vfio/group.c).
 
-        :param guest: name of the process that gets them; '' for a new process
-            at each call.
-        :raises OSError: EPERM if an IOMMU group is not viable, ENODEV if the
-            function does not exist, EBUSY if another guest has it or a function
-            of its group.
+        :param guest: name of the process that gets the functions, or '' for a
+            new process.
+        :raises OSError: EPERM if an IOMMU group is not viable, ENODEV if a
+            function does not exist, EBUSY if another guest has a function of
+            the same group.
         """
         guest = guest or f'process {uuid.uuid4()}'
         self._check_groups(addresses, guest)
@@ -426,8 +427,8 @@ class SimulatedKernel(sysfs.Reads,
     def guest_returns(self, address: str) -> None:
         """Undo guest_takes().
 
-        A function that was bound to VFIO before stays bound to it. Others get
-        the driver that the kernel chooses.
+        A function that was bound to VFIO before guest_takes() stays bound to
+        it. For other functions, the kernel chooses a driver.
         """
         with self._update() as (host, state):
             state['guests'].remove(address)
@@ -452,7 +453,7 @@ class SimulatedKernel(sysfs.Reads,
         return self._look()[1].get('disturbed', [])
 
     def reboot(self) -> None:
-        """Reset the state of the kernel; cards keep their functions."""
+        """Reset the state of the kernel. Cards keep Card.keeps()."""
         with self._update() as (host, state):
             state.update(guests=[], stay=[], opened={})
             for address, card in host.cards.items():
@@ -517,7 +518,7 @@ class SimulatedKernel(sysfs.Reads,
     # The state
 
     def _described(self):
-        """Return the description; read it again if the file changed."""
+        """Return the description, and read it again if the file changed."""
         with self._lock:
             stamp = _stamp(self.path)
             if self._description[0] != stamp or stamp is None:
@@ -597,7 +598,8 @@ def _stamp(path):
 
 
 def _members(tree, function):
-    """Return the functions in the IOMMU group of a function, or only itself."""
+    """Return all functions in the IOMMU group of a function, or only the
+    function if it has no group."""
     try:
         return sysfs.find(tree, f'{_PCI}/{function}/iommu_group/devices')[0]
     except OSError:
@@ -605,15 +607,15 @@ def _members(tree, function):
 
 
 def _is_of_a_guest(host, state, function):
-    """Return whether a process has another function of its IOMMU group open.
-    """
+    """Return whether a guest has another function of the same IOMMU group."""
     return bool(state['guests']) and any(
         member in state['guests'] and member != function
         for member in _members(_build(host, state), function))
 
 
 def _is_harmless(tree, function):
-    """Return whether a guest can have other functions of its IOMMU group."""
+    """Return whether the driver of a function allows guests to have the other
+    functions of the IOMMU group."""
     bound = sysfs.find(tree, f'{_PCI}/{function}')[0].get('driver')
     return bound is None or os.path.basename(bound) in _HARMLESS or (
         sysfs.is_for_vfio(os.path.basename(bound)))

@@ -296,7 +296,7 @@ class NvmeCard(card.Card):
         return f'259:{mine["number"] * 100 + 2 * n + 1}'
 
     def mounted(self, mine):
-        """Return its entries in the result of Kernel.mounted_devices()."""
+        """Return the card's entries in Kernel.mounted_devices()."""
         if mine['driver'] == 'nvme' and ' ' in (mine['use'] or ''):
             return {self._number(mine, len(mine['namespaces'])): mine['use']}
         return {}
@@ -354,7 +354,7 @@ class NvmeOperations(operations.Operations):
     def _nvme(self, host, state, function, hold=False):
         """Return card, state and faults of a disk that the nvme driver has.
 
-        :param hold: whether the caller opens its disks exclusively.
+        :param hold: whether the caller opens the disk exclusively.
         """
         found, vf = self._owner(host, state, function)
         mine = state['cards'][found.address]
@@ -525,11 +525,11 @@ class NvmeOperations(operations.Operations):
     # Actions of tests and demonstrations on the host
 
     def use_disk(self, address: str, use: str | None) -> None:
-        """Let the host use the disk, for example mount it; None ends the use.
+        """Let the host use the disk, for example mount it.
 
-        If the disk is a VF, only check_disks() detects it.
+        If the disk is a VF, only check_disks() detects the use.
 
-        :param use: as in the description.
+        :param use: as in the description, or None to end the use.
         """
         with self._update() as (host, state):
             found, vf = self._owner(host, state, address)
@@ -539,8 +539,8 @@ class NvmeOperations(operations.Operations):
 
     def set_secondary(self, pf: str, vf: int, online: bool,
                       resources: tuple[int, int] = _RESOURCES) -> None:
-        """Bring the controller of a VF online, with resources, or take it
-        offline, which releases them.
+        """Bring the controller of a VF online with resources, or take it
+        offline, which releases its resources.
 
         :param vf: number of the VF, from 1.
         :param resources: queues and interrupts.
@@ -552,7 +552,8 @@ class NvmeOperations(operations.Operations):
         """Attach the namespaces of a VF to other controllers as well.
 
         :param vf: number of the VF, from 1.
-        :param others: numbers of VFs, 0 for the PF; none: detach from all.
+        :param others: numbers of VFs, 0 for the PF. Without numbers, detach
+            the namespaces from all other controllers.
         """
         with self._update() as (_, state):
             state['cards'][pf]['shared'][str(vf)] = list(others)
@@ -590,8 +591,8 @@ class NvmeOperations(operations.Operations):
     def sign_disk(self, address: str, *kinds: str) -> None:
         """Write signatures to a disk, like mkfs and others.
 
-        :param kinds: types as in the output of wipefs; none: erase them, like
-            wipefs --all.
+        :param kinds: types as in the output of wipefs. Without types, erase
+            all signatures, like wipefs --all.
         """
         with self._update() as (host, state):
             mine, _ = self._media(host, state, address)

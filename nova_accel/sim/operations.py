@@ -42,12 +42,12 @@ class Operations:
     path: str
 
     def _look(self) -> tuple[Host, State]:
-        """Return the present description and state; do not change them."""
+        """Return the present description and state. Do not change the two."""
         raise NotImplementedError
 
     def _update(self) -> contextlib.AbstractContextManager[
             tuple[Host, State]]:
-        """Lock the state for a change, stored unless the block raises."""
+        """Lock the state for a change. Store it unless the block raises."""
         raise NotImplementedError
 
     # Any stands for the card class that the caller expects

@@ -61,7 +61,11 @@ class Mapping:
             f'it.')
 
     def take(self, key, convert, *default):
-        """Remove and convert the value of a key; required without default."""
+        """Remove and convert the value of a key.
+
+        :param default: the result if the key is missing. If no default is
+            given, the key is required.
+        """
         node = self.items.pop(key, None)
         if node is None:
             if default:

@@ -38,8 +38,8 @@ class Answer:
 class Recorder:
     """Records the reads of a host.kernel.Kernel. Thread-safe.
 
-    The tree has each attribute at its real path, like the kernel. Hence drivers
-    find it through other links, too.
+    The recorded tree has each attribute at its real path, like the kernel.
+    Hence drivers also find the attribute through other links.
     """
 
     def __init__(self, kernel):

@@ -107,7 +107,8 @@ class Redaction:
             digits[n:n + 2] for n in range(0, 12, 2))).replace(':', '')
 
     def _long(self):
-        """Return the values, the longest first: one may contain another."""
+        """Return the values, the longest first, because a value may contain a
+        shorter one."""
         return sorted(((v, s) for v, s in self.stand_ins.items()
                        if sum(map(str.isalnum, v)) >= _LEAST),
                       key=lambda item: -len(item[0]))

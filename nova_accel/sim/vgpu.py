@@ -403,9 +403,9 @@ class MdevOperations(operations.Operations):
         """Let a guest open a device that has a VFIO driver already: a mediated
         device, or the function of a hostdev that libvirt does not manage.
 
-        :param name: its UUID, or its PCI address.
-        :raises OSError: ENODEV if it does not exist, EINVAL if the function
-            has no vGPU type, EBUSY if a guest has it.
+        :param name: UUID of the mediated device, or PCI address.
+        :raises OSError: ENODEV if the device does not exist, EINVAL if the
+            function has no vGPU type, EBUSY if a guest has the device.
         """
         with self._update() as (host, state):
             if name in state['guests']:

@@ -25,7 +25,7 @@ def make_xclbin(path: str, function: str, interface: str, size: int = 4096,
     :param kernels: names of kernels, each with one instance.
     :param payload_interface: UUID in PARTITION_METADATA, if it differs.
     :param stripped: whether to omit the part for the hardware.
-    :param versal: whether that part is a PDI.
+    :param versal: whether the part for the hardware is a PDI.
     :raises ValueError: a UUID is malformed.
     """
     layout = struct.pack('<i4x', len(kernels)) + b''.join(

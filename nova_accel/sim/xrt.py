@@ -326,8 +326,8 @@ class XrtOperations(operations.Operations):
             mine['mailbox'] = (mine['mailbox'] | requests) & ~opens
 
     def loaded_xclbin(self, function):
-        """Return the UUID of the loaded function, None without one; no driver
-        shows it."""
+        """Return the UUID of the loaded function, or None. No driver shows
+        this UUID."""
         loaded = self._look()[1]['cards'][function]['loaded']
         return loaded and loaded['function']
 
