@@ -60,8 +60,8 @@ def address(text: str) -> str:
 
 
 def from_lspci(text: str) -> str:
-    """Convert an address of lspci, or the name of a region with one, to the
-    form of sysfs; return any other text unchanged.
+    """Convert an address of lspci, or a name of a region that begins with one,
+    to the form of sysfs. Return any other text unchanged.
 
     lspci omits the domain if all devices of the machine are in 0000.
     """
@@ -94,9 +94,9 @@ def moved(function: str, card: str, now: str) -> str:
     The functions and VFs of a card are at fixed distances in the numbers of
     bus, device and function (PCI Express Base Specification, routing IDs).
 
-    :param function: its address before.
-    :param card: address of the first function before.
-    :param now: address of the first function now.
+    :param function: earlier address of the function.
+    :param card: earlier address of the card's first function.
+    :param now: present address of the card's first function.
     """
     number = routing_id(now) + routing_id(function) - routing_id(card)
     return (f'{now.partition(":")[0]}:{number >> 8 & 0xff:02x}:'
@@ -146,7 +146,7 @@ def class_code(kernel, function: str) -> int:
 
 
 def numa_node(kernel, function: str) -> int | None:
-    """Return the NUMA node, None if the platform reports none (-1)."""
+    """Return the NUMA node, or None if the platform reports -1."""
     try:
         node = int(kernel.read(path(function, 'numa_node')))
     except (OSError, ValueError):
@@ -206,8 +206,8 @@ def ports(kernel, function: str) -> str:
 
 
 def below_root(above: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the bridges that are functions, the root port first. For a root
-    complex below a function (Intel's VMD), return those below it."""
+    """Return the bridges below the last root complex, the root port first. A
+    root complex can be below a function (Intel's VMD)."""
     roots = [number for number, name in enumerate(above)
              if name.startswith('pci')]
     return above[roots[-1] + 1:] if roots else above
@@ -226,15 +226,15 @@ def switches(above: tuple[str, ...]) -> tuple[str, ...]:
     """Return the upstream ports of the switches among bridges(), the widest
     first.
 
-    A switch is two bridges, one below the other; the last one of bridges() is
-    a port to the function. NCCL walks up in the same way
+    A switch consists of two bridges, one below the other. The last bridge of
+    bridges() is the port to the function. NCCL walks up in the same way
     (ncclTopoGetXmlFromSys() in xml.cc of 2.30).
     """
     return below_root(above)[-2::-2][::-1]
 
 
 def driver(kernel, function: str) -> str | None:
-    """Return the driver that the function is bound to, None without one."""
+    """Return the driver to which the function is bound, or None."""
     return _target(kernel, path(function, 'driver'))
 
 
@@ -259,7 +259,7 @@ def is_open(kernel, function: str) -> bool:
 
 
 def physical_function(kernel, function: str) -> str | None:
-    """Return the PF of a VF, None if the function is not a VF."""
+    """Return the PF of a VF, or None if the function is not a VF."""
     return _target(kernel, path(function, 'physfn'))
 
 
@@ -302,10 +302,10 @@ def answers(kernel, function: str) -> bool:
 def has_lost_vfs(kernel, function: str) -> bool:
     """Return whether the VFs that sysfs shows for a PF do not answer any more.
 
-    A PF loses them by a failed reset, while the kernel still counts them in
-    sriov_numvfs: only a successful reset restores them (sriov_restore_state()
-    in drivers/pci/iov.c of Linux 6.12). Of a VF that answers, only the ids read
-    0xffff (SR-IOV specification). Of a lost VF, each byte reads 0xff.
+    A failed reset of a PF disables the VFs, but sriov_numvfs still counts
+    them. Only a successful reset restores the VFs (sriov_restore_state() in
+    drivers/pci/iov.c of Linux 6.12). If a VF answers, only its ids read 0xffff
+    (SR-IOV specification). If a VF is lost, each byte reads 0xff.
     """
     try:
         first = kernel.read_bytes(path(function, 'virtfn0', 'config'), 16)
@@ -321,14 +321,13 @@ def reads_as_ones(kernel, function: str) -> bool:
 
 
 def group(kernel, function: str) -> str | None:
-    """Return the number of its IOMMU group, None without one."""
+    """Return the number of the function's IOMMU group, or None."""
     return _target(kernel, path(function, 'iommu_group'))
 
 
 def group_members(kernel, function: str) -> list[str] | None:
-    """Return the functions of its IOMMU group, itself included.
-
-    None without a group: the host does not use an IOMMU.
+    """Return all functions in the IOMMU group of a function, or None if the
+    host does not use an IOMMU.
     """
     try:
         return kernel.listdir(path(function, 'iommu_group', 'devices'))

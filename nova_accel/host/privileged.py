@@ -123,9 +123,8 @@ def credentials_for_processes() -> tuple:
 
 
 def credentials_here() -> tuple[int, int]:
-    """Return the effective user id, and the effective capabilities as a bit
-    mask, with which calls run. Capabilities are those of a thread. Source:
-    proc(5)."""
+    """Return the effective user id and capabilities (a bit mask) with which
+    calls run. The capabilities are those of this thread. Source: proc(5)."""
     with open('/proc/thread-self/status', encoding='ascii') as file:
         mask, = [int(line.split()[1], 16) for line in file
                  if line.startswith('CapEff:')]
@@ -293,11 +292,11 @@ def rebind(function: str, driver: str) -> None:
 
 
 def bind(function: str, driver: str, drivers: Collection[str]) -> None:
-    """Bind a PCI function to a driver, and unbind it from its driver before.
+    """Unbind a PCI function from its driver, and bind it to another one.
 
-    :param drivers: those that the caller allows.
-    :raises OSError: EINVAL for what the caller does not allow, otherwise as
-        the kernel does.
+    :param drivers: the drivers that the caller allows.
+    :raises OSError: EINVAL if the caller does not allow the driver, otherwise
+        as the kernel does.
     """
     check_function(function)
     if driver not in drivers:
@@ -361,7 +360,7 @@ def write(function: str, attribute: str, value: str,
 def close_mailbox(function: str, requests: int, opens: int = 0) -> None:
     """Make the mailbox of an XRT card refuse requests of a guest.
 
-    Requests that it refuses already stay refused, except those of `opens`.
+    Requests that the mailbox already refuses stay refused, except `opens`.
     Source: mgmt-sysfs.c and req_is_disabled() in mailbox.c of XRT.
 
     :param function: PCI address of the management function.
@@ -548,10 +547,9 @@ def read_device_serial(function: str) -> str:
 
 @privsep.disks.entrypoint
 def read_acs(function: str) -> int | None:
-    """Return how a port treats traffic that passes it on the way to another
-    port.
+    """Return how a port treats traffic on the way to another port.
 
-    :returns: the control register of ACS; None without ACS.
+    :returns: the control register of ACS, or None without ACS.
     :raises OSError: its configuration space cannot be read.
     """
     found = _capability(function, _ACS)
@@ -560,8 +558,8 @@ def read_acs(function: str) -> int | None:
 
 
 def _capability(function, number) -> bytes:
-    """Return the first eight bytes of an extended capability; b'' if it has
-    none.
+    """Return the first eight bytes of an extended capability, or b'' if the
+    function does not have it.
 
     Beyond its first 64 bytes the kernel shows the configuration space to
     CAP_SYS_ADMIN only (pci_read_config() of Linux).
@@ -647,13 +645,14 @@ def read_nvme_vfs(pf: str) -> list:
 def format_nvme_vf(pf: str, vf: int) -> int:
     """Take the controller of a VF offline, and erase its namespaces.
 
-    After that it has no queues and interrupts: reset_nvme_vf() assigns them.
+    The controller then has no queues and interrupts; see reset_nvme_vf().
 
-    :param vf: its number, from 1.
-    :returns: how many namespaces it has.
-    :raises OSError: EBUSY when another VF has one of them as well, EOPNOTSUPP
-        when the PF has no Format NVM, Namespace Management or Virtualization
-        Management, or formats all namespaces at once, otherwise as read_nvme().
+    :param vf: number of the VF, from 1.
+    :returns: the number of its namespaces.
+    :raises OSError: EBUSY if another VF shares one of the namespaces,
+        EOPNOTSUPP if the PF has no Format NVM, Namespace Management or
+        Virtualization Management, or formats all namespaces at once, otherwise
+        as read_nvme().
     """
     check_number('VF', vf, MAX_VFS)
     with _controller(pf) as fd, contextlib.ExitStack() as stack:
@@ -670,11 +669,12 @@ def format_nvme_vf(pf: str, vf: int) -> int:
 def reset_nvme_vf(pf: str, vf: int, queues: int, interrupts: int) -> None:
     """Take the controller of a VF offline, and bring it online.
 
-    :param vf: its number, from 1.
-    :param queues: flexible resources that it needs, because going offline
-        removes them; 0 if it needs none.
-    :param interrupts: the same.
-    :raises OSError: as format_nvme_vf(); EIO without resources that it needs.
+    :param vf: number of the VF, from 1.
+    :param queues: number of flexible queues to assign, because going offline
+        removes them.
+    :param interrupts: number of flexible interrupts to assign.
+    :raises OSError: as format_nvme_vf(), or EIO if the controller needs more
+        resources.
     """
     check_number('VF', vf, MAX_VFS)
     check_number('queues', queues, _MAX_RESOURCES)
@@ -703,9 +703,9 @@ def _controllers(function) -> list[str]:
 def _controller(function, hold=False):
     """Open the controller of a function.
 
-    :param hold: open its disks exclusively as well, which prevents other
-        processes from using them.
-    :raises OSError: EBUSY when one of them is used, and as device_node().
+    :param hold: whether to open its disks exclusively as well, which prevents
+        other processes from using the disks.
+    :raises OSError: EBUSY if a disk is used, otherwise as device_node().
     """
     check_function(function)
     with contextlib.ExitStack() as stack:
@@ -929,7 +929,7 @@ def is_group_open(function: str) -> bool:
     """Return whether a process has a device of a function's IOMMU group open
     by VFIO.
 
-    Waits while a process opens one, which resets the device.
+    Waits while a process is opening a device, which resets the device.
 
     :raises OSError: ENOENT if the group has no node.
     """
@@ -968,8 +968,8 @@ _Node = tuple[bool, str]
 
 
 def _nodes(function) -> Iterator[_Node]:
-    """Yield the nodes of a function: those of everything below it in sysfs,
-    and the node of its VFIO group."""
+    """Yield the nodes of all devices below a function in sysfs, and the node
+    of the function's VFIO group."""
     device = f'{SYS}/bus/pci/devices/{function}'
     for directory, _, files in os.walk(os.path.realpath(device)):
         if 'dev' in files:
@@ -1037,8 +1037,8 @@ def reset_gpu_by_vfio(function: str, family: str, milliseconds: int) -> tuple:
 # enabling a function takes CAP_SYS_ADMIN (enable_store() of Linux)
 @privsep.disks.entrypoint
 def reset_gpu_by_sysfs(function: str, family: str, milliseconds: int) -> tuple:
-    """Do the same as reset_gpu_by_vfio() for a GPU without a driver, whose
-    reset_method is bus."""
+    """Do the same as reset_gpu_by_vfio() for a GPU without a driver. Its
+    reset_method must be bus."""
     _check_gpu(function, family, milliseconds)
     with bar.by_sysfs(SYS, function, _write) as (read, reset):
         return nvidia.watch(read, reset, family, milliseconds / 1000)

@@ -34,7 +34,7 @@ class Process(typing.NamedTuple):
 
 
 def named(found: Iterable[Process]) -> str:
-    """Return processes and their open nodes, as a clause; '' without
+    """Return a clause with the processes and their open nodes, or '' without
     processes."""
     said = list(dict.fromkeys(
         f'{one.command} (process {one.pid}) has {one.node} open'
@@ -45,12 +45,12 @@ def named(found: Iterable[Process]) -> str:
 
 def keeping(kernel, device: model.Device, handle: model.AttachHandle,
             attempts: int = _ATTEMPTS) -> str:
-    """Return the processes that block unbinding a handle from the host's
-    drivers, as a clause.
+    """Return a clause with the processes that block unbinding a handle from
+    the host's drivers.
 
-    :param attempts: how often to ask while a process has it open: a tool such
-        as nvidia-smi ends soon.
-    :returns: '' if no process does, or if they cannot be read.
+    :param attempts: how often to ask while a process has a node open, because
+        a tool such as nvidia-smi ends soon.
+    :returns: '' if no process blocks, or if the processes cannot be read.
     """
     found: list[Process] = []
     with contextlib.suppress(OSError):
@@ -66,8 +66,8 @@ def keeping(kernel, device: model.Device, handle: model.AttachHandle,
 
 def of_host(kernel, device: model.Device, handle: model.AttachHandle,
             ) -> list[str]:
-    """Return the functions of a handle and of its slot that drivers of the host
-    have.
+    """Return the functions of a handle, and of the slot of a device, that are
+    bound to drivers of the host.
 
     :raises OSError: sysfs cannot be read.
     """
@@ -88,7 +88,7 @@ def take(kernel, handle: model.AttachHandle) -> None:
 
 
 def is_taken(kernel, handle: model.AttachHandle) -> bool:
-    """Return whether take() has nothing to do.
+    """Return whether no driver of the host has a function of a handle.
 
     :raises OSError: sysfs cannot be read.
     """

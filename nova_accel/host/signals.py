@@ -40,10 +40,10 @@ class Waker:
         self._ends: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """Begin, unless it is unnecessary or another library does so.
+        """Start the thread, unless another library has set a wakeup.
 
-        Does nothing outside of the main thread, or under eventlet, because the
-        hub of the main thread waits with a limit.
+        Does nothing outside of the main thread. Does nothing under eventlet
+        either, because the hub of the main thread waits with a limit.
         """
         patcher = sys.modules.get('eventlet.patcher')
         if (self._ends or threading.current_thread()
@@ -66,7 +66,7 @@ class Waker:
                          name='accel-signals').start()
 
     def close(self) -> None:
-        """Stop, and restore signals as start() found them."""
+        """Stop the thread, and undo the changes of start()."""
         if not self._ends or (threading.current_thread()
                               is not threading.main_thread()):
             return

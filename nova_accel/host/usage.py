@@ -14,9 +14,9 @@ _UP = 0x1
 
 
 def usage(kernel, function: str) -> str:
-    """Return how the host uses a function, as a clause, or ''.
+    """Return a clause how the host uses a function, or '' without a use.
 
-    :param function: its PCI address.
+    :param function: PCI address.
     :raises OSError: an attribute cannot be read.
     """
     return _of_disks(kernel, function) or (

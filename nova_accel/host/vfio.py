@@ -5,10 +5,11 @@ QEMU asks the VFIO driver of a device twice: whether it saves and loads the
 state of the device (VFIO_DEVICE_FEATURE_MIGRATION), and whether it logs which
 memory the device has written meanwhile (VFIO_DEVICE_FEATURE_DMA_LOGGING). The
 IOMMU can do the latter too, for devices that QEMU opens by iommufd
-(virt.live_migration). Only QEMU can ask: a device answers a process that has
-opened it. Opening resets a function and requires that no guest has it; a vGPU
-of NVIDIA requires a guest. Hence this module lists the answers of each driver.
-If a driver answers differently, libvirt refuses before a guest moves.
+(virt.live_migration). nova-compute cannot ask the driver, because only a
+process that has opened the device gets an answer. Opening resets a function,
+and is possible only while no guest has it (a vGPU of NVIDIA even requires a
+guest). Hence this module lists the answers of each driver. If a driver answers
+differently, libvirt refuses before a guest moves.
 """
 
 from collections.abc import Iterable
@@ -50,10 +51,11 @@ _BANDWIDTH = 10 ** 10 / 8 / 2 ** 20
 
 def migrates(kernel, handle: model.AttachHandle, device: str,
              ) -> tuple[str, str]:
-    """Return whether the state of a handle can move to another host: (driver
-    with version, ''), for example ('nvidia 550.54.16', ''); or ('', reason).
+    """Return whether the state of a handle can move to another host.
 
     :param device: address of the device.
+    :returns: (driver with version, ''), for example ('nvidia 550.54.16', ''),
+        or ('', reason) if it cannot move.
     """
     if len(handle.functions) > 1:
         return '', (f'it is {len(handle.functions)} functions, whose states '
@@ -93,8 +95,8 @@ def shared_groups(kernel, device: model.Device,
 
 
 def _units(kernel, device) -> list[set[str]]:
-    """Return the functions of each handle of a device, and its other
-    functions, which may have no handle because of their IOMMU group."""
+    """Return a set with the functions of each handle of a device, and a set
+    for each of its functions without a handle."""
     found = [{*handle.addresses} for handle in device.all_handles
              if handle.type is model.HandleType.PCI]
     with contextlib.suppress(OSError):
@@ -115,8 +117,8 @@ def is_open(kernel, handle: model.AttachHandle) -> bool:
 
 def opened(kernel, handle: model.AttachHandle,
            others: Iterable[str] = ()) -> str:
-    """Return the function of a handle, or of its IOMMU groups, that a process
-    has open; '' if none.
+    """Return the first function of a handle, or of others, that a process has
+    open by VFIO, or ''.
 
     vfio-pci and its variants enable a function that is opened
     (vfio_pci_core_enable() of Linux), but a driver of the host may have left it
@@ -126,7 +128,7 @@ def opened(kernel, handle: model.AttachHandle,
     Linux 6.6). If the group has no node, for example without CONFIG_VFIO_GROUP,
     the processes with an open node of the function are searched.
 
-    :param others: other members of its groups.
+    :param others: the other functions in the IOMMU groups of the handle.
     """
     for function in ((*handle.addresses, *others)
                      if handle.type is model.HandleType.PCI else ()):
@@ -219,10 +221,10 @@ def _driver(kernel, handle, device) -> str:
 
 def driver_of_types(names: Iterable[str]) -> str:
     """Return the kernel module that creates mediated devices of types with
-    these names, '' if none does.
+    these names, or '' without names.
 
-    It is the prefix of the names: mdev_type_add() in
-    drivers/vfio/mdev/mdev_sysfs.c of Linux.
+    The names begin with the name of the module (mdev_type_add() in
+    drivers/vfio/mdev/mdev_sysfs.c of Linux).
     """
     return min(names, default='').partition('-')[0]
 
@@ -258,9 +260,9 @@ def _firmware(kernel, device) -> list[str]:
 
 
 def best_variant(lines: Iterable[str], modalias: str) -> str | None:
-    """Return the module that libvirt 10.0 and later load for a function in
-    place of vfio-pci (virPCIDeviceFindBestVFIOVariant in virpci.c): among
-    those that match it, the most specific one.
+    """Return the most specific module that matches a function. libvirt 10.0
+    and later load it in place of vfio-pci (virPCIDeviceFindBestVFIOVariant in
+    virpci.c).
 
     :param lines: of modules.alias.
     :param modalias: of the function, 'pci:v000015B3d...'.
