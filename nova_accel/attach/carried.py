@@ -87,7 +87,10 @@ def parse(text: str, server_uuid: str) -> Carried:
 
 
 def _carried(server_uuid, version, node, run, changes, claims):
-    """:raises ValueError, TypeError, KeyError: the text is damaged."""
+    """Return the checked fields of a text.
+
+    :raises ValueError, TypeError, KeyError: the text is damaged.
+    """
     for name in node, run:
         _check_uuid(name)
     if type(changes) is not int or type(claims) is not list or not claims:

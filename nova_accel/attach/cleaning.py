@@ -153,10 +153,11 @@ class Regions:
             return self._images.reprogram(device, region, image)
 
     def clean_before(self, claims: Sequence[model.Claim]) -> None:
-        """Clean a region that still has the content of a project before a
-        server gets it that accepts any content. Only policy clear does so.
+        """Clean a region that still has the content of a project, before a
+        server gets it whose request accepts any content.
 
-        For example, the card was absent when its last server was released.
+        The policy has to be clear. For example, the card was absent when its
+        last server was released.
 
         :param claims: claims of the server in the region.
         :raises DeviceUnavailable: the region is not clean.

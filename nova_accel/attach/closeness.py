@@ -172,9 +172,9 @@ class _Search:
     def _below(self, items, at) -> _Best:
         """Return the best choice from items for each combination of amounts.
 
-        :param items: (number of a want, position in its places). Their places
-            have the same first names.
-        :param at: the number of these names.
+        :param items: (number of a want, position in its places), all in places
+            that share their first names.
+        :param at: how many names they share.
         """
         here = []
         below: dict[Hashable, list] = {}

@@ -102,7 +102,7 @@ class Cloud(typing.Protocol):
         """
 
     def reporting(self) -> contextlib.AbstractContextManager:
-        """Prevent Nova's own report to Placement inside the context."""
+        """Return a context in which Nova's own report to Placement waits."""
 
     def show(self, provider_uuid: str, change: tree.Change,
              refused: Callable[[], None]) -> None:

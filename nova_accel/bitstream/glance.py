@@ -664,8 +664,8 @@ def _dashed(bitstream) -> uuid.UUID:
 
 
 def _named(entries) -> str:
-    """Return images by id and name, briefly for faults of at most 255
-    characters."""
+    """Return a text that names images and fits into a fault, which has at most
+    255 characters."""
     if len(entries) == 1:
         entry, = entries
         return f'Image {entry["id"]} ({text.printable(entry.get("name"))})'

@@ -45,10 +45,10 @@ def header(client, image: glance.Image, vendor: str,
 
 def not_counted(client, wanted: accel_request.AcceleratorRequest,
                 project_id: str) -> str:
-    """Explain why images that match a request cannot be used.
+    """Explain why no image of Glance serves a request.
 
     :param client: with credentials that can see the images of all projects.
-    :returns: sentences for the operator, or '' if images are found.
+    :returns: sentences for the operator, or '' if no reason is found.
     """
     found: dict[str, Mapping[str, typing.Any]] = {}
     for choice in wanted.choices:

@@ -135,7 +135,8 @@ class Fits(OfFlavors):
             parsed_args.by_host, parsed_args.near)
 
     def _publish(self, parsed_args) -> str:
-        """Write the file and the properties. Return a sentence about both."""
+        """Write how often each public flavor fits into the file of --public and
+        into properties of the flavors. Return a sentence about both."""
         cloud = self.cloud(parsed_args)
         found = [(flavor, str(number) if parsed_args.numbers
                   else 'none' if not number

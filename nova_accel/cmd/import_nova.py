@@ -566,7 +566,8 @@ class Translation:
     def _alias(self, name, policy, wanted, specs) -> bool:
         """Create a profile from an alias, if its devices move to nova_accel.
 
-        :returns: whether the alias moved, so no device of Nova here needs it.
+        :returns: whether the profile replaces the alias: no device that stays
+            with Nova on this host needs it.
         """
         moved: set[str] = set()
         left: set[str] = set()

@@ -141,7 +141,7 @@ class Question:
     @classmethod
     def of_any(cls, flavor: Mapping, properties: Mapping[str, str],
                ) -> 'Question':
-        """Return the demands of a server of any flavor.
+        """Return the question of a server with any flavor, also a plain one.
 
         :param flavor: as Nova's API shows it.
         :param properties: of the image of the server.

@@ -829,7 +829,7 @@ class PciDriver(AcceleratorDriver):
     # Between two servers
 
     def _resettable(self, device: model.Device) -> model.Device:
-        """Return the device without handles that must and cannot be reset.
+        """Return the device without handles that cannot be reset, but must be.
 
         :raises NotOffered: no handle is left.
         """

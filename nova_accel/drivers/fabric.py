@@ -7,7 +7,7 @@ in a set. NVSwitches let a guest use only the partition that Fabric Manager has
 activated, before the guest starts. It has to be deactivated after the guest.
 Fabric Manager reports the GPUs of a partition only by numbers of modules while
 the host has no driver for the GPUs. So the operator configures the module of
-each GPU, or a command of their own.
+each GPU, or a command that activates partitions.
 
 amdgpu shows the XGMI hive of a GPU. The hive is recorded, because it is not
 visible while vfio-pci has the GPU. Whether other GPUs are connected is derived

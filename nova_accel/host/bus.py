@@ -131,7 +131,7 @@ def _meant(kernel, function, own, path, end, port,
 
 def of_the_slot(kernel, function: str, bridges: tuple[str, ...],
                 ) -> tuple[int, int]:
-    """Return the result of most() for the link of a card's slot.
+    """Return the maximum of lanes and of MT/s of the link of a card's slot.
 
     :param bridges: as pci.bridges().
     :raises OSError: one end of the link is absent.

@@ -47,8 +47,8 @@ class Usage:
         self._is_resumed = True
 
     def count(self) -> list[values.Use]:
-        """Count the seconds since the last count; see ClaimStore.count_uses().
-        """
+        """Add the seconds since the last count to all uses, and return uses as
+        ClaimStore.count_uses() does."""
         if not self._is_resumed:
             self.resume()
         return self._store.count_uses()

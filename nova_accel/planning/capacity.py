@@ -199,9 +199,8 @@ class Host:
         return [some | {root} for some in several for root in roots]
 
     def hides_places(self, wanted: Wanted) -> bool:
-        """Return whether Placement does not show if the devices of a server
-        are in the demanded place, because a pool has devices of many places.
-        """
+        """Return whether a pool with devices of several places hides from
+        Placement which of them are in the demanded place."""
         needs = [need for need in wanted.needs
                  if _is_of_accelerators(need)]
         several = sum(need.times * sum(naming.accelerators(

@@ -203,7 +203,10 @@ def _of_host(get, query, root, groups):
 
 
 def _ask(get, url, **parts):
-    """Return candidates.answer() to a question."""
+    """Request a URL of Placement, and return the checked parts of the answer.
+
+    :param parts: as for candidates.answer().
+    """
     try:
         return placement.answer(get(url, _VERSION), **parts)
     except ConnectionError as error:

@@ -92,8 +92,10 @@ class Journal(file.File):
     # Bitstreams of projects
 
     def attempts(self, project: str, seconds: float) -> frozenset[int]:
-        """Return the numbers of a project's attempts that run or failed, and
-        began or failed in the given last seconds.
+        """Return the numbers of a project's attempts to program that run or
+        failed.
+
+        :param seconds: older attempts do not count, by their begin or failure.
 
         An attempt from before the last boot of the host counts as if it had
         failed at the boot.

@@ -141,7 +141,7 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """A card that is not on this host, or is at another address."""
+    """A card that is absent, or has left the address of its row."""
 
     #: its serial is '' if it is unknown, or other cards of the host had it
     key: model.CardKey
