@@ -260,7 +260,7 @@ class DeviceRules:
         self.left_out: set[str] = set()
 
     def found(self, driver: str, addresses: Iterable[str], kernel) -> None:
-        """Record whether a rule of include_devices names one of these devices
+        """Note whether a rule of include_devices names one of these devices
         of a driver. Called before applied()."""
         for address in addresses if self.include else ():
             values = {'address': address}
@@ -274,7 +274,7 @@ class DeviceRules:
                 self._limited.add(driver)
 
     def known(self, devices: Iterable[model.Device]) -> None:
-        """Record, like found(), devices of an earlier start, even absent ones.
+        """Note, like found(), devices of an earlier start, even absent ones.
         Otherwise a restart would offer other devices of their drivers."""
         self._limited.update(
             device.driver for device in devices
