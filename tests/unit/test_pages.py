@@ -317,8 +317,9 @@ class OptionsTest(testtools.TestCase):
         # of CloudKitty, which is not in the test packages
         known |= {('collect', name)
                   for name in ('collector', 'period', 'scope_key')}
-        # of Nova 33 and later; this may be one of the others
-        known.add(('libvirt', 'live_migration_parallel_connections'))
+        # of Nova 33 and 34; the installed Nova may be an earlier one
+        known |= {('libvirt', 'live_migration_parallel_connections'),
+                  ('DEFAULT', 'concurrency_backend')}
         unknown = {f'{page}: [{section}] {option}'
                    for page in pages.pages()
                    for section, option in page.options() - known}
