@@ -15,6 +15,9 @@ _PATH = re.compile(r"""(?<![\w:/])/[^\s'"`,;()]*[^\s'"`,;().:]""")
 _ADDRESS = re.compile(r' at https?://\S+')
 #: Nova's reaction, which owners need not know; untrue on the last host
 _RETRIED = re.compile(r': the build is retried on another host\.$')
+#: built-in errors of code that reads a body or file as JSON, if it is the HTML
+#: of a proxy, is truncated, or has another structure
+MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _IN_THE_LOG = 'the reason is in the log of nova-compute, ask the operator.'
 
 

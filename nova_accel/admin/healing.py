@@ -31,6 +31,7 @@ from nova_accel.attach import holdings as server_holdings
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.health import signals
+from nova_accel.health import watch
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import log as logging
@@ -129,34 +130,34 @@ class Healing:
         interval. If several devices, and half of their kind, are bad, none of
         them counts."""
         kinds: collections.Counter = collections.Counter()
-        bad: collections.Counter = collections.Counter()
+        bad: dict[tuple, set[str]] = collections.defaultdict(set)
         found, since = self._inventory.devices, {}
         for address, known in self._inventory.health.conditions().items():
             if device := found.get(address):
                 kind = device.driver, device.ids
                 kinds[kind] += 1
                 if known.for_owner in _BAD:
-                    bad[kind] += 1
+                    bad[kind].add(address)
                     since[address] = self._since.get(
                         address, time.monotonic())
         self._since = since
         end = time.monotonic() - CONF.accel.discovery_interval
-        for kind, number in bad.items():
-            if number > 1 and 2 * number >= kinds[kind]:
+        concerned = {address for address, began in since.items()
+                     if began <= end}
+        for kind, addresses in bad.items():
+            if watch.may_be_the_host(len(addresses), kinds[kind]):
+                concerned -= addresses
                 self._once.log(
                     ('breaker', kind), LOG.error, 'No server is migrated away '
                     'from %d of %d devices of the driver %s that are gone or '
-                    'have failed: it may be the host', number, kinds[kind],
-                    kind[0])
+                    'have failed: it may be the host', len(addresses),
+                    kinds[kind], kind[0])
         return {
             claim.instance_uuid: claim.device_address
             for claim in self._holdings.all()
             if claim.role is model.Role.CURRENT
             and claim.state is not model.ClaimState.DELETING
-            and since.get(claim.device_address, end + 1) <= end
-            and not (bad[kind := (found[claim.device_address].driver,
-                                  found[claim.device_address].ids)] > 1
-                     and 2 * bad[kind] >= kinds[kind])}
+            and claim.device_address in concerned}
 
     # Of migrations that have begun
 

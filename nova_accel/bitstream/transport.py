@@ -243,8 +243,7 @@ def _read(response, most) -> bytes:
 def _words(body: bytes) -> str:
     """Return the message in the body of an error: JSON, HTML or plain text."""
     words = body.decode('ascii', 'replace')
-    with contextlib.suppress(ValueError, AttributeError, TypeError,
-                             RecursionError):
+    with contextlib.suppress(*exception.MALFORMED):
         # the form of glance.common.wsgi.Fault
         words = ' '.join(
             found['message'] for found in json.loads(body).values())

@@ -9,7 +9,6 @@ import typing
 from urllib import parse
 import uuid
 
-from keystoneauth1 import adapter as ks_adapter
 from keystoneauth1 import exceptions as ks_exc
 from keystoneauth1 import loading as ks_loading
 from oslo_config import cfg
@@ -26,6 +25,7 @@ from nova_accel import near
 from nova_accel import profiles
 from nova_accel import request
 from nova_accel.scheduler import slow
+from nova_accel import service_user
 from nova_accel import text
 
 CONF = conf.CONF
@@ -495,15 +495,9 @@ def _flavors() -> Iterator[dict]:
 
     :raises KeyError: Nova does not show extra specs.
     """
-    auth = ks_loading.load_auth_from_conf_options(CONF, 'service_user')
-    if auth is None:
+    nova = service_user.nova(_FLAVORS_MICROVERSION)
+    if nova is None:
         raise exception.NoCredentials('[service_user] has no credentials.')
-    nova = ks_adapter.Adapter(
-        ks_loading.load_session_from_conf_options(CONF, 'service_user'),
-        auth=auth, service_type='compute',
-        region_name=CONF.placement.region_name,
-        interface=CONF.placement.valid_interfaces,
-        default_microversion=_FLAVORS_MICROVERSION)
     query = {'is_public': 'None'}
     while True:
         found = nova.get('/flavors/detail?' + parse.urlencode(query),

@@ -42,10 +42,6 @@ _SERVICES = {
     'image': ('Glance', '2', None),
     'identity': ('Keystone', None, None),
 }
-#: errors of reading a body that is not JSON or has another form, for example
-#: because a proxy sent it
-NOT_AN_ANSWER = (ValueError, LookupError, TypeError, AttributeError,
-                 RecursionError)
 #: beginning of each refusal of Placement (HTTPBadRequest of WebOb)
 _MALFORMED = ('The server could not comply with the request since it is either '
               'malformed or otherwise incorrect.')
@@ -457,7 +453,7 @@ def asking(service: str, what: str) -> Iterator[None]:
         raise exception.InvalidRequest(
             f'{asked} it refused ({_detail(error.response)}): correct the '
             f'request.') from error
-    except (ks_exc.ClientException, OSError, *NOT_AN_ANSWER) as error:
+    except (ks_exc.ClientException, OSError, *exception.MALFORMED) as error:
         where = glance.unreachable(error)
         if where.startswith('Keystone'):
             raise exception.ServiceUnavailable(
@@ -475,7 +471,7 @@ def _detail(response) -> str:
         error = response.json()
         found = (error['errors'][0]['detail'] if 'errors' in error
                  else next(iter(error.values()))['message'])
-    except (*NOT_AN_ANSWER, StopIteration):
+    except (*exception.MALFORMED, StopIteration):
         found = response.text if response is not None else ''
     return ' '.join(str(found).split()).removeprefix(
         _MALFORMED).strip()[:300].rstrip('.')

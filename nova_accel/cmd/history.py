@@ -123,7 +123,7 @@ def read(path: str) -> list[values.Handover]:
         return [handovers.parsed(row, _READ) for row in rows]
     except OSError as error:
         why = error.strerror
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except exception.MALFORMED as error:
         why = f'{type(error).__name__}: {error}'
     raise exception.InvalidRequest(
         f'--journal names {path}, which is not what nova-accel handovers -f '

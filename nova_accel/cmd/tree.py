@@ -318,7 +318,7 @@ def _image_name(service: cloud.Cloud, query: str) -> str | None:
         if 'images' in image:
             image = image['images'][0]
         return output.clean(image.get('accel:function_name') or image['name'])
-    except (exception.AcceleratorError, *cloud.NOT_AN_ANSWER):
+    except (exception.AcceleratorError, *exception.MALFORMED):
         return None
 
 

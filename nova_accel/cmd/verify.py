@@ -213,8 +213,7 @@ def _read(path: str) -> list[values.Handover] | dict[str, str]:
         why = 'a value is not a text'
     except OSError as error:
         why = error.strerror or ''
-    except (ValueError, TypeError, KeyError, AttributeError,
-            RecursionError) as error:
+    except exception.MALFORMED as error:
         why = f'{type(error).__name__}: {error}'
     raise exception.InvalidRequest(
         f'{path} must have hand-overs as nova-accel handovers -f json of this '

@@ -96,6 +96,16 @@ class _Known:
             self.levels, self.kept) for f in found.values())
 
 
+def may_be_the_host(bad: int, alike: int) -> bool:
+    """Return whether the host may be the cause of devices being bad: at least
+    half of the devices of a kind, and more than one, are.
+
+    :param bad: number of bad devices.
+    :param alike: number of all devices of their kind.
+    """
+    return bad > 1 and 2 * bad >= alike
+
+
 class Watch:
     """The known health of the devices of a host. Not thread-safe."""
 
@@ -277,13 +287,13 @@ class Watch:
             if before else state, mode is _Mode.ACT)
 
     def _breaks(self, cards, kind, addresses) -> bool:
-        """Keep devices SUSPECT if at least half of their kind, and more than
-        one device, would be quarantined in this round.
+        """Keep devices SUSPECT if too many of their kind would be quarantined
+        in this round.
 
         :returns: whether they were kept.
         """
         alike = sum(card.kind == kind for card in cards.values())
-        if len(addresses) < 2 or 2 * len(addresses) < alike:
+        if not may_be_the_host(len(addresses), alike):
             return False
         for address in addresses:
             known = self._known[address]

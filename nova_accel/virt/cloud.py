@@ -13,9 +13,7 @@ import json
 import operator
 from urllib import parse
 
-from keystoneauth1 import adapter as ks_adapter
 from keystoneauth1 import exceptions as ks_exc
-from keystoneauth1 import loading as ks_loading
 from nova.compute import resource_tracker
 from nova import context as nova_context
 from nova import exception as nova_exception
@@ -25,16 +23,15 @@ from nova import rpc
 from oslo_concurrency import lockutils
 
 from nova_accel.bitstream import glance
-from nova_accel import conf
 from nova_accel import exception
 from nova_accel import log as logging
 from nova_accel import request
 from nova_accel.scheduler import candidates
+from nova_accel import service_user
 from nova_accel.virt import consumers
 from nova_accel.virt import guest as guest_devices
 from nova_accel.virt import guest_claims
 
-CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 #: seconds for each answer of Nova's API
 _NOVA_SECONDS = 60
@@ -49,10 +46,6 @@ _TRIES = 5
 _OPEN = ('migrating', 'post-migrating', 'finished', 'reverting', 'reverted')
 #: fields of Nova's entry of a server that NovaServer reads
 _READ = ['metadata', 'flavor', 'system_metadata']
-#: errors of reading a body that is not Placement's: the HTML of a proxy,
-#: truncated or other JSON
-_NOT_AN_ANSWER = (AttributeError, KeyError, RecursionError, TypeError,
-                  ValueError)
 _GENERATION = operator.itemgetter('resource_provider_generation')
 #: beginnings of the extra specs that request.parse() reads
 _OURS = ('resources', 'accel', 'function', 'bitstream')
@@ -91,7 +84,7 @@ class NovaCloud:
             return _checked(self._placement.get_allocs_for_consumer(
                 context, consumer_uuid)['allocations'])
         except (nova_exception.ConsumerAllocationRetrievalFailed,
-                ks_exc.ClientException, *_NOT_AN_ANSWER) as error:
+                ks_exc.ClientException, *exception.MALFORMED) as error:
             # the error of keystoneauth contains the address
             asked = (f'Placement was asked for the allocations of '
                      f'{consumer_uuid}, and did not return them')
@@ -114,7 +107,7 @@ class NovaCloud:
                 return
             reason = 'it refused, see its log'
         except (nova_exception.NovaException, ks_exc.ClientException,
-                *_NOT_AN_ANSWER) as error:
+                *exception.MALFORMED) as error:
             reason = _short(error)
         raise exception.PlacementUnavailable(
             f'The accelerators of server {server_uuid} had to be allocated '
@@ -133,7 +126,7 @@ class NovaCloud:
                 self._placement.get_allocations_for_resource_provider(
                     self.admin_context(), provider_uuid).allocations)
         except (nova_exception.ResourceProviderAllocationRetrievalFailed,
-                ks_exc.ClientException, *_NOT_AN_ANSWER) as error:
+                ks_exc.ClientException, *exception.MALFORMED) as error:
             if _is_absent(error):
                 # Placement does not remove an allocated provider
                 return {}
@@ -288,7 +281,7 @@ class NovaCloud:
     def _answer(response, read=dict):
         """Return read() of the JSON of an answer with status 200."""
         if response is not None and response.status_code == 200:
-            with contextlib.suppress(*_NOT_AN_ANSWER):
+            with contextlib.suppress(*exception.MALFORMED):
                 return read(response.json())
         said = ('no answer' if response is None
                 else f'{response.status_code} {response.text[:200]}')
@@ -326,19 +319,13 @@ class NovaCloud:
 
     @functools.cached_property
     def _nova(self):
-        auth = ks_loading.load_auth_from_conf_options(CONF, 'service_user')
-        if auth is None:
+        # 2.80: the user of a migration
+        found = service_user.nova('2.80')
+        if found is None:
             raise exception.InvalidRequest(
                 '[accel] heal needs the credentials of [service_user], and '
                 'nova.conf of this host has none: set them.')
-        # where to find it is as for Placement, because Nova has no options for
-        # itself; 2.80: the user of a migration
-        return ks_adapter.Adapter(
-            ks_loading.load_session_from_conf_options(CONF, 'service_user'),
-            auth=auth, service_type='compute',
-            interface=CONF.placement.valid_interfaces,
-            region_name=CONF.placement.region_name,
-            default_microversion='2.80')
+        return found
 
     def ask_nova(self, path, body=None):
         return self._asked(path, lambda nova: _body(
@@ -353,7 +340,7 @@ class NovaCloud:
             raise exception.InvalidRequest(
                 f'{asked} refused ({_short(error)}): compare the roles of the '
                 f'user of [service_user].') from error
-        except (ks_exc.ClientException, *_NOT_AN_ANSWER) as error:
+        except (ks_exc.ClientException, *exception.MALFORMED) as error:
             raise exception.ServiceUnavailable(
                 f'{asked} did not answer ({_short(error)}): see that it '
                 f'answers nova-compute.') from error
@@ -596,7 +583,7 @@ def _changed(metadata, changes):
 def _checked(allocations):
     """Return allocations after checking their structure.
 
-    :raises: one of _NOT_AN_ANSWER: the answer is not Placement's.
+    :raises: one of exception.MALFORMED: the answer is not Placement's.
     """
     for given in allocations.values():
         given['resources'].items()
@@ -647,5 +634,5 @@ def _is_absent(error: Exception) -> bool:
     try:
         answer = json.loads(error.kwargs['error'])  # type: ignore
         return [item['status'] for item in answer['errors']] == [404]
-    except _NOT_AN_ANSWER:
+    except exception.MALFORMED:
         return False
