@@ -16,7 +16,7 @@ import time
 import unittest
 
 from tests.unit import capacity
-from tests.unit import test_defrag
+from tests.unit import gpu_clouds
 
 
 def main():
@@ -25,7 +25,7 @@ def main():
     test = unittest.TestCase()
     for name, compare, what in (
             ('fits', capacity.compare, 'with room for a server'),
-            ('defrag', test_defrag.compare, 'with room after migrations')):
+            ('defrag', gpu_clouds.compare, 'with room after migrations')):
         start = time.process_time()
         some = compare(test, range(first, first + clouds))
         print(f'{name:7} {clouds} clouds as all ways, {some} {what}, '

@@ -14,13 +14,12 @@ from nova import exception
 from nova.virt import fake
 
 from nova_accel import naming
-from tests.functional import test_scheduler_placement as placed
+from tests.functional.scheduler import GPU, SchedulerTestBase
 
-GPU = placed.GPU
 REQUIRED, PREFERRED = 'rack=required', 'rack=preferred'
 
 
-class NearTestBase(placed.SchedulerTestBase):
+class NearTestBase(SchedulerTestBase):
 
     def setUp(self):
         super().setUp()

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Each call that leaves nova-compute fails, in each operation.
 
-The operations are those of tests.host.test_killed, and so is what must be true
-afterwards; nova-compute lives on. The everyday run has some of the faults,
-always the same ones. In the environment:
+The operations, and what must be true afterwards, are those of
+tests.host.killed_kinds; nova-compute keeps running. The everyday run has some
+of the faults, always the same ones. In the environment:
 
 NOVA_ACCEL_FAULTS
     all, for ``make faults``, or the name of a call.
@@ -18,7 +18,7 @@ import time
 import fixtures
 
 from tests.host import faults
-from tests.host import test_killed
+from tests.host import killed_kinds
 from tests.host.killed_operations import SERVER
 from tests.host import world
 
@@ -92,24 +92,16 @@ class _Faults:
         self.set_up_host()
 
 
-def _with_faults(kind):
-    return type(kind.__name__, (_Faults, kind), {
-        '__doc__': kind.__doc__, '__module__': __name__})
-
-
 #: which are killed only: what runs is a start, or a process of their own
 _OTHERS = {'MailboxTest', 'HangingSanitizeTest', 'LostStoreTest',
            'OlderCopyTest'}
 #: whose kinds of devices fail each day
 _EVERYDAY = {'FpgaTest', 'TenantsImageTest', 'DiskTest', 'VgpuTest',
              'ResetTest', 'OneTimeUseTest'}
-for _name, _kind in list(vars(test_killed).items()):
-    if (isinstance(_kind, type) and _name not in _OTHERS
-            and issubclass(_kind, test_killed.KilledTestCase)
-            and _kind is not test_killed.KilledTestCase
-            and (CHOSEN or _name in _EVERYDAY)):
-        globals()[_name] = _with_faults(_kind)
-del _name, _kind
+globals().update(
+    (name, test) for name, test in killed_kinds.tests_of(
+        __name__, _Faults, without=_OTHERS).items()
+    if CHOSEN or name in _EVERYDAY)
 
 
 class FpgaTest(FpgaTest):  # noqa: F821

@@ -37,6 +37,15 @@ class StyleTest(testtools.TestCase):
             subject for subject in git.stdout.splitlines()
             if len(subject) > 72 or not re.match(r'[\w., ]+: \w', subject)])
 
+    def test_tests_are_not_imported(self):
+        """What two modules of tests need has a module of its own."""
+        self.assertEqual([], [
+            f'{path.relative_to(style.ROOT)}: {line}'
+            for path in (style.ROOT / 'tests').rglob('*.py')
+            for line in path.read_text().splitlines()
+            if re.match(r'(from tests\b.*\bimport test_|from tests\.\S*'
+                        r'\btest_|import tests\.\S*\btest_)', line)])
+
     def test_each_row_has_a_pattern(self):
         rows = style.PAGE.read_text().split('Instead of')[1].split(
             '\n====')[1].split('\n')[1:]
