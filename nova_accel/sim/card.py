@@ -16,6 +16,14 @@ from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
 
+#: as Card.KEYS: of all kinds of cards; of kinds whose ids are described
+_OF_ALL = {'numa_node': int, 'bridges': reader.bridges,
+           'iommu_group': reader.natural, 'reset_method': reader.text,
+           'device_serial': reader.text, 'acs': reader.natural}
+_OF_FUNCTIONS = {'vf_device': reader.identifier, 'vf_driver': reader.text,
+                 'vfio_driver': reader.text, 'firmware': reader.text}
+
+
 @dataclasses.dataclass(frozen=True)
 class Card:
     """A PCI function and its VFs."""
@@ -83,6 +91,9 @@ class Card:
         'vfs': reader.one_of('EBUSY', 'EIO', 'ENOMEM'),
     }
 
+    #: key of the description -> function that converts its value. The field of
+    #: the same name has the default
+    KEYS: ClassVar[dict[str, typing.Callable]] = {}
     #: keys of its state that reads change
     READ: ClassVar[frozenset[str]] = frozenset()
     #: name of an operation of the driver's own package (Kernel.call()) ->
@@ -109,27 +120,29 @@ class Card:
             class_code=item.take('class', reader.text, cls.class_code),
             total_vfs=total,
             vfs=item.take('vfs', reader.up_to(total), 0),
-            vf_device=item.take('vf_device', reader.identifier, None),
-            vf_driver=item.take('vf_driver', reader.text, None),
-            vfio_driver=item.take('vfio_driver', reader.text, 'vfio-pci'),
-            firmware=item.take('firmware', reader.text, ''),
-            attributes=item.take('attributes', reader.attributes, {}))
+            attributes=item.take('attributes', reader.attributes, {}),
+            **cls.taken(item, _OF_FUNCTIONS))
 
     @classmethod
     def describe_any(cls, item) -> dict:
-        """Read the fields that all kinds of cards share."""
+        """Read the fields that all kinds of cards share, and those of KEYS.
+        """
         fields = dict(
+            cls.taken(item, _OF_ALL | cls.KEYS),
             address=item.take('address', reader.address),
-            numa_node=item.take('numa_node', int, -1),
-            bridges=item.take('bridges', reader.bridges, ()),
-            iommu_group=item.take('iommu_group', reader.natural, None),
-            reset_method=item.take('reset_method', reader.text, 'flr'),
-            device_serial=item.take('device_serial', reader.text, ''),
-            acs=item.take('acs', reader.natural, None),
             faults=cls.describe_faults(item))
         if 'driver' in item.items:
             fields['driver'] = item.take('driver', reader.text, None)
         return fields
+
+    @classmethod
+    def taken(cls, item, keys) -> dict:
+        """Read keys whose fields have the same names.
+
+        :param keys: as KEYS.
+        """
+        return {key: item.take(key, convert, getattr(cls, key))
+                for key, convert in keys.items()}
 
     @classmethod
     def describe_faults(cls, item) -> dict:

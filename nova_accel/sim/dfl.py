@@ -37,10 +37,7 @@ DEFAULT_FUNCTION = 'd8424dc4a4a3c413f89e433683f9040b'
 DEFAULT_INTERFACE = '9926ab6d6c925a68aabca7d84c545738'
 
 _ALL_ONES = 'f' * 32
-_RESET_ERRORS = ('EBUSY', 'ETIMEDOUT')
 _NEVER = 1e12
-#: seconds between two polls of a blocking operation
-_TICK = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,53 +51,46 @@ class DflCard(card.Card):
     interface: str = DEFAULT_INTERFACE
     #: factory function of each port
     functions: tuple[str, ...] = ()
-    shell: str = ''
-    programming_seconds: float = 0
-    timeout_seconds: float = 0
+    shell: str = '0x123000200000185'
+    programming_seconds: float = 1.0
+    timeout_seconds: float = 8.0
     #: number of VFs of the slot of an OFS board under linux-dfl (see is_ofs());
     #: 0 under mainline Linux
     afu_vfs: int = 0
 
+    KEYS: ClassVar[dict] = {
+        'ports': reader.checked(lambda v: type(v) is int and 1 <= v <= 4,
+                                '1 to 4'),
+        'interface': model.uuid_hex, 'shell': reader.text,
+        'programming_seconds': reader.seconds,
+        'timeout_seconds': reader.seconds, 'afu_vfs': reader.natural}
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
         'accept_id': model.uuid_hex,
         'busy': reader.boolean,
-        'hang': reader.checked(lambda v: v in ('read', 'program'),
-                               'read or program'),
-        'port_reset': reader.checked(lambda v: v in _RESET_ERRORS,
-                                     f'one of {", ".join(_RESET_ERRORS)}'),
+        'hang': reader.one_of('read', 'program'),
+        'port_reset': reader.one_of('EBUSY', 'ETIMEDOUT'),
         'port_errors': reader.text,
-        'pr_error': reader.checked(lambda v: v in PR_ERRORS,
-                                   f'one of {", ".join(PR_ERRORS)}'),
+        'pr_error': reader.one_of(*PR_ERRORS),
         'pr_error_count': reader.natural,
     }
 
     @classmethod
     def describe(cls, item):
-        ports = item.take('ports', _ports, 1)
         functions = item.take('functions', reader.uuids, [DEFAULT_FUNCTION])
         vendor, device, subsystem, vf_device = PRODUCTS[
-            item.take('product', _product, 'PAC_ARRIA10')]
-        if 'driver' in item.items:
-            driver = item.take('driver', _driver, None)
-        else:
-            driver = 'dfl-pci'
-        afu_vfs = item.take('afu_vfs', reader.natural, 0)
-        most = afu_vfs or (ports if vf_device else 0)
+            item.take('product', reader.one_of(*PRODUCTS), 'PAC_ARRIA10')]
+        driver = (item.take('driver', _driver, None)
+                  if 'driver' in item.items else cls.driver)
+        fields = cls.describe_any(item)
+        ports = fields['ports']
+        most = fields['afu_vfs'] or (ports if vf_device else 0)
         return dict(
-            cls.describe_any(item),
-            ids=(vendor, device, vendor, subsystem), driver=driver,
-            total_vfs=most, vf_device=vf_device, afu_vfs=afu_vfs,
+            fields, ids=(vendor, device, vendor, subsystem), driver=driver,
+            total_vfs=most, vf_device=vf_device,
             vfs=item.take('vfs', reader.up_to(max(ports, most)), 0),
-            ports=ports,
-            interface=item.take('interface', model.uuid_hex,
-                                DEFAULT_INTERFACE),
             functions=tuple(functions[n % len(functions)]
-                            for n in range(ports)),
-            shell=item.take('shell', reader.text, '0x123000200000185'),
-            programming_seconds=item.take(
-                'programming_seconds', reader.seconds, 1.0),
-            timeout_seconds=item.take('timeout_seconds', reader.seconds, 8.0))
+                            for n in range(ports)))
 
     def addresses(self):
         return [self.address, *(self.vf_address(n) for n in range(
@@ -296,11 +286,8 @@ def _port(mine, faults, port, is_disabled):
     return made
 
 
-_ports = reader.checked(lambda v: type(v) is int and 1 <= v <= 4, '1 to 4')
 _driver = reader.checked(lambda v: v in (None, 'dfl-pci', 'vfio-pci'),
                          'dfl-pci, vfio-pci or null')
-_product = reader.checked(lambda v: v in PRODUCTS,
-                          f'one of {", ".join(PRODUCTS)}')
 
 
 class DflOperations(operations.Operations):
@@ -328,9 +315,9 @@ class DflOperations(operations.Operations):
                            ['memory'] * clears)
                     break
             # the kernel holds a mutex of the FME during a programming
-            time.sleep(_TICK)
+            time.sleep(operations.TICK)
         while True:
-            time.sleep(min(seconds, _TICK))
+            time.sleep(min(seconds, operations.TICK))
             _, state = self._look()
             mine = state['cards'][pf]
             if not mine['program']:

@@ -40,6 +40,10 @@ class GpuCard(card.Card):
     boot_seconds: float = 0.02
     clear_seconds: float = 0.02
 
+    KEYS: ClassVar[dict] = {
+        'boot_vga': reader.boolean, 'mdev': reader.boolean,
+        'bar_gib': reader.natural, 'bar0_mib': reader.natural,
+        'boot_seconds': reader.seconds, 'clear_seconds': reader.seconds}
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
         #: the kernel maps no memory of devices
@@ -52,24 +56,6 @@ class GpuCard(card.Card):
         #: errno of opening it through VFIO
         'vfio': reader.one_of('EBUSY', 'EPERM', 'ENOENT'),
     }
-
-    @classmethod
-    def describe(cls, item):
-        vendor = item.take('vendor', reader.identifier, '10de')
-        total = item.take('total_vfs', reader.natural, 0)
-        return dict(
-            cls.describe_any(item),
-            ids=(vendor, item.take('device', reader.identifier, '26b9'),
-                 item.take('subsystem_vendor', reader.identifier, vendor),
-                 item.take('subsystem_device', reader.identifier, '0000')),
-            class_code=item.take('class', reader.text, '0x030200'),
-            total_vfs=total, vfs=item.take('vfs', reader.up_to(total), 0),
-            boot_vga=item.take('boot_vga', reader.boolean, False),
-            mdev=item.take('mdev', reader.boolean, False),
-            bar_gib=item.take('bar_gib', reader.natural, 0),
-            bar0_mib=item.take('bar0_mib', reader.natural, 16),
-            boot_seconds=item.take('boot_seconds', reader.seconds, 0.02),
-            clear_seconds=item.take('clear_seconds', reader.seconds, 0.02))
 
     def reset(self, mine, vf):
         """Reset the GPU; see the base class. Only a bus reset boots a GPU."""

@@ -31,6 +31,7 @@ from nova_accel.sim import description
 from nova_accel.sim import dfl
 from nova_accel.sim import gpu
 from nova_accel.sim import nvme
+from nova_accel.sim import operations
 from nova_accel.sim import qat
 from nova_accel.sim import timecard
 from nova_accel.sim import tree as sysfs
@@ -40,8 +41,6 @@ from nova_accel.sim import xrt
 _PCI = 'bus/pci/devices'
 #: drivers that VFIO accepts on other members of an IOMMU group
 _HARMLESS = frozenset(('vfio-pci', 'pci-stub', 'pcieport'))
-#: seconds between two polls of a blocking operation
-_TICK = 0.02
 #: seconds between two checks whether devices appeared or disappeared
 _LOOK = 1
 #: attributes of PCI functions that the kernel has in memory
@@ -128,7 +127,7 @@ class SimulatedKernel(sysfs.Reads,
 
     def _wait_while_it_hangs(self, place):
         while self._hangs(place):
-            time.sleep(_TICK)
+            time.sleep(operations.TICK)
 
     def _hangs(self, place):
         host, state = self._look()
@@ -148,7 +147,7 @@ class SimulatedKernel(sysfs.Reads,
                     return card.operate(
                         state['cards'][card.address], vf, operation.__name__,
                         *args)
-            time.sleep(_TICK)
+            time.sleep(operations.TICK)
 
     def rebind(self, function, driver, by=None):
         self._bind(function, driver)
@@ -164,7 +163,7 @@ class SimulatedKernel(sysfs.Reads,
                     driver = None
                 if self._rebind(host, state, function, driver):
                     return
-            time.sleep(_TICK)
+            time.sleep(operations.TICK)
 
     def _driver(self, function):
         found = sysfs.find(self._tree(), f'{_PCI}/{function}')[0]
@@ -234,7 +233,7 @@ class SimulatedKernel(sysfs.Reads,
                         # reset_store() in pci/pci-sysfs.c does not check it
                         state.setdefault('disturbed', []).append(function)
                     return
-            time.sleep(_TICK)
+            time.sleep(operations.TICK)
 
     def set_numvfs(self, pf, count, probe=True):
         while True:
@@ -266,7 +265,7 @@ class SimulatedKernel(sysfs.Reads,
                             made['driver'] = None
                     return
             # vfio_unregister_group_dev() waits until no guest has a VF
-            time.sleep(_TICK)
+            time.sleep(operations.TICK)
 
     def write_attribute(self, function, attribute, value, by=None):
         while True:
@@ -282,7 +281,7 @@ class SimulatedKernel(sysfs.Reads,
                                value)
                     return
             # as in set_numvfs()
-            time.sleep(_TICK)
+            time.sleep(operations.TICK)
 
     @staticmethod
     def _owner(host, state, function):
@@ -422,7 +421,7 @@ class SimulatedKernel(sysfs.Reads,
                     if sysfs.is_for_vfio(bound):
                         state.setdefault('stay', []).append(address)
                     return
-            time.sleep(_TICK)
+            time.sleep(operations.TICK)
 
     def guest_returns(self, address: str) -> None:
         """Undo guest_takes().

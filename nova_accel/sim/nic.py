@@ -5,6 +5,7 @@ Source of interface flags: include/uapi/linux/if.h of Linux.
 """
 
 import dataclasses
+from typing import ClassVar
 
 from nova_accel.sim import card
 from nova_accel.sim import reader
@@ -22,13 +23,7 @@ class NicCard(card.Card):
     #: whether its interface is up
     up: bool = True
 
-    @classmethod
-    def describe(cls, item):
-        total = item.take('total_vfs', reader.natural, 0)
-        return dict(
-            cls.describe_any(item), total_vfs=total,
-            vfs=item.take('vfs', reader.up_to(total), 0),
-            up=item.take('up', reader.boolean, True))
+    KEYS: ClassVar[dict] = {'up': reader.boolean}
 
     def add_physical(self, tree, mine, function):
         self._add(tree, mine, function, self.address, self.driver, self.up)

@@ -25,8 +25,6 @@ from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
-#: seconds between two polls of a blocking operation
-_TICK = 0.02
 #: blocks, and bytes of a block, of an initial namespace
 _BLOCKS, _BLOCK_SIZE = 1 << 30, 512
 #: supported formats of a block: (bytes of data, bytes of metadata)
@@ -46,14 +44,14 @@ def _kinds(value):
     if not isinstance(value, list) or not all(
             isinstance(kind, str) and kind for kind in value):
         raise ValueError('it has to be a list of types as of wipefs')
-    return value
+    return tuple(value)
 
 
 def _methods(value):
     if not isinstance(value, list) or not set(value) <= {
             'crypto', 'block', 'overwrite'}:
         raise ValueError('it has to be a list of crypto, block, overwrite')
-    return value
+    return tuple(value)
 
 
 #: health log of a healthy disk (nvme_admin.HealthLog)
@@ -92,6 +90,13 @@ class NvmeCard(card.Card):
     #: whether Format NVM of one namespace erases all namespaces
     formats_all: bool = False
 
+    KEYS: ClassVar[dict] = {
+        'namespaces': reader.natural, 'multipath': reader.boolean,
+        'use': _use, 'data': reader.text, 'signatures': _kinds,
+        'sanitize': _methods, 'sanitize_seconds': reader.seconds,
+        'namespace_management': reader.boolean, 'subsystem': reader.text,
+        'secondary': reader.one_of('online', 'offline', 'none'),
+        'vf_namespaces': reader.natural, 'formats_all': reader.boolean}
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
         #: result of Format NVM
@@ -114,30 +119,6 @@ class NvmeCard(card.Card):
         #: going online has no effect
         'virtualization': reader.one_of('refused', 'offline', 'ignored'),
     }
-
-    @classmethod
-    def describe(cls, item):
-        vendor = item.take('vendor', reader.identifier, '144d')
-        total = item.take('total_vfs', reader.natural, 0)
-        return dict(
-            cls.describe_any(item),
-            ids=(vendor, item.take('device', reader.identifier, 'a824'),
-                 vendor, '0000'),
-            total_vfs=total, vfs=item.take('vfs', reader.up_to(total), 0),
-            namespaces=item.take('namespaces', reader.natural, 1),
-            multipath=item.take('multipath', reader.boolean, False),
-            use=item.take('use', _use, None),
-            data=item.take('data', reader.text, ''),
-            signatures=tuple(item.take('signatures', _kinds, [])),
-            sanitize=tuple(item.take('sanitize', _methods, [])),
-            sanitize_seconds=item.take('sanitize_seconds', reader.seconds, 0),
-            namespace_management=item.take('namespace_management',
-                                           reader.boolean, True),
-            subsystem=item.take('subsystem', reader.text, None),
-            secondary=item.take('secondary', reader.one_of(
-                'online', 'offline', 'none'), 'online'),
-            vf_namespaces=item.take('vf_namespaces', reader.natural, 1),
-            formats_all=item.take('formats_all', reader.boolean, False))
 
     def fresh(self, state):
         serial = self.address.replace(':', '').replace('.', '')
@@ -441,7 +422,7 @@ class NvmeOperations(operations.Operations):
                     if found.allocated(mine) == found.capacity():
                         _erase(mine)
                     return
-            time.sleep(_TICK)
+            time.sleep(operations.TICK)
 
     @staticmethod
     def _block_format(wanted, function):
@@ -508,7 +489,7 @@ class NvmeOperations(operations.Operations):
                         # the namespace was attached to the PF meanwhile
                         mine['shared'].pop(str(vf), None)
                     return found.vf_namespaces
-            time.sleep(_TICK)
+            time.sleep(operations.TICK)
 
     def reset_nvme_vf(self, pf, vf, queues, interrupts):
         with self._update() as (host, state):

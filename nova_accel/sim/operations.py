@@ -7,6 +7,8 @@ import typing
 
 from nova_accel.sim import card
 
+#: seconds between two polls of a blocking operation
+TICK = 0.02
 #: the state of cards and kernel, see SimulatedKernel
 State = dict[str, typing.Any]
 

@@ -43,6 +43,7 @@ class QatCard(card.Card):
     services: str = 'sym;asym'
     most_services: int = 0
 
+    KEYS: ClassVar[dict] = {'services': reader.text}
     READ: ClassVar[frozenset[str]] = frozenset(('asked', 'missed'))
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
@@ -58,13 +59,11 @@ class QatCard(card.Card):
     @classmethod
     def describe(cls, item):
         device, vf_device, driver, vf_driver, total, most = PRODUCTS[
-            item.take('product', _product, '4XXX')]
-        fields = dict(
-            ids=('8086', device, '8086', '0000'), driver=driver,
-            vf_device=vf_device, vf_driver=vf_driver, total_vfs=total,
-            most_services=most)
-        services = item.take('services', reader.text, 'sym;asym')
-        return {**fields, **cls.describe_any(item), 'services': services,
+            item.take('product', reader.one_of(*PRODUCTS), '4XXX')]
+        return {'driver': driver, **cls.describe_any(item),
+                'ids': ('8086', device, '8086', '0000'),
+                'vf_device': vf_device, 'vf_driver': vf_driver,
+                'total_vfs': total, 'most_services': most,
                 'vfs': item.take('vfs', reader.up_to(total), 0)}
 
     # State
@@ -166,10 +165,6 @@ class QatCard(card.Card):
                 'errors_correctable': '0', 'errors_nonfatal': '0',
                 'errors_fatal': str(
                     self.faulty(mine).get('errors_fatal') or 0)}
-
-
-_product = reader.checked(lambda v: v in PRODUCTS,
-                          f'one of {", ".join(PRODUCTS)}')
 
 
 class QatOperations(operations.Operations):

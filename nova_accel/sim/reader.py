@@ -169,7 +169,7 @@ def identifier(value):
 def uuids(value):
     if not isinstance(value, list) or not value:
         raise ValueError('it has to be a list of UUIDs')
-    return [model.uuid_hex(item) for item in value]
+    return tuple(map(model.uuid_hex, value))
 
 
 def attributes(value):

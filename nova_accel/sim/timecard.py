@@ -36,11 +36,7 @@ class ClockCard(card.Card):
     #: name of its network interface
     net: str | None = None
 
-    @classmethod
-    def describe(cls, item):
-        return dict(super().describe(item),
-                    clock_name=item.take('clock_name', reader.text, 'ptp'),
-                    net=item.take('net', reader.text, None))
+    KEYS: ClassVar[dict] = {'clock_name': reader.text, 'net': reader.text}
 
     def add_physical(self, tree, mine, function):
         if mine['driver'] != self.driver or self.driver is None:
@@ -69,6 +65,7 @@ class TimeCard(ClockCard):
 
     class_code: str = '0x058000'
     driver: str | None = 'ptp_ocp'
+    clock_name: str = 'ptp_ocp'
     serial: str = '00:00:00:00:00:00'
     gnss: str | None = 'SYNC'
     source: str = 'PPS'
@@ -78,6 +75,9 @@ class TimeCard(ClockCard):
     #: number of interrupts that the kernel has assigned
     interrupts: int = 17
 
+    KEYS: ClassVar[dict] = {
+        'serial': reader.text, 'source': reader.text,
+        'firmware': reader.text, 'interrupts': int}
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
         #: errno of writing an attribute
@@ -95,18 +95,12 @@ class TimeCard(ClockCard):
 
     @classmethod
     def describe(cls, item):
-        product = item.take('product', _product, 'META')
+        product = item.take('product', reader.one_of(*PRODUCTS), 'META')
         vendor, device = PRODUCTS[product]
-        tells = product != 'OROLIA'
         return dict(
             cls.describe_any(item), ids=(vendor, device, vendor, '0000'),
-            clock_name='ptp_ocp',
-            serial=item.take('serial', reader.text, '00:00:00:00:00:00'),
-            gnss=item.take('gnss', reader.text, 'SYNC') if tells else None,
-            source=item.take('source', reader.text, 'PPS'),
-            offset=item.take('offset', int, 0) if tells else None,
-            firmware=item.take('firmware', reader.text, '32771'),
-            interrupts=item.take('interrupts', int, 17))
+            **(dict(gnss=None, offset=None) if product == 'OROLIA'
+               else cls.taken(item, {'gnss': reader.text, 'offset': int})))
 
     def fresh(self, state):
         return {**super().fresh(state), 'serial': self.serial,
@@ -142,10 +136,6 @@ class TimeCard(ClockCard):
                        attributes)
         function['msi_irqs'] = {
             str(24 + n): 'msi' for n in range(self.interrupts)}
-
-
-_product = reader.checked(lambda v: v in PRODUCTS,
-                          f'one of {", ".join(PRODUCTS)}')
 
 
 class TimecardOperations(operations.Operations):

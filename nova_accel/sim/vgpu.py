@@ -24,8 +24,6 @@ FRAMEWORKS = ('mdev', 'sriov-mdev', 'vendor-vfio', 'sriov')
 _BULK = frozenset(f'sriov_admin/.bulk_profile/{name}' for name in (
     'vram_quota', 'exec_quantum_ms', 'preempt_timeout_us'))
 _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
-#: seconds between two polls of a blocking operation
-_TICK = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,18 +51,20 @@ class MdevParent(card.Card):
         'create': reader.checked(
             lambda v: isinstance(getattr(errno, str(v), None), int),
             'the name of an errno'),
-        'hang': reader.checked(lambda v: v in ('read', 'create'),
-                               'read or create'),
+        'hang': reader.one_of('read', 'create'),
     }
+    KEYS: ClassVar[dict] = {
+        'units': reader.natural, 'mixed': reader.boolean,
+        'device_api': reader.text}
 
     @classmethod
     def describe(cls, item):
-        return dict(cls.describe_shares(item, mixed=True),
+        return dict(cls.taken(item, cls.KEYS), types=cls.describe_types(item),
                     address=item.take('name', reader.text),
                     faults=cls.describe_faults(item))
 
     @classmethod
-    def describe_shares(cls, item, mixed) -> dict:
+    def describe_types(cls, item) -> tuple[VgpuType, ...]:
         types = []
         for one in item.sequence('types'):
             types.append(VgpuType(
@@ -72,11 +72,7 @@ class MdevParent(card.Card):
                 one.take('name', reader.text, None),
                 one.take('units', reader.up_to(1024), 1)))
             one.done()
-        return dict(
-            types=tuple(types),
-            units=item.take('units', reader.natural, 0),
-            mixed=item.take('mixed', reader.boolean, mixed),
-            device_api=item.take('device_api', reader.text, 'vfio-pci'))
+        return tuple(types)
 
     def addresses(self):
         return [self.address]
@@ -176,19 +172,16 @@ class VgpuCard(MdevParent):
     #: version of the driver nvidia
     driver_version: str = '550.54.16'
 
+    KEYS: ClassVar[dict] = {
+        **MdevParent.KEYS, 'framework': reader.one_of(*FRAMEWORKS),
+        'header': reader.boolean, 'driver_version': reader.text,
+        'vram_mib': reader.natural}
+
     @classmethod
     def describe(cls, item):
-        framework = item.take('framework', reader.checked(
-            lambda v: v in FRAMEWORKS, f'one of {", ".join(FRAMEWORKS)}'),
-            'mdev')
-        fields = {'framework': framework,
-                  'header': item.take('header', reader.boolean, True),
-                  'driver_version': item.take(
-                      'driver_version', reader.text, '550.54.16'),
-                  'vram_mib': item.take('vram_mib', reader.natural, 0),
-                  **cls.describe_shares(item, mixed=False),
+        fields = {'types': cls.describe_types(item),
                   **super(MdevParent, cls).describe(item)}
-        if framework != 'sriov':
+        if fields['framework'] != 'sriov':
             fields.update(driver='nvidia', vf_driver='nvidia')
         return fields
 
@@ -352,7 +345,7 @@ class MdevOperations(operations.Operations):
                         'parent': parent, 'type': type_name,
                         'removing': False, 'group': card.number(state)}
                     return
-            time.sleep(_TICK)
+            time.sleep(operations.TICK)
 
     @staticmethod
     def _sharing(host, state, parent):
@@ -387,7 +380,7 @@ class MdevOperations(operations.Operations):
                     del mine['mdevs'][uuid]
                     return
             # the kernel waits for the last close
-            time.sleep(_TICK)
+            time.sleep(operations.TICK)
 
     @staticmethod
     def _mdev(host, state, uuid):

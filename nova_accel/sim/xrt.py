@@ -41,8 +41,6 @@ _KADDR_REQUESTS, _LOAD_REQUESTS = 1 << 7 | 1 << 17, 1 << 8 | 1 << 18
 _MAILBOX = 'config_mailbox_channel_disable'
 _FETCH = 'config_xclbin_change'
 _NEVER = 1e12
-#: seconds between two polls of a blocking operation
-_TICK = 0.02
 #: errno of programmings that leave the card unchanged
 _REFUSALS = ('EBUSY', 'EINVAL', 'ENOENT', 'EOPNOTSUPP')
 
@@ -51,6 +49,10 @@ def _errno_name(value):
     if getattr(errno, str(value), None) is None:
         raise ValueError('it has to be an errno like EIO')
     return value
+
+
+def _bits(value):
+    return int(reader.text(value), 16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +72,19 @@ class XrtCard(card.Card):
     #: requests that the mailbox refuses after xclmgmt was bound
     mailbox_disabled: int = 0
     user_iommu_group: int | None = None
-    programming_seconds: float = 0
+    programming_seconds: float = 1.0
     #: seconds from binding xocl until it finds the management function
     ready_seconds: float = 0
 
+    KEYS: ClassVar[dict] = {
+        'flashed': reader.boolean, 'interfaces': reader.uuids,
+        'function': model.uuid_hex, 'mailbox_disabled': _bits,
+        'user_iommu_group': reader.natural,
+        'programming_seconds': reader.seconds,
+        'ready_seconds': reader.seconds}
     FAULTS: ClassVar[dict] = {
         **card.Card.FAULTS,
-        'hang': reader.checked(lambda v: v in ('read', 'program'),
-                               'read or program'),
+        'hang': reader.one_of('read', 'program'),
         #: errno of closing the mailbox for requests, or it has no effect
         'mailbox': reader.one_of('EACCES', 'EIO', 'ignored'),
         'program_error': _errno_name,
@@ -90,23 +97,14 @@ class XrtCard(card.Card):
 
     @classmethod
     def describe(cls, item):
-        product = item.take('product', _product, 'U250')
+        product = item.take('product', reader.one_of(*PRODUCTS), 'U250')
         device, user = PRODUCTS[product]
         return dict(
             cls.describe_any(item),
             ids=('10ee', device, '10ee', '000e'), vf_device=user,
             versal=product in VERSAL,
-            vf_driver=item.take('user_driver', _user_driver, 'xocl'),
-            flashed=item.take('flashed', reader.boolean, True),
-            interfaces=tuple(item.take('interfaces', reader.uuids,
-                                       DEFAULT_INTERFACES)),
-            function=item.take('function', model.uuid_hex, None),
-            mailbox_disabled=item.take('mailbox_disabled', _bits, 0),
-            user_iommu_group=item.take('user_iommu_group', reader.natural,
-                                       None),
-            programming_seconds=item.take('programming_seconds',
-                                          reader.seconds, 1.0),
-            ready_seconds=item.take('ready_seconds', reader.seconds, 0.0))
+            vf_driver=item.take('user_driver', reader.one_of(
+                'xocl', 'vfio-pci'), 'xocl'))
 
     def addresses(self):
         return [self.address, self.vf_address(0)]
@@ -367,7 +365,7 @@ class XrtOperations(operations.Operations):
                         {'function': uuid_, 'layout': layout.hex()})
                     break
             # the driver holds a mutex of the card during a programming
-            time.sleep(_TICK)
+            time.sleep(operations.TICK)
         while True:
             _, state = self._look()
             program = state['cards'][function]['program']
@@ -377,7 +375,7 @@ class XrtOperations(operations.Operations):
                     state['cards'][function]).get('hang') != 'program'):
                 with self._update() as (_, state):
                     state['cards'][function]['program']['until'] = time.time()
-            time.sleep(min(found.programming_seconds, _TICK))
+            time.sleep(min(found.programming_seconds, operations.TICK))
         if error:
             raise sysfs.error(error, function)
 
@@ -406,13 +404,3 @@ class XrtOperations(operations.Operations):
             else time.time() + found.programming_seconds,
             'loaded': None if name or not payload else loaded}
         return getattr(errno, name) if name else None
-
-
-_product = reader.checked(lambda v: v in PRODUCTS,
-                          f'one of {", ".join(PRODUCTS)}')
-_user_driver = reader.checked(lambda v: v in ('xocl', 'vfio-pci'),
-                              'xocl or vfio-pci')
-
-
-def _bits(value):
-    return int(reader.text(value), 16)
