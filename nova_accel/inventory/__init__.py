@@ -46,13 +46,14 @@ class Inventory:
                  store: claim_store.ClaimStore,
                  taken_elsewhere: Callable[[model.Device], str]
                  = lambda device: '', reads_serials: bool = True):
-        """:param drivers: by name, in the order of [accel] enabled_drivers. If
-            several drivers find a device, the first of them has it.
-        :param taken_elsewhere: returns a clause if an option of Nova names a
-            device as well, for example '0000:3b:00.1 is matched by [pci]
-            device_spec', otherwise ''. The worker of the card calls it within
-            the time limit, and it may read the host. Such a device is
-            withheld, and logged once as an ERROR.
+        """:param drivers: drivers by name, in the order of [accel]
+            enabled_drivers. A device that several drivers find belongs to the
+            first of them.
+        :param taken_elsewhere: function that returns a clause if an option of
+            Nova names a device as well, for example '0000:3b:00.1 is matched
+            by [pci] device_spec', otherwise ''. It runs in the worker of the
+            card, within the time limit, and may read the host. A device with a
+            clause is withheld, and logged once as an ERROR.
         :param reads_serials: whether to read serial numbers and users of
             devices, which needs privileges.
         :raises AcceleratorsUnavailable: the store cannot be read.
@@ -97,9 +98,10 @@ class Inventory:
         self.staying: Mapping[str, str] = {}
 
     def _hangs(self, key: str, why: str) -> None:
-        """Withhold a device, because a call to it does not return.
+        """Withhold a device while a call about the device hangs.
 
-        :param key: as in inventory.cards.Cards.
+        :param key: key of the call, as in inventory.cards. A key that is not
+            the address of a device has no effect.
         """
         self.table.withheld.withhold(key, holds.Kind.HANGS, why)
         if not self.cards.hanging(key):
@@ -108,8 +110,8 @@ class Inventory:
             self.table.withheld.lift(key, holds.Kind.HANGS)
 
     def _ended(self, key: str) -> None:
-        """Scan the device or driver of a key, because a call that hung has
-        returned."""
+        """Lift the hold HANGS of a device whose call has returned, and scan
+        the device. If the key of the call is a driver, scan its devices."""
         self.table.withheld.lift(key, holds.Kind.HANGS)
         self.table.reports.invalidate(key)
         kind, _, name = key.partition(':')
@@ -150,7 +152,7 @@ class Inventory:
 
     def find_free(self, name: str,
                   ) -> tuple[model.Device, model.Region | None]:
-        """Return a device, or a region of one, for work of the operator.
+        """Return a device or region that the operator may clean or program.
 
         :param name: see identity.part().
         :raises DeviceUnavailable: the device is absent, a server has it, or it
@@ -188,17 +190,20 @@ class Inventory:
 
     def find_held(self, claim: model.Claim,
                   ) -> tuple[model.Device, model.Region | None]:
-        """Return the device of a claim, and its region if any.
+        """Return the device of a claim, and the region of the claim if any,
+        after a check that the server can use them.
 
-        A withheld card is usable if it answers within [accel]
-        discovery_timeout. Another call for the card may hang meanwhile: that
-        call may be for another server, and does not affect a VF, a vGPU or a
-        region that needs no work.
+        If the card is withheld, it must answer within [accel]
+        discovery_timeout. A hanging call about another handle of the card is
+        accepted: a VF, a vGPU, or a region that needs no programming works
+        meanwhile.
 
-        :raises DeviceUnavailable: the device is absent or does not answer, its
-            slot has another card, a call about the handle itself or a
-            programming of the region hangs, or the guest of another server has
-            the IOMMU group of the handle.
+        :raises DeviceUnavailable: the device is absent, nova.conf leaves it
+            out, or it does not answer.
+        :raises DeviceUnavailable: another card is in its slot, or the running
+            guest of another server has a part of the handle's IOMMU group.
+        :raises DeviceUnavailable: a call about the handle or a programming of
+            the region hangs.
         """
         address, index = claim.device_address, claim.region_index
 
@@ -239,8 +244,10 @@ class Inventory:
         return device, region
 
     def _rivals_that_run(self, claim, device) -> list[offers.Offer]:
-        """Return the handles that running guests of other servers have in the
-        IOMMU groups of a claim. A group can have grown since the claim.
+        """Return handles of other servers that running guests have open, and
+        that share an IOMMU group with the handle of a claim.
+
+        The kernel may have added functions to a group since the claim.
 
         :raises DeviceTimeout: the kernel does not answer.
         """
@@ -254,7 +261,8 @@ class Inventory:
                 seconds=CONF.accel.discovery_timeout, patient=True)]
 
     def ask_users(self, chosen: Iterable[offers.Offer]) -> None:
-        """Withhold the chosen handles that a process of the host has open.
+        """Withhold those of the chosen handles that a process of the host has
+        open.
 
         :raises DeviceTimeout: the kernel does not answer.
         """
@@ -270,7 +278,8 @@ class Inventory:
                 seconds=CONF.accel.discovery_timeout, patient=True)
 
     def identity_for_claim(self, address: str) -> dict[str, Any]:
-        """Return the fields of a claim that identify its card."""
+        """Return the fields of a claim on a device that identify its card:
+        serial, ids and ports."""
         device = self.devices[address]
         return {'serial': identity.serial_for_claim(
                     address, self.devices, self.table.reports.gone()),
@@ -307,8 +316,9 @@ class Inventory:
                 f'[accel] enabled_drivers does not name: enable it.') from None
 
     def prepares_every_handle(self, device: model.Device) -> bool:
-        """Return whether the driver's prepare() and release() are called for
-        each handle of a device, not only for those created on demand."""
+        """Return whether nova-compute calls prepare() and release() of the
+        driver for every handle of a device. Otherwise it calls them only for
+        handles that are created on demand."""
         return device.driver in self._every_handle and not device.creatable
 
     def guest_can_reprogram(self, address: str, index: int | None) -> bool:
@@ -320,12 +330,12 @@ class Inventory:
 
     def withhold_in_guests(self, in_guests: Mapping[str, str],
                            ) -> dict[str, str]:
-        """Withhold offered devices that guests use without a claim, and lift
-        this kind of hold (IN_GUEST) from all other devices.
+        """Withhold devices of which guests use a handle without a claim, and
+        lift this kind of hold (IN_GUEST) from all other devices.
 
-        :param in_guests: address of a host device in a guest, without a claim
-            -> uuid of the guest's server.
-        :returns: the part of in_guests that nova_accel offers.
+        :param in_guests: address of each host device that a guest has without
+            a claim -> uuid of the guest's server.
+        :returns: the entries of in_guests that are handles of nova_accel.
         """
         found = {}
         for address, device in self.devices.items():
@@ -348,12 +358,12 @@ class Inventory:
                            report: bool) -> None:
         """End a programming that did not succeed.
 
-        :param report: whether the call of the driver has ended. If it has, the
-            card is scanned, and the driver reports the content of the region;
-            the origin of the content is the one that Contents.begin() stored.
-            If the call may still run (DeviceTimeout), the content stays
-            unknown until the region is programmed again, and the card is
-            withheld until the call ends.
+        :param report: True if the call of the driver has ended. The card is
+            then scanned, and the region has the content that the driver reads,
+            with the origin that Contents.begin() stored. False if the call may
+            still run (DeviceTimeout). The content is then unknown until the
+            region is programmed again, and the card is withheld until the call
+            ends.
         :raises IllegalTransition: the region is not being programmed.
         """
         try:
@@ -367,8 +377,8 @@ class Inventory:
     # Scans
 
     def recover(self) -> None:
-        """Recover failed parts of cards that no server has a claim on. Each
-        failure is tried once; see inventory.recovery."""
+        """Recover failed cards, and failed regions of cards, that no server
+        has a claim on. Each failure is tried once; see inventory.recovery."""
         recovered = self.recovery.run()
         if recovered:
             self.scanner.scan(addresses=recovered)

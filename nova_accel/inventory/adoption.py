@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Accept reports of drivers, and identify the card of each.
+"""Accept reports of drivers, and determine which card each report is about.
 
 The stored facts about a card (record, marks, holds, contents of regions)
 follow the card to another address, and never apply to another card. For
@@ -61,8 +61,8 @@ class Adoption:
         """Accept the report of a driver about a device.
 
         :param ticket: Reports.ticket() before the scan.
-        :returns: False if the report is discarded, because it is outdated or a
-            driver with precedence has the device.
+        :returns: False if the report is discarded, because it is outdated, or
+            because the device belongs to a driver with precedence.
         :raises AcceleratorsUnavailable: the card differs from the previous one
             at the address, and the store cannot be written.
         """
@@ -100,11 +100,14 @@ class Adoption:
 
     def _twins(self, device: model.Device, before: model.Device | None,
                ) -> list[str]:
-        """Return the other devices with the serial number of a device, or []
-        if the number and the health of the device have not changed.
+        """Return the other present devices with the serial number of a device,
+        to log them. The caller holds the lock.
 
-        Two devices that are both unhealthy do not count, because the two ports
-        of an NVMe disk have one number. The caller holds the lock.
+        Return [] if the serial number and the health of the device are as
+        before, because the devices were logged then. Two unhealthy devices may
+        have the same number, for example the two ports of an NVMe disk.
+
+        :param before: the last report of the device.
         """
         if before and (before.serial, before.health) == (
                 device.serial, device.health):
@@ -152,11 +155,11 @@ class Adoption:
                 or self._reports.is_stale(address, ticket))
 
     def _with_record(self, device, before, known):
-        """Return the device with the previous record if a server may have
-        modified it.
+        """Return a device with its previous record, if a server may have
+        changed the device and the hand-over policy is not "none".
 
-        :param known: the facts about a card that has moved or returned, or
-            None for other cards.
+        :param known: the stored facts about a card that has moved or returned,
+            or None for other cards.
         """
         if known is None and before and (
                 not identity.is_other_card(before, device)):
@@ -171,10 +174,10 @@ class Adoption:
 
     def record_of(self, key: model.CardKey,
                   ) -> tuple[tuple[str, str], ...] | None:
-        """Return the record of a card as its last address has it, or None if
-        the card is unknown.
+        """Return the record that is stored at the last address of a card.
 
-        :param key: of the card, without address.
+        :param key: identifies the card, without an address.
+        :returns: () if only a claim knows the card, or None if it is unknown.
         """
         with self._reports.lock:
             known = self._known(key, self._at(key))
@@ -186,8 +189,9 @@ class Adoption:
             c.serial == key.serial for c in self._store.claims()) else None
 
     def _with_past(self, device, before):
-        """Return the device with guest_can_reprogram of each region set as
-        before while a server has a claim, because content may have changed."""
+        """Return a device with guest_can_reprogram set for each region that
+        had it in the last report, if a server has a claim on the device. Its
+        guest may have changed the content of such a region."""
         were_open = {r.index for r in before.regions if r.guest_can_reprogram}
         if not any(r.index in were_open and not r.guest_can_reprogram
                    for r in device.regions) or not any(
@@ -255,8 +259,11 @@ class Adoption:
             before.serial or (known.serial if known else ''))
 
     def _leave(self, address: str, now: str) -> None:
-        """Note that a card has left its address. A scan of the address finds
-        the next card."""
+        """Mark an address as gone, because its card is at another address now.
+        Discard the facts there, which follow the card.
+
+        :param now: the new address of the card.
+        """
         there = self._reports.reported(address)
         if there:
             self._reports.put(dataclasses.replace(
@@ -265,8 +272,12 @@ class Adoption:
             self._reports.set_gone(address, f'its card is at {now} now')
 
     def _at(self, card: model.CardKey) -> list[str]:
-        """Return the other addresses at which a card was found last. If a
-        device reports no serial number now, the stored number is compared."""
+        """Return the other addresses at which a card was found last, or [] if
+        the ports cannot distinguish it from a card that is still present.
+
+        If a device reports no serial number now, its stored number is
+        compared.
+        """
         keys = dict(self._store.keys())
         for address, device in self._reports.devices.items():
             if device.serial or device.ports:
@@ -308,8 +319,8 @@ class Adoption:
                    key=lambda known: known.key.serial != card.serial)
 
     def _may_be_moved(self, device) -> bool:
-        """Return whether a card may come from another address and carry a
-        project's content. False for a card with a serial number."""
+        """Return whether a card without a serial number may be an absent card
+        that carries content of a project."""
         if device.serial:
             return False
         for (address, _), loaded in self._store.loaded().items():
@@ -327,9 +338,9 @@ class Adoption:
 
 def _carried_along(device: model.Device, known: values.Card | None,
                    may_be_moved: bool) -> dict[int, model.Loaded]:
-    """Return the content of each region of a card that is new at its address.
+    """Return region index -> content, for a card that is new at its address.
 
-    :param known: the known facts about the card.
+    :param known: the stored facts about the card, or None.
     :param may_be_moved: whether the card may carry content of a project.
     """
     if known and device.ports and known.key.ports == device.ports:
@@ -361,5 +372,6 @@ def _is_a_projects(origin: str | None) -> bool:
 
 
 def _not_the_operators(origin: str | None) -> str | None:
-    """Return the origin, or None (unknown) if it is the operator."""
+    """Return an origin of content, but None (unknown) in place of the
+    operator."""
     return origin if origin != model.OPERATOR else None

@@ -69,8 +69,8 @@ class Cards:
     def __init__(self, hangs: Callable[[str, str], None]
                  = lambda key, why: None,
                  ended: Callable[[str], None] = lambda key: None):
-        """:param hangs: called with a key and the reason if a call hangs.
-        :param ended: called with the key if a call that hung has ended.
+        """:param hangs: called with the key and the reason when a call hangs.
+        :param ended: called with the key when a call that hung has ended.
         """
         self._tell_hangs = hangs
         self._tell_ended = ended
@@ -83,7 +83,7 @@ class Cards:
         """Let every caller return at once, and refuse new calls, because the
         process ends.
 
-        Running calls may continue in the kernel after its end.
+        Running calls may continue in the kernel after the end of the process.
         """
         with self._changed:
             self._closed = True
@@ -97,12 +97,13 @@ class Cards:
         :param what: the operation, for errors: 'Programming 0000:3b:00.0'.
         :param seconds: the time limit for waiting and running together.
         :param late: called if the call succeeds after the time limit.
-        :param patient: whether the time limit applies only to running, because
-            the earlier calls that the call waits for have limits of their own.
+        :param patient: True to count only the running time. Waiting ends
+            anyway, because each earlier call for the key has its own time
+            limit.
         :returns: the result of function.
-        :raises DeviceTimeout: after seconds, or at once while an earlier call
-            for the key hangs. A call that has begun continues, and its thread
-            stays the only one of the key.
+        :raises DeviceTimeout: the time limit has passed, or an earlier call
+            for the key hangs. A call that has begun continues, and until it
+            ends no other call for the key begins.
         """
         batch = self.batch(seconds)
         batch.add(key, what, function, *args, late=late, patient=patient)
@@ -118,7 +119,8 @@ class Cards:
         return Batch(self, seconds)
 
     def hanging(self, key: str) -> str:
-        """Return why calls for the key fail at once, or '' if none hangs."""
+        """Return why new calls for the key fail at once, or '' if no call for
+        the key hangs."""
         with self._changed:
             running = self._running.get(key)
             return running.hangs if running else ''
@@ -199,7 +201,8 @@ class Batch:
             patient: bool = False) -> None:
         """Add a call, with the parameters of Cards.call().
 
-        :param about: becomes the field about of the call that iteration yields.
+        :param about: any value, by which the caller recognizes the call when
+            the iteration yields it (_Call.about).
         """
         self._waiting.append(_Call(
             key, what, functools.partial(function, *args), self._seconds,
@@ -217,8 +220,12 @@ class Batch:
                 yield call
 
     def _next(self) -> tuple[list[_Call], list[tuple[str, str]]]:
-        """Wait until calls have ended or hang. Return these calls, and the
-        keys that hang now with the reasons."""
+        """Wait until a call of the batch has ended, or a call for one of its
+        keys begins to hang.
+
+        :returns: the calls of the batch that have ended or hang, and pairs
+            (key, reason) for the calls that begin to hang.
+        """
         changed = self._cards._changed
         with changed:
             while True:
@@ -249,8 +256,9 @@ class Batch:
 
     @staticmethod
     def _seen(call: _Call) -> _Call:
-        """Return the call, with DeviceTimeout as its error if it has hung,
-        even if it has ended since."""
+        """Return a call as the iteration yields it: if its time limit has
+        passed, its error is DeviceTimeout, even if the call has ended since.
+        """
         if call.hangs:
             return dataclasses.replace(
                 call, error=exception.DeviceTimeout(f'{call.hangs}.'))
@@ -290,7 +298,8 @@ class Batch:
                    if before else '') + '.', exception.DeviceBusy)
 
     def _until(self, now: float) -> float:
-        """Return the seconds until the next call can pass its limit."""
+        """Return the seconds after which _next() must check the calls again.
+        """
         times = []
         for call in self._waiting:
             before = self._cards._running.get(call.key)

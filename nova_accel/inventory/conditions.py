@@ -108,7 +108,7 @@ class Conditions:
     @contextlib.contextmanager
     def drilled(self, address: str) -> Iterator[None]:
         """Add the signal "drill" to the readings of a device until the context
-        ends.
+        ends, to simulate a problem.
 
         :raises DeviceUnavailable: another drill of the device is in progress.
         """
@@ -125,7 +125,7 @@ class Conditions:
                 self._drilled.discard(address)
 
     def pause(self, servers: Mapping[str, frozenset[str]]) -> bool:
-        """Add the signal "guest_paused" to the readings of these devices.
+        """Set which devices get the signal "guest_paused" in their readings.
 
         :param servers: address of a device -> the servers that have a part of
             the device and whose guests QEMU has paused.
@@ -152,8 +152,9 @@ class Conditions:
             return self._watch.is_current(address)
 
     def restart_counters(self, address: str, is_reset: bool = True) -> None:
-        """Call watch.Watch.restart_counters() for each device in the slot of a
-        device; see watch.Card.slot_held."""
+        """Drop the findings of counters and events of all devices in the slot
+        of a device, because a reset can cause errors of each of them; see
+        watch.Watch.restart_counters()."""
         with self._lock:
             for other in self._table.snapshot():
                 if _slot(other) == _slot(address):
@@ -161,8 +162,8 @@ class Conditions:
 
     def between_servers(self, address: str,
                         readings: Iterable[signals.Reading]) -> None:
-        """Withhold a device if its readings require that. The next look lifts
-        the hold if the device is healthy."""
+        """Withhold a device if its readings after a server show that it is
+        unhealthy. The next look lifts the hold if the device is healthy."""
         with self._lock:
             why = self._watch.fencing(address, readings)
             if why:
@@ -239,8 +240,8 @@ class Conditions:
                 or self._table.reports.generation != generation)
 
     def _reported(self) -> dict[str, list[str]]:
-        """Return address -> the categories of problems that the owners of its
-        servers have reported."""
+        """Return device address -> categories of the problems that owners of
+        servers with the device have reported."""
         found: dict[str, set[str]] = {}
         rows = [row for row in self._store.owner_reports() if not row.ended]
         for claim in self._store.claims() if rows else ():
@@ -252,7 +253,8 @@ class Conditions:
         return {address: sorted(names) for address, names in found.items()}
 
     def _with_own(self, device, readings, categories):
-        """Return the readings of a device with the signals of nova_accel."""
+        """Return the readings of a device, with the signals that nova_accel
+        itself adds: failed, drill, paused guests and reports of owners."""
         if device and device.failed:
             # a failed device may have no other readings
             readings = (*(readings or ()), signals.Reading('failed'))
@@ -273,9 +275,10 @@ class Conditions:
             return address in self._drilled
 
     def mark(self, address: str, signal: str, is_so: bool = True) -> None:
-        """Store or remove a mark of a device for the next rounds.
+        """Store a mark of a device for the next rounds, or remove it.
 
         :param signal: one of signals.MARKS.
+        :param is_so: True to store the mark, False to remove it.
         """
         if not (is_so and signals.is_off()):
             self._table.reports.set_mark(address, signal, is_so)
@@ -370,8 +373,9 @@ def _have_drivers(kernel, device: model.Device) -> bool:
 
     The kernel recovers all functions of a slot together. If one of them has no
     driver, for example a free VF, the kernel gives up, whatever the error was
-    (report_error_detected() in drivers/pci/pcie/err.c of Linux 6.12). Then
-    only the counters show the error.
+    (report_error_detected() in drivers/pci/pcie/err.c of Linux 6.12). Its
+    event "failed recovery" is meaningless then, and only the counters show the
+    error.
     """
     return all(pci.driver(kernel, function) for function in device.functions()
                if pci.ADDRESS.fullmatch(function))

@@ -39,7 +39,8 @@ class Configuration:
         effect.
 
         :raises ConfigurationError: two drivers find the same device, an option
-            of Nova names a device as well, or an option cannot be read.
+            of Nova also names a device of nova_accel, or an option cannot be
+            read.
         """
         self._check_owners()
         return [*self._missing_members(),
@@ -100,7 +101,8 @@ class Configuration:
     def _missing_members(self) -> Iterator[str]:
         """Yield a sentence for each absent device of a set.
 
-        :raises ConfigurationError: a set can never be given to a server.
+        :raises ConfigurationError: a set contains a device that cannot be in a
+            set, or devices of different types.
         """
         found = self._table.snapshot()
         for members in sets.wanted():

@@ -23,13 +23,14 @@ State                Origin
 as the driver reads  the operator, until forget() sets another origin, or
                      note_open() the project whose server could reprogram the
                      region
-known                that of the image. If the driver then reads another
-                     function, for example after a power cut, the project of
-                     the image stays the origin, because its function can
-                     report any UUID; but the operator becomes unknown
+known                the origin of the image. If the driver reads another
+                     function later, for example after a power cut, the
+                     operator is no longer the origin, but unknown. A project
+                     stays the origin, because a function of a project can
+                     report any UUID
 being programmed,    a project if the image or the previous content is a
-unknown, and as the  project's, otherwise unknown, because the card may have
-driver reads after   taken all of the image, a part of it or nothing
+unknown, and as the  project's, otherwise unknown. The card may have taken
+driver reads after   all of the image, a part of it or nothing
 ended()
 ===================  =========================================================
 """
@@ -58,8 +59,8 @@ class Contents:
 
     def with_content(self, address: str, region: model.Region,
                      ) -> model.Region:
-        """Return a region that its driver has reported, with the stored
-        content."""
+        """Return a region as its driver has reported it, completed by the
+        stored content."""
         key = (address, region.index)
         function, image, name = region.function_uuid, None, None
         origin: str | None = model.OPERATOR
@@ -83,8 +84,8 @@ class Contents:
             function_name=name, origin=origin)
 
     def content_of(self, address: str, index: int, image_id: str) -> str:
-        """Return the stored hash of an image, or '' if the region was not
-        programmed with this image last."""
+        """Return the stored hash of an image if the region was last programmed
+        with this image, otherwise ''."""
         loaded = self._store.loaded().get((address, index))
         return (loaded.content or '' if loaded
                 and loaded.bitstream_id == image_id else '')
@@ -121,7 +122,8 @@ class Contents:
         project's. Scans of the card are discarded until programmed() or
         Inventory.programming_failed().
 
-        :param origin: of the image, or None if Glance does not name its owner.
+        :param origin: origin of the image, or None if Glance does not name its
+            owner.
         :raises IllegalTransition: the region is being programmed already.
         :raises DeviceUnavailable: the region is not on this host.
         :raises AcceleratorsUnavailable: the store cannot be written; nothing
@@ -180,12 +182,13 @@ class Contents:
 
     @contextlib.contextmanager
     def returning(self, address: str, index: int) -> Iterator[None]:
-        """Show the last content of a region while it is cleaned.
+        """Let providers show the last content of a region while the region is
+        cleaned inside the context.
 
-        Content of the operator stays, or is programmed again. Hence providers
-        show it, and a server that requests it is scheduled to the region and
-        waits. Content of another origin is not shown. After a crash, providers
-        show the region as its driver reads it.
+        This applies only to content of the operator, which stays or is
+        programmed again: a server that requests it is scheduled to the region,
+        and waits. After a crash, providers show the region as its driver reads
+        it.
         """
         key = (address, index)
         with self._reports.lock:
@@ -245,8 +248,9 @@ class Contents:
             address, index, model.Loaded(None, None, None, '', origin))
 
     def note_open(self, device: model.Device) -> bool:
-        """Store that the content of regions that servers could reprogram comes
-        from the projects of these servers.
+        """Store that the content of regions comes from the projects of the
+        servers with claims on them, if the guests of these servers could
+        reprogram the regions.
 
         :param device: as its driver has just reported it.
         :returns: whether the origin of a region has changed.

@@ -88,8 +88,8 @@ class DeviceTable:
         return self._now().devices
 
     def holds_of(self, address: str) -> tuple[holds.Hold, ...]:
-        """Return the holds of a device and of its regions that do not depend
-        on a claim."""
+        """Return the holds of a device and its parts, except those that
+        inventory.offers computes from claims, policies and other devices."""
         return self._now().holds_of.get(address, ())
 
     def all_holds(self) -> list[holds.Hold]:
@@ -116,8 +116,8 @@ class DeviceTable:
 
     def place(self, claim: model.Claim,
               ) -> tuple[identity.Where, model.Device | None]:
-        """Return where the card of a claim is, and the device there; see
-        identity.whereabouts()."""
+        """Return whether the card of a claim is at its address, and the device
+        where the card is; see identity.whereabouts()."""
         now = self._now()
         where, device = now.places.get(claim.uuid, (identity.Where.HERE, None))
         address = device.address if device else claim.device_address
@@ -130,14 +130,15 @@ class DeviceTable:
                 in self._now().places.items() if where is identity.Where.MOVED}
 
     def disabled(self) -> dict[str, tuple[values.Disabled, ...]]:
-        """Return identity.disabled() without the planned rows."""
+        """Return address -> rows, for the devices that are disabled now. Rows
+        whose planned time has not come are omitted."""
         return {address: found
                 for address, rows in self._now().disabled.items()
                 if (found := tuple(row for row in rows if not row.is_planned))}
 
     def planned_work(self) -> dict[str, values.Disabled]:
-        """Return address -> the row with the earliest time at which the
-        operator drains the device, in the future or the past."""
+        """Return address -> the row with the earliest planned time at which
+        the operator drains the device. The time may have passed."""
         return {address: min(found, key=lambda row: row.at)
                 for address, rows in self._now().disabled.items()
                 if (found := [row for row in rows if row.at])}
@@ -151,7 +152,7 @@ class DeviceTable:
         return address in self._now().claimed_devices
 
     def remove(self, address: str) -> None:
-        """See Reports.remove()."""
+        """Remove an absent device and its holds; see Reports.remove()."""
         with self.reports.lock:
             self.reports.remove(address)
             self.withheld.drop(address)

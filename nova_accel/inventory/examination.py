@@ -74,9 +74,10 @@ class Examiner:
         self.configured: set[str] = set()
 
     def examine(self, name: str, address: str) -> Examined:
-        """Read a card by the driver with this name.
+        """Read a card with the driver of this name, after a set-up if the card
+        has no users.
 
-        :raises Exception: whatever the driver raises.
+        :raises Exception: any error of the driver.
         """
         driver = self._drivers[name]
         trouble = self._set_up(name, address)
@@ -118,9 +119,10 @@ class Examiner:
                         awaits)
 
     def _set_up(self, name: str, address: str) -> str:
-        """Configure a card, unless a server or a process uses it.
+        """Call set_up() of a driver, unless a server or a process uses the
+        card.
 
-        :returns: a clause why the set-up failed, or '' if it did not fail.
+        :returns: why the set-up failed, as a clause, or '' if it did not fail.
         """
         driver = self._drivers[name]
         if (name in self.configured and contract.sets_up(type(driver))
@@ -133,8 +135,8 @@ class Examiner:
 
     def _read(self, name: str, address: str, serial: str | None, ports: str,
               ) -> tuple[model.Device | None, model.Device | None]:
-        """Read a card by a driver. Return this driver's last report, and the
-        new one."""
+        """Examine a card with a driver. Return the previous report of this
+        driver, and the new one."""
         before = self._reports.reported(address)
         if before and before.driver != name:
             before = None
@@ -164,8 +166,11 @@ class Examiner:
     def _with_own_record(self, before: model.Device | None,
                          serial: str | None, ports: str,
                          ) -> model.Device | None:
-        """Return the last report of an address. If the card has been exchanged
-        since, the report has the stored record of the present card."""
+        """Return the last report of an address. If another card is there now,
+        the report has the stored record of that card.
+
+        :param before: the last report.
+        """
         if before is None or (before.serial == serial if serial
                               else before.ports == ports):
             return before
@@ -177,9 +182,12 @@ class Examiner:
 
     def _compared_with_nova(self, device: model.Device,
                             ) -> tuple[model.Device, str]:
-        """Return a device, and a clause if an option of Nova names it. If an
-        option names only another function of the slot, return the device as
-        quarantined."""
+        """Return a device, and a clause if an option of Nova names it,
+        otherwise ''.
+
+        If an option names only another function of its slot, the returned
+        device is quarantined.
+        """
         conflict = self._conflict(dataclasses.replace(device, company=()))
         if conflict or not device.company:
             return device, conflict
@@ -203,8 +211,9 @@ class Examiner:
 
 
 def _with_policy(device: model.Device) -> model.Device:
-    """Return the device, with a trait or quarantined if it has the hand-over
-    policy "operator".
+    """Return a device as the hand-over policy "operator" changes it, if any of
+    its handles has this policy: with the trait ONE_TIME_USE, or quarantined if
+    its vGPUs are created on demand.
 
     :raises ConfigurationError: [accel] handover cannot be read.
     """

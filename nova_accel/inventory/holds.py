@@ -184,10 +184,11 @@ class Hold:
 
     def applies_to(self, part: tuple[str, int | None],
                    handle: model.AttachHandle | None = None) -> bool:
-        """Return whether a handle of a part has this hold.
+        """Return whether the hold applies to a handle, or to a whole part.
 
-        :param part: as Claim.part.
-        :param handle: None to ask whether the hold is on the whole part.
+        :param part: (device address, region index or None), as Claim.part.
+        :param handle: a handle of the part, or None to ask about the whole
+            part.
         """
         device, region = part
         return (self.device == device and self.region in (None, region)

@@ -126,8 +126,10 @@ def trouble(claim: model.Claim, where: Where, device: model.Device | None,
             stays: str = '') -> str:
     """Return why a server cannot use the device at the address of its claim.
 
-    :param where: and device: the result of whereabouts().
-    :param stays: why the claim does not follow its card; see attach.following.
+    :param where: where the card of the claim is, from whereabouts().
+    :param device: the device there, from whereabouts().
+    :param stays: why the claim stays at its address although its card is at
+        another (attach.following), a clause; '' if it will follow.
     :returns: the last part of a sentence, or '' if the server can use it.
     """
     if where is Where.MOVED:
@@ -161,7 +163,7 @@ def places(claims: Iterable[model.Claim],
            ) -> dict[str, tuple[Where, model.Device]]:
     """Find the claims whose cards are MOVED or EXCHANGED.
 
-    :returns: uuid of a claim -> the result of whereabouts().
+    :returns: uuid of a claim -> the result of whereabouts() for the claim.
     """
     found: dict[str, tuple[Where, model.Device]] = {}
     for claim in claims:
@@ -175,10 +177,11 @@ def places(claims: Iterable[model.Claim],
 def misplaced(claims: Iterable[model.Claim],
               moved: Mapping[str, tuple[Where, model.Device]],
               ) -> dict[str, str]:
-    """Find the devices that are withheld because a claim is for another card
-    at the device's address, or for the device at another address.
+    """Find the devices that are withheld because of claims on cards that are
+    MOVED or EXCHANGED: the devices at the addresses of the claims, and at the
+    present addresses of their cards.
 
-    :param moved: places() of the claims.
+    :param moved: the result of places() for the claims.
     :returns: address -> the reason, a clause.
     """
     found = {}
@@ -237,7 +240,7 @@ def named(name: str, devices: Mapping[str, model.Device]) -> str:
 
 
 def named_part(name: str, devices: Mapping[str, model.Device]) -> str:
-    """Convert an operator's name of a device or region for part().
+    """Convert an operator's name of a device or region into a name for part().
 
     :param name: as in named(), or the name of the provider of a region.
     :raises DeviceUnavailable: as in named().

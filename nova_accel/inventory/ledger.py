@@ -51,12 +51,13 @@ class Found(typing.NamedTuple):
 def balance(row: values.Reserved | None, found: Found | None, total: int,
             full: bool = False, room: int | None = None,
             ) -> tuple[int, values.Reserved | None]:
-    """Return ``reserved`` of an inventory, and its row in the ledger. Pure.
+    """Return the value to write as ``reserved`` of an inventory, and the row
+    that the ledger must have then. Pure.
 
     :param found: None if Placement has no such inventory.
     :param full: whether the inventory has no fit handle.
-    :param room: the maximum that may be reserved, because the same request
-        allocates the rest; None for no maximum.
+    :param room: the maximum of the value, if the same request to Placement
+        also allocates from the inventory; otherwise None.
     :returns: the value, and the row or None if the ledger needs no row.
     """
     number = operators(row, found)
@@ -72,8 +73,8 @@ def balance(row: values.Reserved | None, found: Found | None, total: int,
 
 
 def confirmed(row: values.Reserved, found: Found) -> values.Reserved | None:
-    """Return a row after Placement has accepted its value, or None if the row
-    is no longer needed.
+    """Return the new version of a row whose value Placement has accepted, or
+    None if the row is no longer needed.
 
     :param found: the inventory in Placement after the write.
     """
@@ -84,7 +85,7 @@ def confirmed(row: values.Reserved, found: Found) -> values.Reserved | None:
 
 def released(row: values.Reserved | None, found: Found | None) -> int:
     """Return the number of handles that the operator has released by lowering
-    ``reserved``, for an inventory whose handles all wait."""
+    ``reserved``. All handles of the inventory wait for the operator."""
     if (row is None or row.before is not None or row.value < row.operators
             or found is None or found.marked):
         return 0

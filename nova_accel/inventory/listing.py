@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 
 class Listing:
     """The holds as last written. Not thread-safe: Nova's resource tracker
-    calls with its lock held."""
+    holds its own lock when it calls."""
 
     def __init__(self, store: claim_store.ClaimStore):
         """:raises AcceleratorsUnavailable: the store cannot be read."""

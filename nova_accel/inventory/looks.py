@@ -153,15 +153,15 @@ class Looks:
             return False, None
 
     def _is_of_bus(self, device: model.Device) -> bool:
-        """Return whether the bus reports all signals of a device. Then a look
-        needs no worker to read them."""
+        """Return whether all signals of a device are signals of the PCI bus,
+        which a look reads without a worker for the card."""
         return (getattr(self._drivers[device.driver].health, '__func__', None)
                 is base.PciDriver.health
                 and bool(pci.ADDRESS.fullmatch(device.address)))
 
     def _attempt(self, device: model.Device, reads_health: bool) -> Callable:
-        """Call _read(), and return a function that returns its result or
-        raises its error."""
+        """Call _read() now. Return a function that returns the result, or
+        raises the error, of that call."""
         try:
             found = self._read(device, reads_health)
         except Exception as error:
@@ -218,8 +218,8 @@ class Looks:
     def _to_read(self, addresses: set[str]) -> Iterator[model.Device]:
         """Yield the devices whose state must be read.
 
-        :param addresses: cards that are scanned anyway, and not yielded.
-            Receives the cards whose last scan failed.
+        :param addresses: cards that are scanned in any case, and hence not
+            yielded. The cards whose last scan failed are added to this set.
         """
         for address, device in self._table.snapshot().items():
             if holds.Kind.SCAN_FAILED in self._table.kinds(address):
@@ -231,8 +231,8 @@ class Looks:
                 yield device
 
     def _compare_driver(self, name: str, call, names: set[str]) -> None:
-        """Add a driver to names if its fingerprint has changed. The look then
-        scans the devices of these drivers."""
+        """Add a driver to names, the drivers whose devices the look scans, if
+        the fingerprint of the driver has changed."""
         try:
             if not self._state.is_fingerprint(name, call.outcome()):
                 names.add(name)
@@ -243,9 +243,10 @@ class Looks:
 
     def _compare_card(self, address: str, outcome: Callable,
                       addresses: set[str], readings: dict) -> None:
-        """Add a card to addresses if its state has changed. The look then
-        scans these cards.
+        """Add a card to addresses, the cards that the look scans, if the state
+        of the card has changed.
 
+        :param outcome: returns the result of _read(), or raises its error.
         :param readings: receives the health readings of the card.
         """
         try:
@@ -259,10 +260,11 @@ class Looks:
             addresses.add(address)
 
     def between_servers(self, address: str) -> None:
-        """Read the health of a device between two servers.
+        """Read the health of a device between two servers, and withhold the
+        device if it is unhealthy.
 
-        Only then does the driver of the host have some kinds of devices.
-        inventory.cards withholds a device that hangs.
+        Some devices have their host driver, which reports health, only between
+        two servers. inventory.cards withholds a device that hangs.
         """
         device = self._table.snapshot().get(address)
         if (signals.is_off() or device is None
@@ -305,11 +307,12 @@ class Looks:
 
     def watch(self, kernel,
               after: Sequence[limited.Background] = ()) -> None:
-        """Start periodic looks, after the first scan.
+        """Start periodic looks and glances, after the first scan.
 
         :param kernel: nova_accel.host.kernel.Kernel, or a simulated kernel.
             Each change of a device that the kernel reports causes a look.
-        :param after: functions to start after each look.
+        :param after: functions to start after each look, and after a glance
+            that has found a change.
         """
         self._after = after
         # the first scan has just read everything

@@ -34,11 +34,12 @@ class Offered:
 
     def now(self, ends: Collection[str] = (),
             moved: Iterable[model.Claim] = ()) -> offers.Offers:
-        """Return all handles, and why servers cannot get some of them.
+        """Return all handles of the host, and why servers cannot get some of
+        them.
 
-        :param ends: UUIDs of claims to ignore, because they end soon.
-        :param moved: future versions of claims, which replace the claims in
-            the store.
+        :param ends: UUIDs of claims that end soon, and are ignored.
+        :param moved: changed claims that are not stored yet. They replace the
+            stored claims with the same UUIDs.
         """
         moving = {claim.uuid: claim for claim in moved}
         if ends or moving:
@@ -80,6 +81,7 @@ class Offered:
         self._once.only('group', found)
 
     def rivals(self, offered: offers.Offers | None = None):
-        """Return offers.rivals() for the devices of this host."""
+        """Return the result of offers.rivals() for the devices of this host:
+        handles that share an IOMMU group with handles of other servers."""
         return offers.rivals(offered or self.now(), self._table.snapshot(),
                              sets.wanted())

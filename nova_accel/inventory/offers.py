@@ -82,8 +82,8 @@ class Offer(typing.NamedTuple):
 
     @property
     def is_used(self) -> bool:
-        """Return whether a server has the handle, or its cleaning after a
-        server failed."""
+        """Return whether a server has the handle, or the handle is not clean
+        after its last server."""
         return self.state is State.HELD or self.has(Kind.NOT_CLEANED)
 
     def has(self, kind: holds.Kind) -> bool:
@@ -154,8 +154,8 @@ class Offers:
                 if offer.state is State.FREE]
 
     def all_wait(self, found: Iterable[Offer]) -> tuple[model.Claim, ...]:
-        """Return the claims of handles, the oldest first, if every handle
-        waits for its release by the operator, otherwise ()."""
+        """Return the claims of handles, the oldest first, if all handles wait
+        for the operator to release them. Otherwise return ()."""
         claims = [offer.claim if offer.has(Kind.WAITING) else None
                   for offer in found]
         if None in claims:
@@ -255,12 +255,13 @@ def of_claims(devices: Mapping[str, model.Device],
 
 def _overlaps(part: model.Device | model.Region, card: str,
               taken: Collection[model.AttachHandle]) -> bool:
-    """Return whether a claim on another view of the card blocks all handles of
-    a part.
+    """Return whether claimed handles block all handles that a part has now,
+    because they are other handles of the same hardware.
 
     A card can be claimed as a whole or by its VFs, and VFs can be grouped in
-    different ways. VFs disappear at each boot of the host, and the guest of a
-    physical function could read data that the server of a VF left in the card.
+    different ways. For example, a boot of the host removes the VFs, and the
+    guest of the physical function could then read data that the server of a VF
+    left in the card.
 
     :param card: address of the device.
     :param taken: handles of the claims.
@@ -319,7 +320,10 @@ def of_unclean(devices: Iterable[model.Device],
 
 
 def handle_at(row: values.Unclean, address: str) -> str:
-    """Return the present address of the handle of a row."""
+    """Return the address of the handle of a row.
+
+    :param address: the present address of the handle's device.
+    """
     if address == row.device_address:
         return row.handle_address
     return pci.moved(row.handle_address, row.device_address, address)
@@ -327,8 +331,9 @@ def handle_at(row: values.Unclean, address: str) -> str:
 
 def of_groups(found: Offers, devices: Mapping[str, model.Device],
               sets: Iterable[Collection[str]]) -> Iterator[holds.Hold]:
-    """Yield a hold for each free handle in an IOMMU group that has handles of
-    other servers too. The kernel gives a group to one guest only."""
+    """Yield a hold for each free handle whose IOMMU group contains handles
+    that another server has or could get. The kernel gives a group to one guest
+    only."""
     for offer, others in rivals(found, devices, sets):
         if offer.state is State.FREE:
             yield holds.Hold(
@@ -343,8 +348,8 @@ def of_groups(found: Offers, devices: Mapping[str, model.Device],
 def rivals(found: Offers, devices: Mapping[str, model.Device],
            sets: Iterable[Collection[str]],
            ) -> Iterator[tuple[Offer, list[Offer]]]:
-    """Yield handles, each with the handles in its IOMMU group that another
-    server has or could get.
+    """Yield pairs of a handle and its rivals: the handles in its IOMMU group
+    that another server has or could get.
 
     :param sets: addresses of the devices of each set.
     """
@@ -366,7 +371,8 @@ def rivals(found: Offers, devices: Mapping[str, model.Device],
 def _is_one_servers(one: Offer, other: Offer, members: Collection[str]) -> bool:
     """Return whether the same server has, or will get, both handles.
 
-    :param members: addresses in the set of the first handle's device.
+    :param members: addresses of the devices in the set of the first handle's
+        device; empty if the device is in no set.
     """
     if one.claim and other.claim:
         return one.claim.instance_uuid == other.claim.instance_uuid
@@ -374,7 +380,7 @@ def _is_one_servers(one: Offer, other: Offer, members: Collection[str]) -> bool:
 
 
 def named(others: Iterable[Offer]) -> str:
-    """Return a list of handles and their servers for a sentence."""
+    """Return a text for a sentence that lists handles and their servers."""
     return ', '.join(sorted(
         other.handle.address
         + (f' (of server {other.claim.holder})' if other.claim else '')
@@ -383,7 +389,8 @@ def named(others: Iterable[Offer]) -> str:
 
 def of_sets(found: Offers, devices: Mapping[str, model.Device],
             sets: Iterable[Collection[str]]) -> Iterator[holds.Hold]:
-    """Yield a hold for each free device of a set that is not all free."""
+    """Yield a hold for each free device of a set in which another device is
+    missing or not free."""
     for members in sets:
         here = {address: [offer for part, _ in parts(devices[address])
                           for offer in found.of(part) if offer.is_shown]

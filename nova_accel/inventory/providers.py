@@ -34,7 +34,7 @@ class Merged:
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """A provider as Placement, or Nova's copy, has it. Read-only."""
+    """A provider as it is in Placement, or in Nova's copy. Read-only."""
 
     uuid: str
     name: str
@@ -87,14 +87,16 @@ class Provider:
     def merged(self, there: Shown, rows: Mapping[str, values.Reserved],
                in_use: Callable[[str], bool], used: int = 0,
                configured: Collection[str] = ()) -> Merged:
-        """Return the inventory, with the operator's reserved and
-        allocation_ratio.
+        """Return the contents to write: the inventory of this provider, with
+        the operator's reserved and allocation_ratio.
 
         Resource classes of other programs stay unchanged.
 
-        :param rows: of the ledger, by resource class.
+        :param there: the provider as it is now.
+        :param rows: rows of the ledger, by resource class.
         :param in_use: returns whether a provider uuid has allocations.
-        :param used: the amount that the same request to Placement allocates.
+        :param used: the amount of this provider that is allocated in the
+            request to Placement that also writes the contents.
         :param configured: classes that Nova adds to the provider
             (provider.yaml).
         """
@@ -141,16 +143,17 @@ class Provider:
 
 
 def _room(name, total, used):
-    """Return the maximum ``reserved`` that leaves room for used, or None for
-    no maximum."""
+    """Return the maximum ``reserved`` that leaves ``used`` of the total for an
+    allocation, or None for no maximum."""
     return (max(0, total - used) if used and naming.is_accelerator_class(name)
             else None)
 
 
 def fenced(there: Shown, rows: Mapping[str, values.Reserved], used: int = 0,
            configured: Collection[str] = ()) -> Merged:
-    """Return the present inventory with everything reserved, for a provider
-    without a device. See Provider.merged() for the parameters."""
+    """Return the contents to write for a provider without a device: its
+    present inventory, all of it reserved. See Provider.merged() for the
+    parameters."""
     inventory = {name: dict(item) for name, item in there.inventory.items()}
     found: dict[str, values.Reserved | None] = {}
     _fence(there, [name for name in inventory if name not in configured],
@@ -309,9 +312,10 @@ def _amount(use: _Use, counting: Collection[offers.Offer],
     If no handle is fit, the total includes all handles, and all are reserved,
     because an inventory must not disappear while it is allocated.
 
-    :param counting: the handles in the total if one of them is fit.
+    :param counting: the handles that the total includes if one of them is fit.
     :param found: all handles of the provider.
-    :param is_withheld: whether all its devices, or its region, are withheld.
+    :param is_withheld: whether all devices, or the region, of the provider are
+        withheld.
     :param may_have: whether handles may be created on demand.
     :param whole: number of devices in the set, or 0.
     """
@@ -325,7 +329,8 @@ def _amount(use: _Use, counting: Collection[offers.Offer],
 
 
 def _member(name, device, node, use) -> Provider:
-    """Return a pool with a single device, to check the device alone."""
+    """Return a pool that has only this device, to check what its driver
+    reports."""
     return Provider(
         uuid='', name=name, parent=node, addresses=(device.address,),
         region_index=None, inventory={use.resource_class(device.type): max(
@@ -336,7 +341,7 @@ def _member(name, device, node, use) -> Provider:
 
 
 def _pool(name, members, node, root_uuid, use, of_set=None) -> Provider:
-    """Return the provider of equal devices.
+    """Return the provider of a pool.
 
     ``total`` counts the free handles, and the handles that servers were
     allocated from this provider, even if the device is in another pool now.

@@ -4,8 +4,8 @@
 AcceleratorDriver.recover() recovers regions. A device is recovered if
 nova-compute acts on a finding whose signal has ``recovers`` (health.signals).
 The steps of LADDER that the driver has (AcceleratorDriver.steps()) are tried
-in order until the device is healthy. The device is then on probation: it stays
-suspect until a server has had it.
+in order until the device is healthy. The device is then on probation: the
+device stays suspect until a server has used it.
 
 A device that fails again on probation is not recovered again. If no step
 helps, boot the host or exchange the card.
@@ -62,8 +62,8 @@ class Recovery:
     def run(self) -> list[str]:
         """Recover unused cards; see Inventory.recover().
 
-        A region can have failed long ago, because its programming was
-        interrupted or a guest on the card delayed the recovery.
+        Failures may be old: a region fails if its programming is interrupted,
+        and is not recovered while a server has a part of the card.
 
         :returns: addresses of the cards that have to be scanned.
         """
@@ -168,7 +168,7 @@ class Recovery:
 
     def forget_well(self) -> None:
         """Forget the attempts to recover regions of devices that are healthy
-        now. Hence a new failure is recovered."""
+        now, to recover them again after a new failure."""
         for address, device in self._table.snapshot().items():
             if not self._table.kinds(address) and not _failed_regions(device):
                 self._tried.pop(address, None)

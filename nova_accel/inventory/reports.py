@@ -68,7 +68,7 @@ class Reports:
         return self._devices
 
     def reported(self, address: str) -> model.Device | None:
-        """Return the last report of a device, for its driver's next scan."""
+        """Return the last report of a device, even an absent one, or None."""
         with self.lock:
             return self._devices.get(address)
 
@@ -136,7 +136,11 @@ class Reports:
                 left_out=left_out))
 
     def set_mark(self, address: str, signal: str, is_so: bool) -> None:
-        """Store whether a device has one of health.signals.MARKS."""
+        """Store or remove a mark of a device.
+
+        :param signal: one of health.signals.MARKS.
+        :param is_so: True to store the mark, False to remove it.
+        """
         with self.lock:
             device, notes = self._devices.get(address), self.notes(address)
             if device is None or (signal in notes.marks) == is_so:
@@ -183,7 +187,8 @@ class Reports:
             return ticket < self._since.get(address, 0)
 
     def was_scanned(self, address: str) -> bool:
-        """Return whether this process has scanned or changed the card."""
+        """Return whether this process has scanned the card, or called
+        invalidate()."""
         with self.lock:
             return address in self._since
 

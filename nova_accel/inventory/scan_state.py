@@ -19,8 +19,10 @@ from nova_accel import model
 def state(driver: base.AcceleratorDriver, address: str,
           device: model.Device | None) -> Hashable:
     """Return a value that changes if a new examination of a card would have
-    another result: the driver's state of the card, and the kernel drivers of
-    the functions in its shared IOMMU groups.
+    another result.
+
+    The value contains the driver's state of the card, and the host drivers of
+    the functions that share an IOMMU group with it.
 
     :param device: the last report of the card.
     """
@@ -61,7 +63,8 @@ class ScanState:
     def find_failed(self, driver: str, why: str) -> bool:
         """Note that find() of a driver failed, and must be called again.
 
-        :returns: whether the call before did not fail.
+        :returns: whether this is the first failure since find() last
+            succeeded.
         """
         with self._lock:
             is_new = driver not in self._failed
@@ -101,7 +104,7 @@ class ScanState:
             return reason != before
 
     def forget_state(self, address: str) -> None:
-        """Let the next look scan a card whatever its state is."""
+        """Let the next look scan a card even if its state has not changed."""
         with self._lock:
             self._states.pop(address, None)
 
@@ -130,7 +133,8 @@ class ScanState:
             return self._serials.get(address)
 
     def set_serial(self, address: str, serial: str) -> None:
-        """Keep the serial number of a device until its slot changes."""
+        """Store the serial number of a device until another card may be in its
+        slot."""
         with self._lock:
             self._serials[address] = serial
 

@@ -125,11 +125,11 @@ class Scanner:
         self._reports.save()
 
     def scan_confined(self, addresses: Iterable[str]) -> str:
-        """Scan those of the given cards whose drivers confine guests
-        (AcceleratorDriver.confine).
+        """Scan the given cards whose drivers can remove a guest's means to
+        reprogram a device (AcceleratorDriver.confine).
 
-        Only a scan detects that a guest could reprogram a region. From then on
-        the content of the region counts as that of the guest's project.
+        Only a scan detects that a guest could reprogram a region. Then the
+        content of the region counts as content of the guest's project.
 
         :returns: a clause why cards could not be examined, or ''.
         """
@@ -217,9 +217,10 @@ class Scanner:
     def _gone(self, address, name, ticket, batch=None, left_out=''):
         """Report a device as gone.
 
+        :param batch: the batch of the scan, or None. If another driver has
+            found the card, its examination by that driver is added to the
+            batch.
         :param left_out: see Adoption.gone().
-        :param batch: the batch of the scan. If another driver has found the
-            card, an examination by that driver is added to the batch.
         """
         other = self._adoption.gone(address, name, ticket, left_out)
         self._state.gone(address)

@@ -42,7 +42,8 @@ class Shared:
             return dict(self._found)
 
     def owner(self, address: str, one: str, other: str) -> str:
-        """Return which of two drivers that find the same device owns it."""
+        """Return which of two drivers that find the same device has
+        precedence."""
         owner, loser = sorted((one, other), key=self._rank)
         with self._reports.lock:
             if self._found.get(address) != (owner, loser):
@@ -63,11 +64,11 @@ class Shared:
         return self._order.get(driver, len(self._order))
 
     def check(self) -> None:
-        """Withhold devices that use functions of other drivers' devices.
+        """Withhold each device that uses a function of another driver.
 
-        A device that a driver finds, and the functions of the device in its
-        slot, belong to this driver. Any other function belongs to the first
-        driver that uses it.
+        A function belongs to the driver that finds it as a device, or that
+        finds a device in the same slot of which it is a part. Any other
+        function belongs to the first driver that uses it.
         """
         with self._reports.lock:
             present = sorted(
@@ -86,8 +87,8 @@ class Shared:
     def _check(self, device: model.Device, owners: dict[str, str]) -> None:
         """Withhold a device if another driver has one of its functions.
 
-        :param owners: function -> driver. Receives the functions of a device
-            that is not withheld.
+        :param owners: PCI function -> its driver. If the device is not
+            withheld, its functions are added.
         """
         functions = device.functions()
         others = sorted({owners.get(f, device.driver)

@@ -93,8 +93,8 @@ class Shown:
         return self.by_part().get(claim.part)
 
     def by_part(self) -> Mapping[tuple[str, int | None], str]:
-        """Return Claim.part -> the uuid of the provider that shows the part,
-        or {} before the first update_tree()."""
+        """Return (device address, region index) -> the uuid of the provider
+        that shows this part, or {} before the first update_tree()."""
         self.providers()
         with self._lock:
             return self._parts
@@ -104,8 +104,8 @@ class Shown:
                      ) -> dict[str, Provider]:
         """Return providers() for any node, as nova-accel discover prints them.
 
-        :param moved: future versions of claims, which replace the claims in
-            the store.
+        :param moved: changed claims that are not stored yet. They replace the
+            stored claims with the same UUIDs.
         """
         moved = tuple(moved)
         offered = self._offered.now(moved=moved)
@@ -175,11 +175,11 @@ class Shown:
         An error of the store is logged once and leaves the tree unchanged.
 
         :param tree: nova.compute.provider_tree.ProviderTree of the host.
-        :param moved: future versions of claims whose allocations move to other
-            providers in the same request to Placement.
+        :param moved: changed claims whose allocations move to other providers
+            in the same request to Placement.
         :param edition: of the tree; see inventory.tree.Tree.update().
-        :raises Exception: if moved is given. Any error is raised then, because
-            the allocations must not move without the tree.
+        :raises Exception: any error, but only if moved is given: the
+            allocations must not move if the tree is unchanged.
         """
         moved = list(moved)
         try:
@@ -223,8 +223,8 @@ class Shown:
         self._tree.publish(provider, placement)
 
     def unplaced(self) -> list[str]:
-        """Return the uuids of providers that have changed since the last
-        update_tree()."""
+        """Return the uuids of providers that have changed since update_tree()
+        or publish() wrote them."""
         now = self.providers()
         with self._lock:
             return [uuid for uuid, provider in now.items()

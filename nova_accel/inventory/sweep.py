@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Read a few attributes of many devices in one thread, although any may hang.
+"""Read a few attributes of many devices in one thread, even if devices hang.
 
 A worker for each device would take several times as long as the reading. Here
 one thread reads one device after the other. If a device hangs, a second thread
 continues with the next device, and the first thread ends when its call
-returns. Sweeps omit the device until then. For example, if one of 512 devices
+returns. Until then, sweeps omit the device. For example, if one of 512 devices
 hangs, the sweep ends two seconds later with the readings of 511.
 """
 
@@ -31,7 +31,7 @@ class Sweep:
         """Call a function for each item.
 
         :param items: pairs of a key and the argument of the function.
-        :param function: raises nothing.
+        :param function: must not raise errors.
         :returns: a dict from each key to the result, and a list of the keys
             whose calls hang now.
         """
@@ -48,8 +48,11 @@ class Sweep:
             hang.append(key)
 
     def _hangs_at(self, future, at) -> str:
-        """Wait for a thread. Return the key of the call that hangs, or '' if
-        the thread has ended."""
+        """Wait until a thread ends or hangs. Return the key of the call that
+        hangs, or '' if the thread has ended.
+
+        :param at: list with the key that the thread reads now, or ''.
+        """
         while True:
             before = at[0]
             try:

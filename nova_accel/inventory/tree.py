@@ -118,8 +118,8 @@ class _Pass:
 
     def add(self, shown: _Shown, merged: providers.Merged,
             traits: frozenset[str]) -> None:
-        """Plan that Nova writes the required contents of a provider if they
-        differ from the present contents."""
+        """Plan that Nova writes the inventory and traits that a provider must
+        have, if they differ from the present ones."""
         uuid = shown.uuid
         self.rows |= _keyed(uuid, merged.rows)
         self.returned += merged.returned
@@ -130,8 +130,8 @@ class _Pass:
 
 
 class Tree:
-    """The providers in Nova's tree. Not thread-safe: Nova calls with the lock
-    of its resource tracker held."""
+    """The providers in Nova's tree. Not thread-safe: Nova holds the lock of
+    its resource tracker when it calls."""
 
     def __init__(self, store: claim_store.ClaimStore):
         self._store = store
@@ -154,10 +154,10 @@ class Tree:
         :param tree: nova.compute.provider_tree.ProviderTree.
         :param node: name of the root provider.
         :param wanted: nova_accel's providers by uuid, parents before children.
-        :param gone: addresses of devices that may leave the tree.
+        :param gone: addresses of devices whose providers may be removed.
         :param edition: an object that is the same as in the last call while
             the tree below the node is unchanged; None if unknown.
-        :returns: those addresses in gone that have left the tree completely.
+        :returns: the addresses in gone that have no provider any more.
         :raises AcceleratorsUnavailable: the store cannot be used; the tree is
             unchanged.
         """
@@ -246,8 +246,8 @@ class Tree:
     def _foreign(self, everything: Mapping[str, _Shown],
                  wanted: Mapping[str, providers.Provider],
                  ) -> dict[str, _Shown]:
-        """Return the providers of other programs that have names of wanted
-        providers, by name."""
+        """Return name -> provider of another program that has the name of a
+        wanted provider."""
         if wanted.keys() <= everything.keys():
             return {}
         names = {p.name for p in wanted.values()
@@ -399,8 +399,8 @@ class Tree:
             plan.add(shown, merged, traits)
 
     def _report_replaced(self, shown, node, everything, wanted) -> None:
-        """Log once the operator's values on a replaced provider that the
-        providers in its place lack."""
+        """Log once the values that the operator set on a provider, and that
+        the providers that replace it lack."""
         part = naming.part_of_provider(node, shown.name)
         if part is None or shown.name != naming.device_provider_name(
                 node, part):
@@ -437,8 +437,8 @@ class Tree:
             'show --allocations %s"', shown.name, shown.uuid, shown.uuid)
 
     def _forget_unknown(self, plan, everything, wanted) -> None:
-        """Remove the rows of unknown providers from the ledger, except rows
-        with an amount that the operator reserved, because cards can return."""
+        """Remove the rows of unknown providers from the ledger. Rows with an
+        amount that the operator reserved stay, because cards can return."""
         plan.rows |= {
             key: None for key, row
             in {**self._ledger.all(), **plan.rows}.items()
@@ -474,8 +474,10 @@ class Tree:
         return result
 
     def _write(self, uuid, write, merge):
-        """Change a provider in Placement.
+        """Change a provider in Placement, and its rows in the ledger.
 
+        :param write: Placement.write.
+        :param merge: computes the contents to write, from the present ones.
         :returns: the inventory and traits afterwards, or None if the provider
             does not exist.
         """

@@ -50,8 +50,8 @@ class Users:
         self._is_privileged = is_privileged
 
     def are_none(self, address: str, kernel) -> bool:
-        """Return whether a card may be configured, because it has no users: no
-        claim, no process and no hold that forbids changes."""
+        """Return whether a card may be configured: it has no claim, no process
+        has it open, and no hold forbids changes."""
         return not (
             self._table.is_claimed(address)
             or self._table.kinds(address) & _AS_IT_IS
@@ -62,8 +62,8 @@ class Users:
             about: Collection[model.AttachHandle] | None = None) -> None:
         """Withhold the handles that a process of the host has open.
 
-        Waits while a process is just opening the device, which resets the
-        device, and shortly for processes that have nodes of it open.
+        Waits for the end of a reset, if a process is just opening the device.
+        Waits shortly for processes that have device nodes open.
 
         :param about: the handles that a build has chosen, or None for all.
         """

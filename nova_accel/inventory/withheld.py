@@ -5,9 +5,9 @@ only.
 =================  ===================  =======================================
 Hold               Begins with          Ends with
 =================  ===================  =======================================
-of a kind          withhold()           lift(); drop(): the device is removed
 SUSPECT            set_suspects()       set_suspects()
 IN_USE             set_in_use()         set_in_use(); drop()
+any other kind     withhold()           lift(); drop(): the device is removed
 =================  ===================  =======================================
 
 A device has at most one hold of each kind, and a handle at most one of IN_USE.
@@ -33,7 +33,8 @@ class Withheld:
         """Withhold a device from all servers.
 
         :param reason: one clause.
-        :returns: whether the kind or the reason is new.
+        :returns: whether the device did not have this hold, or had another
+            reason.
         """
         with self._reports.lock:
             if self._reports.reported(address) is None:
@@ -87,7 +88,7 @@ class Withheld:
             return begun, ended
 
     def set_suspects(self, suspects: dict[str, str]) -> None:
-        """Make exactly these devices the last choice for servers.
+        """Set which devices are suspect: servers get them last.
 
         :param suspects: address -> the reason, a clause.
         """
