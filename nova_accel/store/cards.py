@@ -51,8 +51,9 @@ class Cards(file.File):
                 if notes.gone}
 
     def keys(self) -> Mapping[str, model.CardKey]:
-        """Return address -> the identity of the card there, from memory. It
-        includes a serial number that the card no longer reports."""
+        """Return address -> identity of the card that is or was there, from
+        memory. The identity has the last known serial number, even if the card
+        reports none now."""
         return self._known.keys
 
     def set_devices(self, devices: Mapping[str, model.Device],
@@ -104,9 +105,9 @@ class Cards(file.File):
 
         The row of the previous card stays, because the card may return.
 
-        :param has_moved: whether the new card certainly is the card with the
-            same serial number in the store. Otherwise the row and holds of
-            that card are copied, for either of the two cards.
+        :param has_moved: True if the new card is certainly the stored card
+            with its serial number. False if two cards may have the number: the
+            row and the holds are then copied, to apply to both cards.
         :param loaded: the contents of the new card's regions, by index.
         """
         with self._transaction() as db, self._facts(db):
@@ -124,8 +125,8 @@ class Cards(file.File):
                 self._write(db, number, index, content)
 
     def away(self) -> tuple[values.Card, ...]:
-        """Return the cards that are at no address, from memory. A card whose
-        discovery was interrupted is one of them."""
+        """Return the cards that are at no address, from memory. They include
+        cards whose discovery was interrupted."""
         return self._known.away
 
     # Contents of regions
@@ -133,8 +134,8 @@ class Cards(file.File):
     def loaded(self) -> Mapping[tuple[str, int], model.Loaded]:
         """Return contents by device address and region index, from memory.
 
-        The content of a region without an entry is what its driver reads, and
-        counts as the operator's.
+        A region without an entry has the content that its driver reads. This
+        content counts as the operator's.
         """
         return self._known.loaded
 
@@ -218,13 +219,13 @@ class Cards(file.File):
         """Store that the operator or a health finding disables a device, now
         or at a planned time.
 
-        :param instead: earlier rows to remove.
+        :param instead: earlier rows, which the new row replaces.
         """
         self._change_disabled(instead, [row])
 
     def begin_planned(self) -> None:
-        """Mark each device whose planned time has come as disabled. It stays
-        disabled if the clock is set back."""
+        """Mark each device whose planned time has come as disabled. The device
+        stays disabled even if the clock is set back later."""
         if not all(row.begun or not row.at for row in self._known.disabled):
             with self._transaction() as db:
                 holds.begin_planned(db)
@@ -243,7 +244,8 @@ class Cards(file.File):
 
     @contextlib.contextmanager
     def _facts(self, db):
-        """Update the copy of cards in memory at the end of a transaction."""
+        """Update the facts about cards in memory when the context ends, inside
+        a transaction that changes cards."""
         yield
         rows.drop_unknown(db)
         self._remember(db)

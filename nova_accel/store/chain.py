@@ -16,9 +16,9 @@ owners. For example, a GPU was reset after its first server::
     signature  of the statement, by the key
 
 Hashes are computed from canonical JSON without empty fields. Hence a field
-that a later release adds does not change earlier hashes. A failed attempt
-contains the hash of the previous hand-over as well. No hand-over contains the
-hash of a failed attempt, because the journal replaces the attempt by the next.
+that a later release adds does not change earlier hashes. A failed hand-over
+also contains the hash of the previous hand-over, but is not a link of the
+chain, because the journal replaces it when the next attempt ends.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,8 @@ SEALED = ('device', 'serial', 'handle', 'server', 'origin', 'before', 'after',
 
 
 class Key(typing.Protocol):
-    """The interface of store.keys.Key, which some commands do not import."""
+    """A key that signs hand-overs: store.keys.Key, which some commands do not
+    import."""
 
     public: str
 
@@ -66,7 +67,7 @@ def statement(handover: values.Handover) -> dict[str, str]:
 
 def certificate(handover: values.Handover) -> str:
     """Return the statement, hash and signature of a hand-over for the next
-    owner. The public key is omitted, because owners could find out by it which
+    owner. The public key is omitted, because it would show owners which
     servers share a host."""
     stated = {name: value for name, value in statement(handover).items()
               if value}
@@ -105,8 +106,10 @@ def announced(time: str, head: values.Handover, key: Key, former: Key | None,
     """Return a hand-over that announces the next key of a chain, or None if
     the chain has this key already.
 
-    The former key signs the hand-over, or the new key if the former one is
-    lost.
+    The former key signs the hand-over. If the former key is lost, the new key
+    signs it.
+
+    :param head: the newest hand-over of the chain.
     """
     if key_after(head) == key.public:
         return None

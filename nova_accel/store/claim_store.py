@@ -72,13 +72,13 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
     def settle(self, done: Iterable[values.Unsettled] = (),
                todo: Iterable[values.Unsettled] = (),
                claims: Iterable[model.Claim] = ()) -> None:
-        """Settle devices: replace their rows and write claims in one
-        transaction.
+        """Store which devices may contain data of servers without claims, and
+        write claims, in one transaction.
 
         :param done: rows to remove.
         :param todo: rows to add.
-        :param claims: claims to write, all or none. Their handles no longer
-            wait for the operator.
+        :param claims: claims to write, all or none. If a handle waits for the
+            operator, the new claim ends that.
         :raises ClaimConflict: one of the handles is held already.
         """
         done, todo, claims = set(done), set(todo), tuple(claims)
@@ -96,13 +96,14 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
                 gone: Iterable[model.Claim],
                 todo: Iterable[values.Unsettled],
                 seen: Iterable[tuple[str, int]]) -> None:
-        """Write the claims that guests carry into a new or older store.
+        """Write claims that are missing in this store, because it is new or an
+        older copy, but stored with the guests.
 
         :param claims: claims to write.
         :param gone: claims to remove, because they were replaced or ended.
         :param todo: rows of unsettled devices to add.
-        :param seen: pairs of run and count from the guests, which the store
-            contains from now on (store.lineage).
+        :param seen: (run, count) of guests: the store has these changes then;
+            see store.lineage.
         """
         with self._transaction() as db, self._facts(db):
             for row in todo:
@@ -154,9 +155,9 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
 
     def refresh(self) -> bool:
         """Read the rows that commands have written since the last call, and
-        the rows whose planned time has come.
+        notice planned times that have come.
 
-        Without such rows this takes some microseconds, because it only reads
+        If nothing has changed, this takes some microseconds: it only reads
         memory that SQLite shares between processes (PRAGMA data_version).
 
         :returns: whether a row has changed.

@@ -85,8 +85,8 @@ class Claims(uses.Uses):
                 and not claim.waits]
 
     def all_claims(self) -> tuple[model.Claim, ...]:
-        """Return claims() and the claims of handles that wait for the
-        operator. The latter are in the order of age, the oldest first."""
+        """Return claims(), and the claims of handles that wait for the
+        operator, the oldest of these first."""
         return self._known.claims
 
     def await_operator(self, claim: model.Claim) -> None:
@@ -101,13 +101,14 @@ class Claims(uses.Uses):
                 for c in self._known.claims) else ())
 
     def by_uuid(self, uuids: Collection[str]) -> list[model.Claim]:
-        """Return those of claims() that have one of these uuids."""
+        """Return the claims of servers that have one of these uuids."""
         return [c for c in self.claims() if c.uuid in uuids]
 
     def update(self, claims: Iterable[model.Claim], **changes: Any,
                ) -> list[model.Claim]:
-        """Change fields of claims, by their uuid.
+        """Change fields of claims.
 
+        :param claims: claims whose stored versions to change, by their uuids.
         :param changes: fields of model.Claim except uuid and handle.
         :returns: the changed claims in the order given. Claims that were
             removed meanwhile are omitted.
@@ -165,19 +166,23 @@ class Claims(uses.Uses):
             [(claim.instance_uuid, claim.resource_class) for claim in claims])
 
     def ended(self) -> set[tuple[str, str]]:
-        """Return pairs (server, resource class) whose claims have ended, until
-        the pair has new claims or forget_ended() drops it.
+        """Return the pairs (server, resource class) whose claims have ended. A
+        pair is kept until the server has new claims of the class, or until
+        forget_ended().
 
-        Placement may keep the allocation of such a pair for a while, or while
-        the server is in ERROR. The missing claim is not an error then.
+        Placement may still have an allocation of such a pair, for a while or
+        as long as the server is in ERROR. This is not an error.
         """
         with self._transaction(write=False) as db:
             return set(map(tuple, db.execute(
                 'SELECT server, resource_class FROM ended').fetchall()))
 
     def forget_ended(self, left: Collection[tuple[str, str]]) -> None:
-        """Drop the entries of ended() except left, the pairs that still have
-        allocations in Placement."""
+        """Drop the pairs of ended() that have no allocation in Placement any
+        more.
+
+        :param left: the pairs that still have allocations.
+        """
         gone = self.ended() - set(left)
         if gone:
             with self._transaction() as db:
@@ -186,8 +191,8 @@ class Claims(uses.Uses):
 
 
 def read(db: sqlite3.Connection) -> tuple[model.Claim, ...]:
-    """Return all claims. Errors are those that file.File._reading() converts.
-    """
+    """Return all claims. Call this inside file.File._reading(), which converts
+    the errors of damaged rows."""
     return _in_order(map(_claim, db.execute(_SELECT).fetchall()))
 
 

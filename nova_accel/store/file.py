@@ -69,7 +69,7 @@ class Memory:
 
 
 class File:
-    """Transactions on the tables, with frequently read rows in memory.
+    """A file with transactions, and with frequently read rows in memory.
 
     The subclasses define what the tables mean and how they change.
     """
@@ -192,8 +192,8 @@ class File:
 
     def _wait_for(self, call, *args):
         """Call a function, and repeat the call while another process has the
-        store locked. A wait inside of SQLite would stop every green thread.
-        """
+        store locked. Do not wait inside SQLite, which would stop every green
+        thread."""
         end = time.monotonic() + self._timeout
         while True:
             try:
@@ -206,7 +206,7 @@ class File:
             time.sleep(_BUSY_PAUSE)
 
     def _change(self, **fields):
-        """Set fields of Memory that apply after the commit."""
+        """Set fields of Memory when the present transaction is committed."""
         self._changed = dataclasses.replace(
             self._changed or self._known, **fields)
 
@@ -225,8 +225,8 @@ class File:
 
     @contextlib.contextmanager
     def _reading(self, where):
-        """Convert errors of reading a row, which is damaged or has fields that
-        this release does not know, to AcceleratorsUnavailable."""
+        """Convert errors of reading a row to AcceleratorsUnavailable. The row
+        is damaged, or has fields that this release does not know."""
         try:
             yield
         except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -266,8 +266,9 @@ def check_version(db: sqlite3.Connection, name: str) -> int:
 
 
 def _make_private(path):
-    """Restrict a store to its own user, because it names projects and servers.
-    SQLite gives the files beside it the same mode (unixOpen() of SQLite)."""
+    """Let only the owner of a store read and write it, because it names
+    projects and servers. SQLite gives the same mode to its files beside the
+    store (unixOpen() of SQLite)."""
     # only a new file: closing a descriptor ends this process' locks of a file
     # (fcntl(2)), including those of SQLite, and other processes would remove
     # its WAL

@@ -13,10 +13,11 @@ unclean        address of the     card's former address policy of the
                handle                                   hand-over
 =============  =================  ====================  =====================
 
-A server had the card at its *former address*. A card has at most one hold of
-each kind and part, and at most one of owner-unknown and returned. For cards
-with one of these two holds, the table ``settled`` has the parts that no longer
-contain data of a server. inventory.holds describes the kinds.
+The *former address* is the address of the card when a server had it. A card
+has at most one hold of each kind and part, and not both owner-unknown and
+returned. For cards with one of these two holds, the table ``settled`` has the
+parts that no longer contain data of a server. inventory.holds describes the
+kinds.
 """
 
 import sqlite3
@@ -42,9 +43,9 @@ def _add(db, number, kind, part='', address='', about='', since=''):
 
 
 def _lift(db, kinds, which, **names):
-    """Remove holds of the given kinds.
+    """Remove the holds of some kinds that meet a condition.
 
-    :param which: SQL condition on the columns of holds and cards.
+    :param which: the condition in SQL, on the columns of holds and cards.
     :param names: the values of the names in which.
     """
     db.execute(
@@ -72,10 +73,13 @@ def copy(db: sqlite3.Connection, number: int, other: int) -> None:
 
 
 def move(db: sqlite3.Connection, number: int, other: int) -> None:
-    """Move the holds of the row number to the row other of the same card.
+    """Move the holds of one row to another row of the same card.
 
-    If both rows have holds of one group of kinds (_GROUPS), the row other
-    keeps only its own. Unclean handles of both rows are kept.
+    If both rows have holds of the same group of kinds (_GROUPS), the holds of
+    the old row are dropped, except unclean handles.
+
+    :param number: the old row.
+    :param other: the new row.
     """
     for kinds in _GROUPS:
         names = _quoted(kinds)
@@ -127,8 +131,8 @@ def _unsettled(row, settled):
 
 
 def settle(db: sqlite3.Connection, row: values.Unsettled) -> None:
-    """Write that a card does not contain data of a server any more, or that
-    the data belongs to the server of a claim."""
+    """Remove the hold of a card that may contain data of a server: the card is
+    clean, or has a claim of the data's server."""
     if row.serial:
         which = 'serial = :serial'
     elif row.by_address and not row.moved:
@@ -206,8 +210,11 @@ def _card_of(db, row):
 
 
 def disabled(db: sqlite3.Connection) -> dict[str, tuple[values.Disabled, ...]]:
-    """Return the keys 'disabled' and 'planned' with their rows, ordered by
-    address. A row whose planned time has come is in 'disabled'."""
+    """Return the rows of disabled and planned devices, ordered by address.
+
+    :returns: 'disabled' and 'planned' -> rows. A planned row whose time has
+        come is in 'disabled'.
+    """
     found = [(row.is_planned, row) for row in (
         values.Disabled(row['address'], row['serial'], row['about'],
                         row['since'], row['ids'], row['kind'] == DEFECTIVE,
@@ -223,8 +230,9 @@ def disabled(db: sqlite3.Connection) -> dict[str, tuple[values.Disabled, ...]]:
 
 
 def disable(db: sqlite3.Connection, row: values.Disabled) -> None:
-    """Write that a card is disabled, now or at a planned time. The row
-    identifies the card by serial number, or by address without a number."""
+    """Write that a card is disabled, now or at a planned time. The card is
+    identified by its serial number, or by its address if the row has no
+    number."""
     _add(db, rows.card(db, row.device_address, row.serial), _word(row),
          address=row.at, about=row.reason, since=row.since)
 

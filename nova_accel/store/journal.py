@@ -53,8 +53,11 @@ class Journal(file.File):
         return number
 
     def begin_order(self, number: int) -> bool:
-        """Mark an order as begun, and return True. Return False if the order
-        was withdrawn, or is so old that its command has ended."""
+        """Mark an order as begun.
+
+        :returns: False if the order must not begin, because it was withdrawn,
+            or is so old that the command that gave it has ended.
+        """
         with self._transaction() as db:
             began = any(order.number == number and _is_recent(order.since)
                         for order in read_orders(db))
@@ -93,9 +96,10 @@ class Journal(file.File):
 
     def attempts(self, project: str, seconds: float) -> frozenset[int]:
         """Return the numbers of a project's attempts to program that run or
-        failed.
+        have failed.
 
-        :param seconds: older attempts do not count, by their begin or failure.
+        :param seconds: attempts that began or failed earlier than this are
+            omitted.
 
         An attempt from before the last boot of the host counts as if it had
         failed at the boot.
@@ -109,9 +113,10 @@ class Journal(file.File):
     def begin_attempt(self, project: str, seconds: float) -> int:
         """Store that the programming of a project's bitstream begins.
 
-        After a crash the attempt counts as failed at its beginning.
+        If nova-compute is killed, the attempt counts as a failure at its
+        beginning.
 
-        :param seconds: the age from which earlier attempts are dropped.
+        :param seconds: earlier attempts of this age are dropped.
         :returns: the number of the attempt.
         """
         with self._transaction() as db:
@@ -124,7 +129,8 @@ class Journal(file.File):
                 'RETURNING number', (project, text.moment())).fetchone()[0]
 
     def end_attempt(self, number: int, project: str, failed: bool) -> None:
-        """Store the end of an attempt. The age of a failure begins now."""
+        """Store the end of an attempt. A failed attempt is kept, and its age
+        counts from now."""
         with self._transaction() as db:
             db.execute('DELETE FROM attempts WHERE number = ?', (number,))
             if failed:
@@ -145,9 +151,9 @@ class Journal(file.File):
                         (after,))]
 
     def add_owner_report(self, report: values.OwnerReport) -> None:
-        """Write a report, and drop reports before the newest MOST_REPORTS,
-        except reports about servers with claims. Hence no owner can push the
-        latter out.
+        """Write a report, and drop old reports. The newest MOST_REPORTS and
+        all reports about servers with claims are kept. Hence no owner can
+        displace the reports about other present servers.
 
         :param report: the report, whose number is ignored.
         """
@@ -172,10 +178,10 @@ class Journal(file.File):
     def add_handover(self, handover: values.Handover) -> None:
         """Write a hand-over, and drop old hand-overs of the card.
 
-        The newest MOST_HANDOVERS are always kept, and further hand-overs for
-        DAYS_OF_HANDOVERS, at most MOST_IN_THAT_TIME in all. A failed hand-over
-        replaces the previous failure of the same server and handle. Hence
-        repeated errors do not push out other hand-overs.
+        The newest MOST_HANDOVERS of the card are always kept, and at most
+        MOST_IN_THAT_TIME for DAYS_OF_HANDOVERS. A failed hand-over replaces
+        the previous failure of the same server and handle. Hence repeated
+        errors do not displace other hand-overs.
         """
         with self._transaction() as db:
             if handover.failed:
@@ -204,8 +210,8 @@ class Journal(file.File):
                     (handover.card, before, most))
 
     def vouching(self, card: str, handle: str = '') -> values.Handover | None:
-        """Return the newest hand-over that released a handle, or None. The
-        hand-over shows the next owner how the handle was cleaned.
+        """Return the newest hand-over after which a handle was released, or
+        None. It shows the next owner how the handle was cleaned.
 
         :param card: values.Handover.card.
         :param handle: address of the handle, or '' for any handle of the card.
@@ -238,10 +244,11 @@ class Journal(file.File):
 
     def ended_handovers(self, after: int | None,
                         ) -> tuple[int, dict[str, int]]:
-        """Count the hand-overs after a given one by their result.
+        """Count the hand-overs that are newer than a given one, by their
+        result.
 
-        :param after: the number of the last hand-over not to count, or None to
-            count nothing.
+        :param after: the number of the given hand-over, or None to count
+            nothing.
         :returns: the number of the newest hand-over, or 0 in an empty journal,
             and result -> count.
         """
@@ -279,7 +286,7 @@ def _is_recent(moment: str) -> bool:
 
 def _age(moment: str) -> float:
     """Return the seconds since a moment(), or since the last boot of the host
-    if the boot was later."""
+    if the moment was before the boot."""
     now = text.moment()
     age = text.elapsed(moment, now)
     return float(now.partition(' ')[2]) if age is None else age

@@ -98,8 +98,8 @@ def create(path: str) -> Key:
 
 
 def is_signed(public: str, message: bytes, signature: str) -> bool:
-    """Return whether a signature is valid for a key. False if the key or the
-    signature is not in the form of base64 that Key writes."""
+    """Return whether a signature is valid for a key. Return False also if the
+    key or the signature is not base64 as Key writes it."""
     try:
         key, found = (base64.b64decode(text, validate=True)
                       for text in (public, signature))

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The history of a store, by which an older copy of the store is recognized.
+"""The history of a store, to detect an older copy of the store.
 
-Each process that changes claims is a *run*, and counts its changes. A guest
-carries run and count with its claims. A store that does not know the run, or
-has a lower count for the run, is older than the guest's claims, or is another
-store.
+Each process that changes claims is a *run*, and counts its changes. The
+metadata of a guest has its claims, with the run and the count of their last
+change. A store that does not have the run, or has a lower count for the run,
+lacks changes of these claims.
 """
 
 import sqlite3
@@ -48,7 +48,7 @@ class History(file.File):
         self._learn(db, self._run, self.lineage().runs.get(self._run, 0) + 1)
 
     def _learn(self, db, run, count):
-        """Store that the changes of a run up to this count are included."""
+        """Store that this store has all changes of a run up to this count."""
         db.execute('INSERT INTO runs (run, changes) VALUES (?, ?) ON CONFLICT '
                    '(run) DO UPDATE SET changes = max(changes, '
                    'excluded.changes)', (run, count))

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Find and change the rows of cards, inside a transaction.
+"""Find and change the rows of the table cards, inside a transaction.
 
 A card is identified by its serial number. If the number is unknown, or several
 cards of the host have it, the card is identified by its product and its path
@@ -28,12 +28,13 @@ def card_at(db: sqlite3.Connection, address: str) -> int:
 
 def card(db: sqlite3.Connection, address: str, serial: str,
          ids: str | None = None, ports: str = '') -> int:
-    """Return the row of a card. Create a row of an absent card if necessary.
+    """Return the number of the row of a card. Add the row, as of an absent
+    card, if it does not exist.
 
     :param address: the present or last address of the card.
     :param serial: '' if the number is unknown, or several cards have it.
-    :param ids: Device.ids, '' if only the address of the card is known, or
-        None for any card at the address.
+    :param ids: Device.ids, '' for a row of only an address, or None for any
+        card at the address.
     :param ports: Device.ports, or '' if they are unknown.
     """
     if serial:
@@ -50,9 +51,9 @@ def card(db: sqlite3.Connection, address: str, serial: str,
 
 
 def _without_serial(db, address, ids, ports):
-    """Return the row without a serial number that has the ids and ports of a
-    card, or None. If the row or the card has no ports, the addresses are
-    compared instead."""
+    """Return the row, without a serial number, that has the ids and ports of a
+    card, or None. If the row or the card has no ports, compare the addresses.
+    """
     return db.execute(
         "SELECT number FROM cards WHERE serial = '' AND ids = :ids AND ("
         ":ports <> '' AND ports = :ports OR address = :address AND '' IN "
@@ -64,8 +65,9 @@ def arriving(db: sqlite3.Connection, address: str, serial: str,
              ids: str, ports: str) -> int:
     """Return the row of a card that arrives at an address.
 
-    If no row has the serial number, or the product and the ports or address of
-    the card, return a row with only the address. Create it if necessary.
+    The row has the serial number of the card, or its product and its ports or
+    address. If none does, return the row that has only the address, and add it
+    if necessary.
     """
     if db.execute('SELECT 1 FROM cards WHERE serial = ?', (serial,)).fetchone(
             ) if serial else _without_serial(db, address, ids, ports):
@@ -123,7 +125,7 @@ def put(db: sqlite3.Connection, number: int, address: str) -> None:
 
 
 def copy(db: sqlite3.Connection, number: int) -> int:
-    """Add a copy of a card, without its serial number and ports.
+    """Add a copy of a card's row, without the serial number and ports.
 
     :returns: the new row, of an absent card.
     """
@@ -134,8 +136,8 @@ def copy(db: sqlite3.Connection, number: int) -> int:
 
 
 def take(db: sqlite3.Connection, number: int, serial: str) -> int | None:
-    """Store the serial number that a card reports now. Remove the row of an
-    absent card with this number, because it is the same card.
+    """Store the serial number that a card reports now. If an absent card has
+    this number, it is the same card, and its row is removed.
 
     :returns: the removed row, or None.
     """
@@ -151,8 +153,9 @@ def take(db: sqlite3.Connection, number: int, serial: str) -> int | None:
 
 
 def drop_unknown(db: sqlite3.Connection) -> None:
-    """Remove the rows of absent cards without holds and content of a project
-    that have neither a serial number nor ports to identify them."""
+    """Remove the rows of absent cards that nothing identifies (neither a
+    serial number nor ports), and that have neither holds nor content of a
+    project."""
     db.execute(
         "DELETE FROM cards WHERE NOT placed AND serial = '' AND ports = '' "
         'AND NOT EXISTS '

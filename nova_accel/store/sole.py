@@ -15,12 +15,12 @@ _LOCKS: dict[str, int] = {}
 
 
 def use(path: str) -> None:
-    """Prevent that another nova-compute uses a claim store.
+    """Prevent other nova-compute processes from using a claim store.
 
-    Two processes would each decide by the rows in their own memory, and give
-    one device to two servers.
+    Each process decides by the rows in its own memory. Hence two processes
+    could give one device to two servers.
 
-    :param path: of the store.
+    :param path: path of the store.
     :raises AcceleratorsUnavailable: another process uses the store.
     """
     path = os.path.abspath(path)

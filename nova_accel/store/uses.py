@@ -49,7 +49,12 @@ class _Now(NamedTuple):
         return cls(text.moment(), text.now(to='microseconds'))
 
     def after(self, moment: str, wall: str) -> float:
-        """Return the seconds from an earlier moment to this one."""
+        """Return the seconds from an earlier time to this one.
+
+        :param moment: text.moment() of the earlier time.
+        :param wall: the wall clock at that time, used after a boot of the
+            host.
+        """
         seconds = text.elapsed(moment, self.moment)
         return _between(wall, self.wall) if seconds is None else seconds
 
@@ -65,8 +70,8 @@ class Uses(lineage.History):
                    ) -> list[values.Use]:
         """Count the seconds of all uses until now.
 
-        :param without: uuids of claims not to count from now on, or None for
-            the same claims as in the last call.
+        :param without: uuids of claims whose seconds do not count from now on,
+            or None for those of the last call.
         :returns: the uses whose end has not been reported, the oldest first.
         """
         with self._transaction() as db:
@@ -87,8 +92,8 @@ class Uses(lineage.History):
         return found
 
     def note_reported(self, uses: Iterable[tuple[values.Use, str]]) -> None:
-        """Store for each use the event that was sent last, and the seconds in
-        the event."""
+        """Store which event was sent last about each use, and the seconds that
+        it had."""
         rows = [(event, use.seconds, use.number) for use, event in uses]
         if rows:
             with self._transaction() as db:
@@ -108,8 +113,9 @@ class Uses(lineage.History):
                 'SELECT project, type, product, seconds FROM used')}
 
     def raise_used(self, found: dict[tuple[str, str, str], float]) -> None:
-        """Raise lower sums of used() to the given sums, which were published
-        before the store was lost or replaced by an older copy."""
+        """Raise sums of used() to sums that were published earlier, if the
+        stored ones are lower, because the store was lost or replaced by an
+        older copy."""
         known = self.used()
         low = {key: seconds for key, seconds in found.items()
                if seconds > known.get(key, 0)}
@@ -120,8 +126,9 @@ class Uses(lineage.History):
 
     def _follow_uses(self, db, before: Iterable[model.Claim],
                      after: Iterable[model.Claim]) -> None:
-        """End and resume uses according to the changes of claims. The use of a
-        new claim gets its row at the next count."""
+        """End the uses of claims that were removed or do not belong to their
+        servers any more, and begin a row for claims that belong to them again.
+        The use of a new claim gets its row at the next count."""
         old = {claim.uuid: claim for claim in before}
         new = {claim.uuid: claim for claim in after}
         now = _Now.read()
@@ -137,8 +144,9 @@ class Uses(lineage.History):
 
     def _restore_uses(self, db, claims: Iterable[model.Claim],
                       gone: Iterable[model.Claim]) -> None:
-        """Write the uses of claims that guests carry into a new or older
-        store. The lost store has already reported the beginning of each use.
+        """Write the uses of claims that were restored from the guests, because
+        the store is new or an older copy. Their beginning is not reported
+        again.
 
         :param gone: claims that ended at an unknown time, while another store
             was in use.

@@ -102,7 +102,7 @@ class Handover:
 
     @property
     def card(self) -> str:
-        """Return the name of the card, which is also that of its chain."""
+        """Return the name of the card, which is also the name of its chain."""
         return self.serial or self.ports or self.device
 
 
@@ -141,7 +141,8 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """A card that is absent, or has left the address of its row."""
+    """A card that is not at the last address in its row, with its stored
+    facts."""
 
     #: its serial is '' if it is unknown, or other cards of the host had it
     key: model.CardKey
@@ -164,10 +165,10 @@ LONGEST_REASON = 200
 
 @dataclasses.dataclass(frozen=True)
 class Disabled:
-    """A hold of the operator, or of nova-compute because of a health finding,
-    that lasts until nova-accel enable.
+    """A row of a disabled device, which the operator or, because of a health
+    finding, nova-compute has disabled until nova-accel enable.
 
-    inventory.identity.disabled() finds the device of the hold.
+    inventory.identity.disabled() finds the device of the row.
     """
 
     #: address of the device when it was disabled
@@ -276,7 +277,8 @@ class Unsettled:
     """A device that may contain data of a server without a claim.
 
     The device is identified by its serial number, its ports or its address. A
-    row without any of the three stands for every device of the host.
+    row without a number, ports and address applies to every device of the
+    host.
     """
 
     address: str = ''
@@ -297,8 +299,8 @@ class Unsettled:
 
     @property
     def by_address(self) -> bool:
-        """Return whether the owner of the data is unknown, and the row names
-        the device by the address that it has or had."""
+        """Return whether the owner of the data is unknown, and the row
+        identifies the device by its present or former address."""
         return self.moved or not self.serial and (
             not self.ids or bool(self.settled))
 
@@ -311,8 +313,8 @@ class Unsettled:
     @staticmethod
     def parts(device: model.Device) -> frozenset[str]:
         """Return the parts of a device that a server could have now: the
-        indexes of regions with handles, or without regions the addresses of
-        handles."""
+        indexes of regions with handles. For a device without regions, return
+        the addresses of its handles."""
         return frozenset(
             [str(r.index) for r in device.regions if r.handles]
             if device.regions else [h.address for h in device.handles])
@@ -320,7 +322,7 @@ class Unsettled:
 
 @dataclasses.dataclass(frozen=True)
 class Unclean:
-    """A handle that was released without a proven cleaning; see policy.
+    """A handle whose last hand-over did not prove that the handle is clean.
 
     The device is identified by its serial number, or by product and ports, or
     by product and address.
