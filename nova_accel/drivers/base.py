@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The contract of drivers, each for a kind of devices.
+"""The contract of drivers. A driver is for one kind of devices.
 
 A driver is a class behind an entry point in ``nova_accel.drivers``. Its
-methods may block and may raise anything: each call runs in its own thread with
-a time limit, one call at a time for each card, and an error affects only the
-device of the call. A driver object remembers nothing about devices: it gets
+methods may block and may raise any error. Each call runs in its own thread
+with a time limit, one call at a time for each card, and an error affects only
+the device of the call. A driver object stores nothing about devices, but gets
 the last report of a device as ``before``.
 """
 
@@ -51,10 +51,10 @@ WHOLE_CARDS = '[accel] whole_cards'
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """The facts about a server's use of a handle that the driver needs.
+    """A server's use of a handle, as far as the driver needs to know it.
 
-    It is stored with the server's claim on the handle, and survives a crash and
-    a boot of the host. It is lost with the claim store.
+    The use is stored with the server's claim on the handle, and survives a
+    crash and a boot of the host. It is lost with the claim store.
     """
 
     #: the extra specs accel<g>:driver_<name> of the flavor or device profile:
@@ -89,7 +89,7 @@ class Cleaned(str):
 
     def __new__(cls, done: str, shown: str = '', **facts: typing.Any,
                 ) -> 'Cleaned':
-        """:param facts: the content of shown, if shown is not given."""
+        """:param facts: values to write into shown, if shown is not given."""
         cleaned = super().__new__(cls, done)
         cleaned.shown = shown or (
             json.dumps(facts, sort_keys=True) if facts else '')
@@ -102,7 +102,7 @@ def shown_of(done: str | None) -> str:
 
 
 def facts_of(done: str | None) -> dict[str, typing.Any]:
-    """Return the values read back, from the result of release()."""
+    """Return the values in Cleaned.shown of the result of release(), or {}."""
     return json.loads(shown_of(done) or '{}')
 
 
@@ -151,8 +151,8 @@ class AcceleratorDriver(abc.ABC):
     def check_options(self) -> None:
         """Check before configure() that the options are acceptable.
 
-        nova-accel check calls this, too: it reads only what find() reads, and
-        changes nothing.
+        nova-accel check also calls this method, which hence reads only what
+        find() reads, and changes nothing.
 
         :raises ConfigurationError: configure() will refuse the options, and
             nova-compute will not start.
@@ -179,16 +179,17 @@ class AcceleratorDriver(abc.ABC):
         nothing if the host is in this state, and never touches devices that a
         guest may have.
 
-        :raises AcceleratorError: that failed. find() is called regardless.
+        :raises AcceleratorError: a device did not reach the state.
+            nova-compute calls find() nevertheless.
         """
 
     def set_up(self, address: str) -> None:
         """Bring one device into the state that nova.conf requests.
 
         Called after configure(), before each examine() of a device that no
-        server and no process of the host uses: the kernel may have refused the
-        state earlier, or the device's driver may have been loaded again.
-        Returns at once if the device is in this state.
+        server and no process of the host uses. For example, the kernel may
+        have refused the state earlier, or the device's driver may have been
+        loaded again since. Returns at once if the device is in this state.
 
         :raises AcceleratorError: the state cannot be reached. set_up() is
             called again every [accel] discovery_interval.
@@ -209,19 +210,19 @@ class AcceleratorDriver(abc.ABC):
     @abc.abstractmethod
     def examine(self, address: str, before: model.Device | None,
                 ) -> model.Device | None:
-        """Return the present state of a device; None if it is not this
-        driver's.
+        """Return the present state of a device, or None if the device does not
+        belong to this driver.
 
         May block for ever, which affects this device only. A defective device
         is returned with health QUARANTINED and the reason. A healthy device
-        that nova.conf does not offer is returned in the same way, with
-        is_not_offered: then the owner of its server is not informed of a
+        that nova.conf does not offer is also returned like this, with
+        is_not_offered: the owner of its server is then not informed of a
         failure. If a guest has the device (bound to vfio-pci) and the host
-        cannot examine it, return before. After the end of a defect, the device
-        must equal the one from before the defect.
+        cannot examine it, return ``before``. After the end of a defect, the
+        device must equal the device from before the defect.
 
-        Changes nothing. Placement must accept its type and traits; traits that
-        os-traits lacks begin with ``CUSTOM_``.
+        Changes nothing. Placement must accept the type and the traits; traits
+        that os-traits lacks begin with ``CUSTOM_``.
 
         :param before: the device as last returned, or None if it is new.
         """
@@ -242,9 +243,9 @@ class AcceleratorDriver(abc.ABC):
         """Remove a guest's means to reprogram the device, unless the operator
         allows them. examine() must not do this.
 
-        Called after each examine(). If examine() found a region that a
-        server's guest can reprogram, the content of the region is stored as
-        that server's before this call.
+        Called after each examine(). If examine() found a region that the guest
+        of a server can reprogram, nova-compute has stored before this call
+        that the content of the region may come from the server's project.
 
         :param device: as examine() returned it.
         :returns: the device after the change.
@@ -254,10 +255,11 @@ class AcceleratorDriver(abc.ABC):
 
     def discover(self, known: Mapping[str, model.Device] | None = None,
                  ) -> dict[str, model.Device]:
-        """Return the devices of this driver by address: all that find()
-        reports, examined one after the other.
+        """Return the devices of this driver by address. Examines all devices
+        that find() reports, one after the other.
 
-        For tests and trials; nova-compute examines each in its own thread.
+        For tests and trials. nova-compute examines each device in its own
+        thread.
 
         :param known: the devices as last returned.
         :raises DeviceError: see find().
@@ -271,16 +273,16 @@ class AcceleratorDriver(abc.ABC):
 
     @abc.abstractmethod
     def fingerprint(self) -> Hashable:
-        """Return a cheap value that changes whenever find() or examine() would
-        return something else.
+        """Return a cheap value that changes whenever the result of find() or
+        examine() would change.
 
-        No subprocess, a handful of directory listings, no attributes of
-        devices.
+        Runs no subprocess, reads no attributes of devices, and lists only a
+        few directories.
         """
 
     def state(self, address: str) -> Hashable:
         """Return a cheap value that changes whenever the result of examine()
-        for one device would change without a change of fingerprint().
+        for this device would change and fingerprint() does not change.
 
         Called for each device every [accel] discovery_interval. May block,
         which affects this device only.
@@ -293,12 +295,12 @@ class AcceleratorDriver(abc.ABC):
 
         Called every [accel] discovery_interval, unless [accel] health is off,
         also while servers have the device or parts of it. May block, which
-        affects this device only. For a counter it returns the absolute value,
-        or no reading if that is 0.
+        affects this device only. The value of a counter is absolute; a counter
+        at 0 needs no reading.
 
         :param device: as last returned by examine().
-        :raises OSError: the health cannot be read now; ValueError: the values
-            are invalid.
+        :raises OSError: the health cannot be read now.
+        :raises ValueError: the values are invalid.
         """
         return ()
 
@@ -311,13 +313,14 @@ class AcceleratorDriver(abc.ABC):
 
         :returns: '' if the device has no serial number, or None if the number
             cannot be read now, for example because a guest has the device.
-        :raises OSError: it cannot be read; ValueError: the value is invalid.
+        :raises OSError: the number cannot be read.
+        :raises ValueError: the number is invalid.
         """
         return ''
 
     def answers(self, device: model.Device) -> bool:
-        """Return whether an unhealthy device still does what its server needs
-        to start."""
+        """Return whether an unhealthy device works well enough that the server
+        that has the device can start."""
         return True
 
     def prepare(self, device: model.Device, handle: model.AttachHandle,
@@ -371,13 +374,13 @@ class AcceleratorDriver(abc.ABC):
 
     def release(self, device: model.Device, handle: model.AttachHandle,
                 created_type: str | None, use: Use) -> str | None:
-        """Undo prepare(): the next server must find nothing of this one.
+        """Undo prepare(): the next server must find nothing of this server.
 
         Cleans as handover.policy() of the operator requires. Does nothing if
         the handle is unused or another program created it. Called when no
-        guest of Nova has the handle; the kernel may block while another
-        process keeps it open. A call that takes longer than [accel]
-        device_timeout goes on, and the handle is not free before its end.
+        guest of Nova has the handle. The call may block while another process
+        has the handle open. A call that takes longer than [accel]
+        device_timeout continues, and the handle is not free before its end.
 
         Not called for handles of regions, which reset_region() and program()
         clean.
@@ -385,11 +388,10 @@ class AcceleratorDriver(abc.ABC):
         :param created_type: as given to prepare().
         :param use: as given to prepare(), with the value remembered last.
         :returns: what was done, in a few words for the journal of hand-overs,
-            for example 'reset flr'; a Cleaned adds the evidence. None if
-            nothing was done.
-        :raises DeviceError: the kernel refused, or has not finished;
-            it is called again later, and no server is given the handle
-            until then.
+            for example 'reset flr', or None if nothing was done. A Cleaned
+            adds the evidence.
+        :raises DeviceError: the kernel refused, or has not finished; release()
+            is called again later, and no server gets the handle until then.
         """
         return None
 
@@ -398,7 +400,8 @@ class AcceleratorDriver(abc.ABC):
         """Parse a bitstream file for this driver's devices.
 
         :param name: name of the file in errors, by default its path.
-        :raises BitstreamError: with the offset and the reason.
+        :raises BitstreamError: the file is malformed; states offset and
+            reason.
         :raises IncompatibleBitstream: the file is valid, but for other
             devices.
         """
@@ -484,7 +487,7 @@ def whole_cards() -> frozenset[str]:
 
 
 class Defect(Exception):
-    """Why no server may use a device or region, as a clause."""
+    """The reason, a clause, for which no server may use a device or region."""
 
 
 class Failure(Defect):
@@ -492,7 +495,8 @@ class Failure(Defect):
 
 
 class NotOffered(Defect):
-    """Why nova.conf does not offer a healthy device, as a clause."""
+    """The reason, a clause, for which nova.conf does not offer a healthy
+    device."""
 
 
 class PciDriver(AcceleratorDriver):
@@ -522,8 +526,8 @@ class PciDriver(AcceleratorDriver):
         """
 
     def may_be_mine(self, address: str) -> bool:
-        """Return whether recognize() can accept the function with any value of
-        ``before``.
+        """Return whether a function may belong to this driver, whatever its
+        last report is. recognize() decides with the last report, ``before``.
 
         :raises OSError: the function cannot be read.
         """
@@ -541,8 +545,8 @@ class PciDriver(AcceleratorDriver):
 
     def recognize(self, address: str, before: model.Device | None,
                   ) -> model.Device | None:
-        """Return the result of identify(). A subclass overrides this if the
-        result depends on the earlier state."""
+        """Return the identity of a function, as identify() does. A subclass
+        overrides this method if the identity depends on the last report."""
         return self.identify(address)
 
     @abc.abstractmethod
@@ -553,8 +557,8 @@ class PciDriver(AcceleratorDriver):
         :param device: from identify().
         :param before: the device as last reported, or None if it is new.
         :raises Defect: no server may get the device.
-        :raises OSError: the device cannot be read; ValueError: the values are
-            invalid. Both count as defects.
+        :raises OSError: the device cannot be read, which counts as a defect.
+        :raises ValueError: the values are invalid, which counts as a defect.
         """
 
     def find(self):
@@ -625,10 +629,11 @@ class PciDriver(AcceleratorDriver):
 
     def _looked_at(self, device: model.Device, before: model.Device | None,
                    check: Callable[[], None] = lambda: None) -> model.Device:
-        """Return the result of look(), or the quarantined device if look()
-        raises.
+        """Return the result of look(), or the quarantined device if an error
+        is raised.
 
-        :param check: called before look(); may raise the same errors.
+        :param check: called before look(). May raise the same errors as
+            look().
         """
         try:
             check()
@@ -652,8 +657,8 @@ class PciDriver(AcceleratorDriver):
                 f'sysfs cannot be read ({type(e).__name__}: {e})')
 
     def _with_migration(self, device, before):
-        """Return the device with its support of migration, read from the first
-        handle."""
+        """Return the device completed by whether it supports live migration.
+        The first handle shows that for all handles."""
         if device.handles:
             by, why = vfio.migrates(
                 self.kernel, device.handles[0], device.address)
@@ -745,7 +750,7 @@ class PciDriver(AcceleratorDriver):
         """Create the VFs that nova.conf requests for functions of this driver.
 
         :param address: the only function that gets VFs, or None for all.
-        :raises AcceleratorError: the first failure. Others get VFs regardless.
+        :raises AcceleratorError: the first failure. All functions are tried.
         """
         self._each(sriov.wanted().keys() & (
             sriov.wanted().keys() if address is None else {address}),
@@ -829,7 +834,8 @@ class PciDriver(AcceleratorDriver):
     # Between two servers
 
     def _resettable(self, device: model.Device) -> model.Device:
-        """Return the device without handles that cannot be reset, but must be.
+        """Return the device with only the handles that can be reset, or whose
+        policy requires no reset.
 
         :raises NotOffered: no handle is left.
         """
@@ -867,7 +873,7 @@ class PciDriver(AcceleratorDriver):
 
     def unshowable(self, device: model.Device) -> str:
         """Return why release() can never show that a device is clean, as a
-        clause, or '' if it may be able to."""
+        clause, or '' if release() may show it."""
         return f'the driver {self.NAME} reads nothing of it that shows it'
 
     def _check_proof(self, device):
@@ -882,8 +888,8 @@ class PciDriver(AcceleratorDriver):
 
     def reset_methods(self, device: model.Device, handle: model.AttachHandle,
                       function: str) -> tuple[str, ...]:
-        """Return those of pci.reset_methods() that the policy of a handle
-        permits for one of its functions, in the same order."""
+        """Return the reset methods of a handle's function that the policy of
+        the handle permits, in the order of pci.reset_methods()."""
         methods = pci.reset_methods(self.kernel, function)
         if not handover.by_bus(device, handle.address):
             return methods
@@ -926,8 +932,9 @@ class PciDriver(AcceleratorDriver):
         return self.reset(device, handle)
 
     def steps(self, device):
-        """Return the function reset and the bus reset of a device, or {}
-        unless servers get the device as one function; see the base class."""
+        """Return the steps that reset the function or the bus of a device; see
+        the base class. Return {} if servers do not get the device as one
+        function, or if its policy requires no reset."""
         handle = self.whole(device)
         if handle is None or not self.RESETS or not self.is_reset(
                 device, handle):
@@ -944,8 +951,9 @@ class PciDriver(AcceleratorDriver):
             {'card reset': reset_card} if 'bus' in methods[1:] else {})}
 
     def whole(self, device: model.Device) -> model.AttachHandle | None:
-        """Return the handle of a device that servers get as one function, or
-        None if they do not, or if nova.conf does not offer the device."""
+        """Return the handle of a device if servers get the device itself.
+        Return None if they get its VFs, or if nova.conf does not offer the
+        device."""
         if self.NEEDS_RULE and not rules.DeviceRules().includes(device):
             return None
         return next((handle for handle in device.handles
@@ -956,13 +964,13 @@ class PciDriver(AcceleratorDriver):
         """Unbind the functions of a handle from host drivers, reset them, and
         let the kernel choose their drivers again.
 
-        After a failure, they stay unbound.
+        After a failure, the functions stay unbound.
 
         :param others: further functions of the slot, which are reset if
             possible.
         :returns: the method, for example 'reset flr'.
-        :raises DeviceError: the reset failed, or the device is another one
-            now.
+        :raises DeviceError: the reset failed, or another device is at the
+            address now.
         """
         address = at = handle.address
         kept = processes.keeping(self.kernel, device, handle)
@@ -1009,8 +1017,8 @@ class PciDriver(AcceleratorDriver):
         """Reset a function that has no driver of the host.
 
         :param methods: as reset_methods() returned them.
-        :returns: what was done, as release() does.
-        :raises OSError: as the kernel does.
+        :returns: what was done, as in release().
+        :raises OSError: the kernel refused.
         """
         with (self._resetting_by_bus(function) if methods[:1] == ('bus',)
               else contextlib.nullcontext()):

@@ -30,9 +30,9 @@ _FLAG = 'PREPARES_EVERY_HANDLE'
 
 
 def attends(driver: type[base.AcceleratorDriver]) -> bool:
-    """Return whether prepare() and release() are called for each handle, not
-    only for handles that are created on demand: the class overrides one of
-    them, or sets RESETS."""
+    """Return whether nova-compute calls prepare() and release() for every
+    handle, because the class overrides one of them or sets RESETS. Otherwise
+    it calls them only for handles that are created on demand."""
     return _cleans(driver) or _has(driver, 'prepare')
 
 
@@ -121,8 +121,8 @@ def serial(driver: str, found: typing.Any) -> str | None:
 
 
 def left_out(driver: base.AcceleratorDriver, device: model.Device) -> str:
-    """Return the result of AcceleratorDriver.left_out(), or '' for an error.
-    """
+    """Return the result of AcceleratorDriver.left_out(), or '' if the call
+    fails."""
     with contextlib.suppress(Exception):
         found = driver.left_out(device)
         return found if _is_text(found) else ''
@@ -174,8 +174,8 @@ def readings(driver: str, found: Iterable[typing.Any],
 
 
 def usual(error: BaseException, what: str) -> Exception:
-    """Return an Exception that can be logged, for any error of another
-    package: the error may not be an Exception, or str() of it may fail."""
+    """Return an Exception that can be logged, in place of any error of another
+    package. The error may be a BaseException, or its str() may fail."""
     try:
         if isinstance(error, Exception):
             str(error), repr(error)

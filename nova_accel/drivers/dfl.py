@@ -90,7 +90,7 @@ _MEMORY = {'PAC_ARRIA10': (('DDR', 8192),), 'PAC_D5005': (('DDR', 32768),)}
 
 
 class _Stuck(_Defect):
-    """A port is disabled until dfl-pci is bound again."""
+    """The defect of a port that is disabled until dfl-pci is bound again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +170,8 @@ class DflDriver(base.PciDriver):
     def _enable_vfs(self, address, ports, implemented):
         """Assign ports to new VFs.
 
-        :param ports: the ports to assign; some may be released already.
+        :param ports: the ports to assign. An interrupted call may have
+            released some of them already.
         """
         present = {port.id for port in self._ports(address, [])}
         for port in sorted(present.intersection(ports)):
@@ -215,8 +216,8 @@ class DflDriver(base.PciDriver):
         return self._identity(address, ids) if ids in _PRODUCTS else None
 
     def _is_for_rules(self, address) -> bool:
-        """Return whether a rule of the driver pci offers the board; this
-        driver then leaves it out."""
+        """Return whether a rule of the driver pci offers the board. This
+        driver leaves such a board out."""
         return ('pci' in CONF.accel.enabled_drivers
                 and pci_rule.PciRuleDriver(self.kernel).may_be_mine(address))
 
@@ -306,8 +307,9 @@ class DflDriver(base.PciDriver):
     def _mac_address(self, directory) -> str:
         """Return the MAC address of a board, or '' if it is not unique.
 
-        :param directory: of the FME, or below it: the controller is a part of
-            the FME, or behind an SPI bus of a part.
+        :param directory: directory to search, at first of the FME. The
+            controller, which has the address, is a part of the FME, or behind
+            an SPI bus of a part.
         """
         for name in self.names(directory):
             if name == 'mac_address':
@@ -364,9 +366,8 @@ class DflDriver(base.PciDriver):
     def _children(self, address, kind) -> list[str]:
         """Return the directories <kind>.<n> of a function's base region.
 
-        The class fpga_region has the base region of each function as well as
-        the regions of the FME; only a base region is below the function
-        itself.
+        The class fpga_region also contains the regions of the FME. In the
+        directory of the function itself, it contains only the base region.
         """
         top = pci.path(address, 'fpga_region')
         result = []
@@ -389,8 +390,8 @@ class DflDriver(base.PciDriver):
     def _region_type(self, fme) -> str | None:
         """Return the compat_id that all regions of the FME share, or None.
 
-        The base region has the attribute as well, but reading it gives ENOENT,
-        as for a region without a compat_id.
+        A region without a compat_id, such as the base region, has the
+        attribute as well, but reading it gives ENOENT.
         """
         found = set()
         for name in self.kernel.listdir(fme):
@@ -476,8 +477,8 @@ class DflDriver(base.PciDriver):
         return tuple(regions[index] for index in sorted(regions))
 
     def _known_function(self, port, fme, before) -> str | None:
-        """Return the function of a port. While a guest may have the VFs of a
-        slot, return the function that ``before`` has."""
+        """Return the function of a port, or the last known function while a
+        guest may have the VFs of a slot."""
         if not any(pci.is_for_vfio(self.kernel, vf) for vf in port.vfs or ()):
             return self._function(port, fme)
         return next((region.function_uuid for region in
@@ -578,8 +579,8 @@ class DflDriver(base.PciDriver):
     def _add_hidden(self, address, regions, fme, before, common, hidden):
         """Add the regions whose port the host does not see now.
 
-        Such a port is on a VF that a guest has (bound to vfio-pci) or that has
-        no driver, or it was released and the VFs are not enabled.
+        The VF of such a port is bound to vfio-pci for a guest or has no
+        driver, or the port was released and the VFs are not enabled.
         """
         for region in before.regions if before else ():
             held = {handle.address for handle in region.handles}
@@ -611,7 +612,7 @@ class DflDriver(base.PciDriver):
         return gbs.parse(path, name)
 
     def program(self, device, region, bitstream):
-        """See the base class.
+        """Program a port; see the base class.
 
         After a failure the port stays disabled until dfl-pci is bound again.
         This method binds it again if no other port of the card is in use.
@@ -650,7 +651,7 @@ class DflDriver(base.PciDriver):
 
         If the reset takes more than a millisecond, the port stays disabled
         until dfl-pci is bound again (__afu_port_disable() in dfl-afu-main.c of
-        Linux).
+        Linux). This method then binds it again, and repeats the reset.
         """
         what = f'{region.name} of {device.address} had to be reset'
         try:
@@ -818,8 +819,8 @@ class DflDriver(base.PciDriver):
         return model.uuid_hex(self.kernel.read(f'{port.path}/afu_id'))
 
     def _wait(self, address, count):
-        """Wait until the FME and ``count`` ports exist: the kernel probes them
-        in the background."""
+        """Wait until the FME and ``count`` ports exist, which the kernel
+        probes in the background."""
         end = time.monotonic() + REBIND_SECONDS
         while True:
             vfs = pci.virtual_functions(self.kernel, address)
@@ -843,7 +844,7 @@ def _stuck(function) -> str:
 
 
 def _is_of_one_board(mac: str) -> bool:
-    """Return whether a MAC address identifies one board: it is not 0, not a
-    group address, and not locally administered (IEEE 802)."""
+    """Return whether a MAC address identifies one board. An address that is 0,
+    a group address or locally administered (IEEE 802) does not."""
     return bool(re.fullmatch('[0-9a-f]{2}(:[0-9a-f]{2}){5}', mac)
                 and int(mac[:2], 16) & 3 == 0 and set(mac) != set('0:'))

@@ -100,9 +100,9 @@ def obstacle(kernel, device: model.Device, option: str,
     """Return why a device must not be offered, as a clause, or ''.
 
     :param option: name of the option with the rules.
-    :param found: the rules of the option. Only a rule with the whole address
-        names a device: a wildcard might include GPUs that the operator did not
-        expect.
+    :param found: the rules of the option. A rule permits to offer a connected
+        GPU only if it has the whole address, because a wildcard might include
+        GPUs that the operator did not expect.
     :raises OSError: sysfs cannot be read.
     """
     address = device.address
@@ -130,8 +130,8 @@ def obstacle(kernel, device: model.Device, option: str,
 
 def recorded(kernel, device: model.Device, before: model.Device | None,
              ) -> model.Device:
-    """Return a GPU whose record has its XGMI hive: the present hive or, if
-    amdgpu shows none, the last one."""
+    """Return a GPU with its XGMI hive in the record. If amdgpu shows no hive
+    now, the record stays as it was."""
     found = hive(kernel, device.address)
     if found:
         return dataclasses.replace(device, record=((_HIVE, found),))
@@ -151,7 +151,8 @@ def hive(kernel, address: str) -> str:
 
 
 def _hive_by_kfd(kernel, address) -> str:
-    """Return the hive, like hive(), if amdgpu has no directory for it."""
+    """Return the hive as KFD shows it, like hive(). For GPUs whose hive has no
+    directory in amdgpu."""
     place = {'domain': str(int(address.partition(':')[0], 16)),
              'location_id': str(pci.routing_id(address))}
     try:
@@ -237,7 +238,8 @@ def obstacle_of_vgpus(kernel, device: model.Device) -> str:
 
 
 def has_partition(kernel, device: model.Device) -> bool:
-    """Return whether a vGPU of a whole GPU gets the partition of that GPU.
+    """Return whether a vGPU that has all of a GPU gets the partition of the
+    GPU.
 
     A vGPU with a part of the GPU gets none: a partition accepts only one VF of
     each GPU (NVIDIA/kubevirt-gpu-device-plugin pull request 193).
@@ -251,7 +253,7 @@ def obstacle_of_vfs(kernel, device: model.Device, vfs: Iterable[str]) -> str:
     """Return why the VFs of a GPU must not be offered, as a clause, or ''.
 
     If each GPU has one VF, gim lets all GPUs of a board reach each other's
-    memory; if it has several, gim does not
+    memory. If each GPU has several, gim does not
     (mi300_xgmi_is_fb_sharing_allowed()).
 
     :param vfs: all VFs of the GPU.
@@ -281,8 +283,8 @@ def _is_instinct(kernel, device) -> bool:
 
 
 def _joined(kernel, device) -> str:
-    """Return the beginning of a sentence that the GPU is connected to other
-    GPUs without an NVSwitch, or '' if it is not."""
+    """Return a clause that a link without an NVSwitch connects the GPU to
+    other GPUs, or ''."""
     hive_id = dict(device.record).get(_HIVE)
     if hive_id:
         return '' if hive_id == _NO_HIVE else 'XGMI joins it with other GPUs'
@@ -301,8 +303,9 @@ def _joined(kernel, device) -> str:
 
 
 def _switch(kernel, device) -> str:
-    """Return the NVSwitch that connects the GPU with others, or '' if none
-    does."""
+    """Return the address of an NVSwitch if NVSwitches connect the GPU with
+    others, a remark in place of the address if the host cannot see them, or
+    ''."""
     if (device.vendor_id != _NVIDIA or pci.class_code(
             kernel, device.address) >> 8 not in pci.DISPLAYS):
         return ''
@@ -323,12 +326,13 @@ def _first_switch(kernel, functions) -> str:
 
 
 def activate(kernel, device: model.Device, vf: str = '') -> None:
-    """Activate the partition of a device's set: a guest then reaches the GPUs
-    of the set over the fabric, and no other GPUs.
+    """Activate the partition of a device's set, so a guest reaches the GPUs of
+    the set over the fabric, and no other GPUs.
 
     Does nothing if the partition is active, or if the device is in no set.
 
-    :param vf: the VF by which a guest has the whole GPU, as a vGPU.
+    :param vf: VF of a vGPU that has all of the GPU, to activate the partition
+        of this GPU; '' for a set.
     :raises DeviceError: the partition cannot be activated.
     """
     _run(kernel, device, nvfm.ACTIVATE, vf)

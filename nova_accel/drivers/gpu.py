@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Whole GPUs: NVIDIA, AMD, Intel.
 
-A GPU goes to one guest by its PCI function, whatever driver of the host has
-it. GPUs that are divided, by VFs or as mediated devices, belong to the driver
-vgpu; if that is not enabled, they are listed with the reason. Sources: the id
+A guest gets the PCI function of a GPU, whatever driver of the host has it.
+GPUs that are divided, by VFs or as mediated devices, belong to the driver
+vgpu. If vgpu is not enabled, they are listed and not offered. Sources: the id
 tables of amdgpu, i915 and xe in Linux for classes;
 Documentation/ABI/testing/sysfs-bus-pci and pci-sysfs.c of Linux for boot_vga;
 host.nvidia for reports of NVIDIA GPUs about their memory.
@@ -136,7 +136,8 @@ class GpuDriver(slot.SlotDriver):
 
     def reset_methods(self, device, handle, function):
         """Return the reset methods; see the base class. Under the policy
-        clear, the bus reset is first for a GPU that then clears its memory."""
+        clear, the bus reset is the first one if it makes the GPU clear its
+        memory."""
         found = super().reset_methods(device, handle, function)
         if ('bus' in found and _family(device) and handover.policy(
                 device, handle.address) is handover.Policy.CLEAR):
@@ -213,9 +214,9 @@ class GpuDriver(slot.SlotDriver):
 
     @contextlib.contextmanager
     def _readable(self, function, by) -> Iterator[None]:
-        """Make the registers of a function readable inside the context, by
-        binding it to VFIO or to no driver. Bind it to VFIO again on exit, if
-        it was.
+        """Make the registers of a function readable inside the context: bind
+        it to VFIO or to no driver. On exit, a function that was bound to VFIO
+        is bound to it again.
 
         :param by: 'VFIO', or 'sysfs' for no driver.
         """

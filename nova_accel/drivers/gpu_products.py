@@ -83,7 +83,8 @@ BOARDS: dict[tuple[str, ...], tuple[str, str]] = {
 
 
 def name(vendor: str, device: str, subsystem: str) -> tuple[str, str | None]:
-    """Return product and family, or the device id and None if it is unknown.
+    """Return product and family of a GPU. For an unknown product, return the
+    device id and None.
 
     :param vendor: PCI vendor id, four hex digits.
     :param device: PCI device id, four hex digits.

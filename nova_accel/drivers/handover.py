@@ -47,8 +47,9 @@ class Policies:
     by_rule: tuple[tuple[rules.Rule, Policy], ...]
 
     def about(self, device: model.Device, *addresses: str) -> Policy | None:
-        """Return the policy that is named for a device: by address, then by
-        rule, then by driver. Return None if none is named.
+        """Return the policy that the option has for a device: by address, then
+        by rule, then by driver. Return None if only the policy for all devices
+        applies.
 
         :param addresses: of the handle, if they differ from the device's.
         """
@@ -106,8 +107,8 @@ def policy(device: model.Device, *addresses: str) -> Policy:
 
 
 def by_bus(device: model.Device, *addresses: str) -> bool:
-    """Return whether only a bus reset is permitted for a device, because a
-    function reset would leave state in it.
+    """Return whether the policy permits only a bus reset of a device, because
+    a function reset could leave state of a server in the device.
 
     :param addresses: as for policy().
     :raises ConfigurationError: the option cannot be read.

@@ -95,8 +95,8 @@ class NvmeDriver(base.PciDriver):
     NEEDS_RULE = True
 
     def check(self, device=None):
-        """Check that wipefs is installed, which finds signatures on disks; see
-        the base class."""
+        """Check that wipefs, which finds signatures on disks, is installed,
+        and that the controller of a device can be read; see the base class."""
         if device is None:
             # the path of privileged._signatures()
             if not CONF.accel.simulated_host and not shutil.which(
@@ -139,8 +139,8 @@ class NvmeDriver(base.PciDriver):
             driver=self.NAME)
 
     def recognize(self, address, before):
-        """Return a device with the record, the content and the methods of
-        erasure from before; see the base class."""
+        """Return a disk with the record, the content and the methods of
+        erasure that its last report has; see the base class."""
         device = self.identify(address)
         if device and before:
             device = dataclasses.replace(
@@ -173,10 +173,12 @@ class NvmeDriver(base.PciDriver):
     # The record
 
     def _recorded(self, device, is_new):
-        """Return the device with its record.
+        """Return a whole disk with its record, after a comparison with the
+        disk.
 
-        A missing record is created from the present disk. A new device also
-        gets the description of its content.
+        A record that is missing, or that the policy permits to update, is
+        written from the present disk. A new device also gets the description
+        of its content.
 
         :param is_new: whether the device was never offered.
         :raises Defect: the disk cannot be read, or differs from its record.
@@ -237,8 +239,8 @@ class NvmeDriver(base.PciDriver):
             naming.ERASES_PREFIX + name for name in found.erases))
 
     def _can_erase(self, device) -> Hashable:
-        """Return a value that changes with the controller's methods of
-        erasure, for state()."""
+        """Return whether the controller has Sanitize and Format NVM, as a part
+        of the value of state()."""
         if not device or handover.policy(device) is not Policy.CLEAR or (
                 pci.driver(self.kernel, device.address) != _DRIVER):
             return None
@@ -251,7 +253,7 @@ class NvmeDriver(base.PciDriver):
     def _foreign(self, address, signed=False):
         """Return a clause about data on the disks of a controller, or ''.
 
-        :param signed: whether only data with a signature count.
+        :param signed: True to ignore data without a signature.
         """
         try:
             found = self.kernel.read_signatures(address)
@@ -329,8 +331,8 @@ class NvmeDriver(base.PciDriver):
                 else None)
 
     def _is_dead(self, address) -> bool:
-        """Return whether the nvme driver has given up the controller while it
-        is still bound (nvme_reset_work() of Linux)."""
+        """Return whether the nvme driver is bound to the controller but has
+        given it up (nvme_reset_work() of Linux)."""
         top = self._controller(address)
         return bool(top) and self.kernel.read(f'{top}/state') == 'dead'
 
@@ -361,8 +363,8 @@ class NvmeDriver(base.PciDriver):
         return tuple(text for _, text in sorted(found))
 
     def _alone(self, address) -> tuple[str, ...]:
-        """Return other functions, not VFs, whose controller is in the same NVM
-        subsystem as a function's controller.
+        """Return the other functions, except VFs, with a controller in the
+        same NVM subsystem as the controller of a function.
 
         Only controllers that the nvme driver has are compared.
         """
@@ -386,7 +388,8 @@ class NvmeDriver(base.PciDriver):
 
     def _cleanable(self, device, handles, before):
         """Return the handles of VFs that can be offered: VFs that can be
-        cleaned and share no data, and VFs that the policy does not clean."""
+        cleaned and whose namespaces no other controller has, and VFs that need
+        no cleaning under their policy."""
         free = {h.address for h in handles if handover.policy(device, h.address)
                 in (Policy.NONE, Policy.OPERATOR)}
         obstacles: dict = {}
@@ -409,7 +412,7 @@ class NvmeDriver(base.PciDriver):
     def _vf_obstacles(self, device) -> dict[str, str]:
         """Return address of a VF -> why it must be withheld, or ''.
 
-        :returns: {} if the operator has exempted all VFs from cleaning.
+        :returns: {} if no VF needs cleaning under its policy.
         :raises Defect: no VF can be cleaned.
         """
         address = device.address
@@ -440,8 +443,9 @@ class NvmeDriver(base.PciDriver):
     # What servers get
 
     def prepare(self, device, handle, created_type, fresh, use):
-        """Refuse a disk that differs from its record, or has data that no
-        server wrote; see the base class."""
+        """Refuse a disk with another serial number than before, a disk with
+        data that no server wrote, and a VF that cannot be cleaned; see the
+        base class."""
         self.check_unused(handle)
         try:
             if handle.address == device.address:
@@ -466,7 +470,7 @@ class NvmeDriver(base.PciDriver):
         """Check that a server may get the disk.
 
         :param fresh: as in prepare().
-        :raises Defect: the server may not get it.
+        :raises Defect: the server may not get the disk.
         :raises OSError: the disk cannot be read.
         """
         address = device.address
@@ -502,8 +506,8 @@ class NvmeDriver(base.PciDriver):
     def release(self, device, handle, created_type, use):
         """Erase a disk and restore it, or erase the namespaces of a VF.
 
-        Each step can be repeated: the call after an interrupted one cleans
-        from the start. A running sanitize operation is awaited.
+        Each step can be repeated: after an interruption, the next call cleans
+        from the start, and waits for a sanitize operation that still runs.
 
         :returns: 'sanitize <method>', 'format', 'reset controller', 'format by
             the PF' or 'reset by the PF', or None if nothing was done.
@@ -527,9 +531,9 @@ class NvmeDriver(base.PciDriver):
                 f'or end its use; nova-compute tries again.') from error
 
     def health(self, device):
-        """Read the bus and, while the nvme driver has the controller, its
-        SMART log page; see the base class. The nvme driver keeps the
-        controller while servers have its VFs.
+        """Read the bus, and the SMART log page of the controller while the
+        nvme driver has it, for example while servers have VFs; see the base
+        class.
 
         Source: NVM Express Base Specification 2.0, SMART / Health Information.
         A server can wear out and heat a disk, and can undo neither.
@@ -549,8 +553,8 @@ class NvmeDriver(base.PciDriver):
             yield signals.Reading('temperature', about='NVMe critical warning')
 
     def steps(self, device):
-        """Return the steps of recovery of a whole disk that the policy cleans;
-        see the base class."""
+        """Return the steps of recovery for a whole disk. Return {} for VFs, or
+        if the policy does not permit to clean the disk; see the base class."""
         handle, address = self.whole(device), device.address
         if handle is None or handover.policy(device) in (
                 Policy.NONE, Policy.OPERATOR):
@@ -581,8 +585,8 @@ class NvmeDriver(base.PciDriver):
 
     @contextlib.contextmanager
     def _bound(self, address):
-        """Bind the disk to the nvme driver inside the context. On exit, bind a
-        disk that vfio-pci had to vfio-pci again."""
+        """Bind the disk to the nvme driver inside the context. On exit, bind
+        it to vfio-pci again if it was bound to vfio-pci before."""
         bound = pci.driver(self.kernel, address)
         if bound != _DRIVER:
             self.kernel.rebind(address, _DRIVER)
@@ -622,10 +626,10 @@ class NvmeDriver(base.PciDriver):
     def _sanitize(self, address, method):
         """Sanitize a disk, and wait for the end.
 
-        A running operation with the same method is only awaited, whether
-        nova-compute started it before a restart or the server did, except an
-        overwrite: its pattern may be the server's. An operation that has ended
-        proves nothing, because the server may have written after it.
+        If an operation with the same method runs already, this call waits for
+        its end, even if the server started it. Only an overwrite is started
+        again, because its pattern may be the server's. An operation that has
+        ended does not count, because the server may have written after it.
         """
         status = self.kernel.read_nvme_sanitize(address)
         is_ours = (status.state == 'running' and status.method == method
@@ -731,8 +735,9 @@ class NvmeDriver(base.PciDriver):
     def _resources(self, pf, number, use):
         """Return the queues and interrupts of the controller of a VF.
 
-        The controller loses them when it goes offline. Hence they are stored
-        first: after an interruption, the next call returns the stored numbers.
+        The controller loses them when it goes offline. Hence this method
+        stores them before, and returns the stored numbers if an earlier call
+        was interrupted.
         """
         for found in self.kernel.read_nvme_vfs(pf):
             if found.vf == number and (found.queues or found.interrupts):
@@ -741,8 +746,8 @@ class NvmeDriver(base.PciDriver):
         return tuple(use.memory or (0, 0))
 
     def _await_controller(self, address):
-        """Wait until the nvme driver has started to initialize a disk after it
-        was bound."""
+        """Wait until the nvme driver has initialized a disk after it was
+        bound."""
         top = pci.path(address, 'nvme')
         began = time.monotonic()
         while True:
@@ -781,9 +786,9 @@ def _vf_obstacle(vf: str, found: nvme_admin.Secondary | None) -> str:
 def _known_serial(device) -> str:
     """Return the serial number that identifies a disk, or '' if it is unknown.
 
-    A disk that a guest had when nova-compute first saw it has no record. Until
-    it gets one, the serial number is the one that the inventory read when the
-    guest returned the disk.
+    A disk that a guest had when nova-compute first saw it has no record at
+    first. Then this is the number that the inventory read when the guest had
+    returned the disk.
     """
     return dict(device.record).get(_SERIAL) or device.serial
 
@@ -822,8 +827,8 @@ def _are_alike(before, now) -> bool:
 
 
 def _has_sizes_of(found, layout) -> bool:
-    """Return whether namespaces have the sizes (bytes) of those in a layout.
-    """
+    """Return whether the namespaces of a controller have the sizes (bytes) of
+    the namespaces in a layout."""
     if found.detached or not found.namespaces:
         return False
     if not layout:
@@ -835,8 +840,8 @@ def _has_sizes_of(found, layout) -> bool:
 
 
 def _has_formats_of(found, layout) -> bool:
-    """Return whether namespaces have the block formats of those in a layout.
-    """
+    """Return whether the namespaces of a controller have the block formats of
+    the namespaces in a layout."""
     return not layout or all(a.has_format_of(b) for a, b in zip(
         found.namespaces, layout, strict=True))
 

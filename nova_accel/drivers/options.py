@@ -25,10 +25,11 @@ CONF = conf.CONF
 
 
 def _handover():
-    """Refuse a policy for an unknown driver. It would have no effect, and
-    another policy would apply to the devices that it is meant for.
+    """Check that the drivers that [accel] handover names are installed. A
+    policy for an unknown driver would have no effect, and the devices for
+    which the operator wrote it would have another policy.
 
-    :raises ConfigurationError: the driver is not installed.
+    :raises ConfigurationError: a driver is not installed.
     """
     drivers.check_installed(handover.OPTION, [
         about for about in handover.policies().named

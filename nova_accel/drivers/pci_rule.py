@@ -147,9 +147,10 @@ class PciRuleDriver(slot.SlotDriver):
     def recognize(self, address, before):
         """Return a function that a rule matches; see the base class.
 
-        While a guest has a function, its driver is vfio-pci or a variant of
-        it, which libvirt 10.0 and later choose; during a reset it has no
-        driver. Neither shows the driver that the rule names.
+        A guest's function has the host driver vfio-pci, or a variant that
+        libvirt 10.0 and later choose. During a reset it has none. Hence the
+        ``driver`` of a rule is then not compared if the device was reported
+        before.
         """
         values = self._values(address)
         if _is_bridge(values):
@@ -159,7 +160,7 @@ class PciRuleDriver(slot.SlotDriver):
             self.kernel, self._device(address, values, pairs), before)
 
     def _pairs(self, address, values, before):
-        """Return the pairs of the first rule that matches a function, or None.
+        """Return the keys and values of the first rule that matches, or None.
         """
         found = [r for r in wanted() if r.matches(values)]
         if not found and before and self._may_be_a_guests(address):
@@ -168,7 +169,8 @@ class PciRuleDriver(slot.SlotDriver):
         return found[0].pairs if found else None
 
     def _may_be_a_guests(self, function) -> bool:
-        """Return whether a guest may have the function, or just had it."""
+        """Return whether a guest may have the function, or may just have
+        released it."""
         return (pci.driver(self.kernel, function) is None
                 or pci.is_for_vfio(self.kernel, function))
 
@@ -211,8 +213,8 @@ class PciRuleDriver(slot.SlotDriver):
             handles=self.unused_handles(device.address, companions))
 
     def _shared_out(self, address) -> str:
-        """Return why a GPU must not be allocated whole, as a clause, or ''.
-        GPUs with VFs, and other devices, have no such reason."""
+        """Return why a GPU without VFs must not be allocated whole, as a
+        clause, or ''. Return '' for all other devices."""
         is_gpu = pci.class_code(self.kernel, address) >> 8 in {
             *pci.DISPLAYS, fabric.INSTINCT}
         return sharing.obstacle(self.kernel, address) if (
@@ -242,7 +244,7 @@ class PciRuleDriver(slot.SlotDriver):
     def company(self, address):
         """Return the company of a function; see the base class.
 
-        VFs, functions with VFs, and functions that the policy does not clean
+        VFs, functions with VFs, and functions under another policy than clear
         have no company.
         """
         company = super().company(address)
@@ -257,8 +259,8 @@ class PciRuleDriver(slot.SlotDriver):
         return company
 
     def goes_along(self, address, function):
-        """Return whether a function goes to the server of the device: it does
-        unless it is a bridge or matches a rule; see the base class."""
+        """Return True for each function of the slot, except bridges and
+        functions that a rule matches; see the base class."""
         values = self._values(function)
         if self._may_be_a_guests(function):
             # see recognize()

@@ -118,11 +118,11 @@ class QatDriver(base.PciDriver):
             raise exception.DeviceError(' '.join(failed))
 
     def set_up(self, address):
-        """Set the services, then create the VFs, in this order because a card
-        with VFs refuses a change of services.
+        """Set the services of a card, and then create its VFs. A card with VFs
+        refuses a change of services.
 
-        :raises DeviceError: the services or VFs were refused. If the services
-            were, no VFs are created, and the services can be set later.
+        :raises DeviceError: the services were refused, and no VFs are created.
+            Or the VFs were refused.
         """
         if not self._is_bound_card(address):
             return
@@ -296,8 +296,8 @@ class QatDriver(base.PciDriver):
         """Return whether the driver of the card reports that the card does not
         respond.
 
-        Only nova-compute calls this, for cards that it found before:
-        nova-accel discover lacks the privileges.
+        Only nova-compute calls this method, for cards that it found before,
+        because nova-accel discover lacks the privileges.
         """
         try:
             if self.kernel.read_qat_heartbeat(address) == 0:

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Match devices with rules of the operator.
 
-A rule is one line of ``key=value`` pairs; a device matches if every pair does.
+A rule is one line of ``key=value`` pairs. It matches a device if all pairs do.
 Values may contain shell wildcards.
 """
 
@@ -43,12 +43,14 @@ class Rule:
     pairs: Mapping[str, str]
 
     def matches(self, values: Mapping[str, str]) -> bool:
-        """Return whether the values match all pairs whose key they have."""
+        """Return whether the pairs of the rule match these values. Pairs with
+        a key that has no value are ignored."""
         return all(fnmatch.fnmatchcase(values[key], pattern)
                    for key, pattern in self.pairs.items() if key in values)
 
     def matches_device(self, device: model.Device, address: str = '') -> bool:
-        """Return whether the rule, whose keys are in KEYS, matches a device.
+        """Return whether the rule matches a device. The rule may only have the
+        keys in KEYS.
 
         :param address: address to compare, in place of the device's.
         """
@@ -58,7 +60,7 @@ class Rule:
 
     def without_match(self, functions: Iterable['Function'] = (),
                       left_out: Set[str] = frozenset()) -> str:
-        """Return a sentence about this rule, which matches no driver's device.
+        """Return a sentence why the rule matches no device of a driver.
 
         :param functions: PCI functions of the host.
         :param left_out: addresses of devices that drivers find but other rules
@@ -170,8 +172,8 @@ def _rule(option, text, keys):
 
 
 def _instead_of(word):
-    """Return the text to write in place of a word that is not key=value, for
-    example of bare ids, which other tools accept."""
+    """Return the correct text for a word of a rule that is not key=value, for
+    example for <vendor>:<product>, which other tools accept."""
     if _IDS.fullmatch(word):
         vendor, product = word.lower().split(':')
         return f'vendor={vendor} product={product}'
@@ -227,7 +229,8 @@ def numbers(option: str, items: Iterable[str]) -> dict[str, int]:
 def traits_of(rule: Rule) -> tuple[str, ...]:
     """Return the traits that a rule of device_traits assigns.
 
-    :raises ConfigurationError: it assigns none, or a trait that is not custom.
+    :raises ConfigurationError: the rule has no traits, or one that is not a
+        custom trait.
     """
     found = tuple(rule.pairs.get('traits', '').split(','))
     for trait in found:
@@ -260,8 +263,9 @@ class DeviceRules:
         self.left_out: set[str] = set()
 
     def found(self, driver: str, addresses: Iterable[str], kernel) -> None:
-        """Note whether a rule of include_devices names one of these devices
-        of a driver. Called before applied()."""
+        """Note if a rule of include_devices names one of these devices of a
+        driver: the driver's other devices are then left out. Call this before
+        applied()."""
         for address in addresses if self.include else ():
             values = {'address': address}
             if pci.ADDRESS.fullmatch(address):
@@ -274,8 +278,9 @@ class DeviceRules:
                 self._limited.add(driver)
 
     def known(self, devices: Iterable[model.Device]) -> None:
-        """Note, like found(), devices of an earlier start, even absent ones.
-        Otherwise a restart would offer other devices of their drivers."""
+        """Note, like found(), devices that nova-compute found before its
+        restart, even if they are absent now. Otherwise a restart would offer
+        the devices that are left out because of them."""
         self._limited.update(
             device.driver for device in devices
             if any(rule.matches_device(device) for rule in self.include))
@@ -284,8 +289,8 @@ class DeviceRules:
         """Return a device with the operator's traits and without excluded
         handles.
 
-        :returns: None if the device is excluded, or if it is not included
-            while other devices of its driver are.
+        :returns: None if the device is excluded, or if rules include other
+            devices of its driver and not this device.
         """
         included = self._matching(self.include, device, device.address)
         excluded = self._matching(self._exclude, device, device.address)
@@ -312,12 +317,9 @@ class DeviceRules:
                 for region in device.regions))
 
     def hides_others_of(self, device: model.Device) -> bool:
-        """Return whether include_devices names this device while devices are
-        left out.
-
-        Such a device is remembered while it is absent: otherwise a restart
-        would offer the other devices of its driver.
-        """
+        """Return whether a device must be remembered while it is absent,
+        because include_devices names it and other devices are left out.
+        Otherwise a restart would offer the other devices of its driver."""
         return bool(self.left_out) and any(
             rule.matches_device(device) for rule in self.include)
 
@@ -325,8 +327,10 @@ class DeviceRules:
         return bool(self._matching(self.include, device, device.address))
 
     def excludes(self, address: str) -> bool:
-        """Return whether exclude_devices names an address alone, so the device
-        need not be read. False if include_devices has rules."""
+        """Return whether a rule of exclude_devices names only this address. If
+        so, the device is excluded before it is read. Return False if
+        include_devices has rules, because unused() reports devices that are
+        included as well."""
         found = [str(rule) for rule in self._exclude
                  if rule.pairs.keys() == {'address'}
                  and rule.matches({'address': address})]

@@ -77,7 +77,8 @@ def _has_types(kernel, address) -> bool:
 
 def _manager(kernel, address, bound) -> str:
     """Return the host driver whose manager divides a GPU, or '' if none does.
-    A GPU that is between two drivers at the moment is recognized, too."""
+    A GPU without a driver counts, because it may be between two drivers now.
+    """
     driver, module = _MANAGER.get(
         pci.identifier(kernel, address, 'vendor'), ('', ''))
     if not driver or bound not in (None, driver) or not kernel.exists(module):

@@ -40,8 +40,8 @@ class SlotDriver(base.PciDriver):
         """
 
     def company(self, address: str) -> tuple[str, ...]:
-        """Return the company of a device: the functions of the slot that go to
-        the same server, in any IOMMU group."""
+        """Return the *company* of a device: the functions of its slot, of any
+        IOMMU group, that go to the same server."""
         return tuple(
             function for function in pci.siblings(self.kernel, address)
             if not pci.physical_function(self.kernel, function)
@@ -49,8 +49,9 @@ class SlotDriver(base.PciDriver):
 
     def checked_company(self, address: str,
                         ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the company of a device, and its companions: the part of the
-        company in the IOMMU group of the device, which the guest gets.
+        """Return the company of a device, and its companions. The companions
+        are the part of the company in the IOMMU group of the device: the guest
+        gets them.
 
         :raises Defect: the host or a guest uses a function of the company.
         """
@@ -63,7 +64,8 @@ class SlotDriver(base.PciDriver):
         return company, self._companions(address, company)
 
     def way_out(self, address: str) -> str:
-        """Return the remedy for the operator, as the end of a sentence."""
+        """Return what the operator can do if a function of the company is in
+        use, as the end of a sentence."""
         return ': end that'
 
     def _companions(self, address, company):
@@ -111,10 +113,10 @@ class SlotDriver(base.PciDriver):
     def prepare(self, device, handle, created_type, fresh, use):
         """Bind the company to VFIO, and activate the partition of a set.
 
-        A starting guest gets all functions of an IOMMU group at once. A
-        running guest, for example after a resume, gets them one by one, but
-        the group must be viable before the first function. Functions in other
-        groups are bound to VFIO as well.
+        A guest that starts gets all functions of an IOMMU group at once. A
+        guest that runs, for example after a resume, gets them one by one, and
+        the first one only if all functions of the group are bound to VFIO.
+        Functions in other groups are bound to VFIO as well.
 
         :raises DeviceUnavailable: the host or another guest uses a function.
         :raises DeviceError: the kernel refused.

@@ -28,8 +28,8 @@ def missing(kernel, pf: str) -> int:
     """Return the number of VFs that must be created for a PF.
 
     :raises ConfigurationError: more VFs are requested than the PF supports.
-    :raises DeviceError: the PF has another number of VFs, or does not report
-        the number.
+    :raises DeviceError: the PF already has VFs, but not the requested number,
+        or does not report the number.
     """
     count = wanted().get(pf, 0)
     if not count:
@@ -55,7 +55,7 @@ def missing(kernel, pf: str) -> int:
 
 
 def make(kernel, pf: str) -> None:
-    """Create the requested VFs of a PF without binding them to host drivers,
+    """Create the requested VFs of a PF. They are not bound to host drivers,
     which must not read data of a server before a reset.
 
     :raises AcceleratorError: see missing(), or the kernel refused.

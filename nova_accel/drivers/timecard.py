@@ -246,8 +246,9 @@ class TimecardDriver(base.PciDriver):
         return traits
 
     def _resettable(self, device):
-        """Return the device if it can be reset; see the base class. The method
-        pm, a change of the power state, does not reset an FPGA."""
+        """Return the device if it can be reset; see the base class. The reset
+        method pm, a change of the power state, does not count, because an FPGA
+        survives it."""
         for handle in device.handles:
             if self.is_reset(device, handle) and pci.reset_methods(
                     self.kernel, handle.address) == ('pm',):
@@ -261,7 +262,8 @@ class TimecardDriver(base.PciDriver):
     # What servers get
 
     def release(self, device, handle, created_type, use):
-        """Reset the card, compare it with its record, restore its settings.
+        """Reset the card, compare it with its record, and restore its
+        settings.
 
         Only values that the host has read before can be compared.
 
@@ -315,7 +317,7 @@ class TimecardDriver(base.PciDriver):
                 f'accepts it.')
 
     def _restore(self, address, before, now) -> int:
-        """Restore changed settings, and stop signals.
+        """Restore changed settings, and stop the generators of signals.
 
         :returns: number of settings that had changed.
         """
@@ -346,8 +348,9 @@ class TimecardDriver(base.PciDriver):
 
 
 def _unseen(device, before):
-    """Return a card that is bound to vfio-pci, which the host cannot read:
-    with the identity from before, and without traits of its state."""
+    """Return a card that the host cannot read, because it is bound to
+    vfio-pci: with the identity of the last report, and without traits of its
+    state."""
     if before is None:
         return device
     return dataclasses.replace(

@@ -150,7 +150,8 @@ class VgpuDriver(base.PciDriver):
                 f'{elsewhere} before it starts.')
 
     def _share_out(self, address):
-        """Write the quota of each VF of a GPU before its VFs are created."""
+        """Write the quotas that each VF of a GPU gets, before the VFs are
+        created."""
         if not sriov.missing(self.kernel, address):
             return
         for name, value in wanted_quotas().get(address, {}).items():
@@ -497,8 +498,9 @@ class VgpuDriver(base.PciDriver):
             device, handle.address).get(current, _vendor_name(current))
 
     def moved(self, handle, before, now):
-        """Return a handle with its new name after its parent was renamed; see
-        the base class."""
+        """Return a handle with its new name after its device got another
+        address; see the base class. The UUID of a mediated device depends on
+        this address."""
         found = super().moved(handle, before, now)
         number = _slots(handle.parent or before).get(handle.address)
         if handle.type is not model.HandleType.MDEV or number is None:
@@ -604,8 +606,8 @@ class VgpuDriver(base.PciDriver):
             pci.path(vf, 'nvidia/creatable_vgpu_types')))
 
     def _types_of_vf(self, device, vf) -> dict[str, str]:
-        """Return number -> trait of all types that a VF can become now, and of
-        types that the device reported before."""
+        """Return number -> trait, for the types that a VF can become now and
+        the types that the device reported before."""
         return {
             **{t.kernel_name.rpartition('-')[2]: t.trait
                for t in device.creatable if t.kernel_name},
@@ -615,10 +617,11 @@ class VgpuDriver(base.PciDriver):
     def _is_made(self, device, vf, current, created_type) -> bool:
         """Return whether a VF has the type of its server.
 
-        An unknown type counts as the server's type: a boot of the host, or
-        another driver, would have set it to 0.
+        If the trait of the present type is unknown, the type counts as the
+        server's: after a boot of the host, or under another driver, the VF
+        would have no type.
 
-        :param current: number of the present type.
+        :param current: number of the present type, '0' for no type.
         :param created_type: the server's type.
         """
         if current == '0' or not naming.is_custom(created_type):
@@ -673,8 +676,8 @@ class VgpuDriver(base.PciDriver):
 
 
 def _made_by(device) -> str:
-    """Return the tool that creates the VFs of a GPU, or '' if nova-compute
-    does.
+    """Return how the operator creates the VFs of a GPU with a tool of its
+    vendor, as a part of a sentence, or '' if nova-compute creates them.
 
     gim has no sriov_configure (gim_driver in gim_drv.c of
     amd/MxGPU-Virtualization).
@@ -687,7 +690,8 @@ def _made_by(device) -> str:
 def _within_room(offer: _Offer, traits: Mapping[str, str],
                  before: model.Device | None) -> _Offer:
     """Return the offer of NVIDIA's VFs, limited to the vGPUs that fit into the
-    free memory. It is unchanged if the size of a type in use is unknown.
+    free memory. If the size of a type in use is unknown, return the offer
+    unchanged.
 
     A VF reports only whether one more vGPU has room (kernel/hypeman pull
     request 383). The size of the GPU's memory is taken from the largest type
@@ -744,8 +748,8 @@ def _gigabytes(trait: str) -> int:
 
 
 def _size(trait: str) -> int:
-    """Return the GB of a type that shares the GPU's memory with others, or 0
-    for a type with MIG."""
+    """Return the GB of GPU memory that a vGPU of a type occupies, or 0 for a
+    type with MIG."""
     return 0 if _MIG_BACKED.search(trait) else _gigabytes(trait)
 
 
@@ -785,8 +789,8 @@ def _way_on(fresh: bool) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _slots(parent) -> Mapping[str, int]:
-    """Return UUID -> number of all mediated devices that prepare() can create
-    on a parent."""
+    """Return UUID -> number, for all mediated devices that prepare() can
+    create on a parent."""
     return {str(uuid.uuid5(_NAMESPACE, f'{parent}/{number}')): number
             for number in range(_SLOTS)}
 
@@ -805,8 +809,8 @@ def _catalog(text) -> dict[str, str]:
 
 
 def _vendor_name(number) -> str:
-    """Return the vendor's name of a type from its number, as for mediated
-    devices."""
+    """Return the name of a type from its number: 'nvidia-558', as the kernel
+    names the types of mediated devices."""
     return f'nvidia-{int(number)}'
 
 

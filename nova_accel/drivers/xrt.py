@@ -167,8 +167,9 @@ class XrtDriver(base.PciDriver):
             for name in (MANAGEMENT_DRIVER, USER_DRIVER)))
 
     def state(self, address):
-        """Return a value that differs at each call while the mailbox must be
-        closed; see the base class."""
+        """Return a value that also changes with the mailbox and the loaded
+        function; see the base class. While the mailbox must be closed, the
+        value differs at each call, and the card is examined."""
         found = super().state(address)
         try:
             return (*found, self._refused(address), self._layout(address),
@@ -219,8 +220,8 @@ class XrtDriver(base.PciDriver):
         return dataclasses.replace(device, regions=(region,))
 
     def _quarantined(self, device, before, reason):
-        """Return the quarantined device, and whether its mailbox is open; see
-        the base class."""
+        """Return the quarantined device, with guest_can_reprogram as the
+        mailbox permits; see the base class."""
         return self._with_mailbox(
             super()._quarantined(device, before, reason))
 
@@ -352,8 +353,8 @@ class XrtDriver(base.PciDriver):
         """Return the UUID of the interface that an xclbin must be built for,
         or None if the shell reports none.
 
-        It is in the last line. An earlier line has the interface of the base,
-        for which the shell itself is built.
+        This interface is in the last line of the attribute. An earlier line
+        has the interface of the base, for which the shell itself is built.
         """
         try:
             return self._last_uuid(address, 'interface_uuids')
@@ -374,8 +375,9 @@ class XrtDriver(base.PciDriver):
         return self._number(address, MAILBOX) or 0
 
     def _takes(self, address, requests) -> bool:
-        """Return whether the mailbox accepts any request of this mask together
-        with the guest's own data."""
+        """Return whether the mailbox accepts a harmful request of this mask.
+        With FETCH, the FETCHED_REQUESTS are harmless, because xclmgmt loads
+        only files of the host for them."""
         harmless = self._refused(address)
         if self._number(address, FETCH):
             harmless |= FETCHED_REQUESTS
@@ -417,9 +419,9 @@ class XrtDriver(base.PciDriver):
     # What servers get
 
     def prepare(self, device, handle, created_type, fresh, use):
-        """Close the mailbox, because xclmgmt may have been bound again since
-        the last examination; see the base class. If the server had the card
-        already, confine() closes it."""
+        """Close the mailbox for a new server, because xclmgmt may have been
+        bound again since the last examination; see the base class. If the
+        server had the card before, confine() closes the mailbox."""
         problem = self._close_mailbox(device.address) if fresh else ''
         if problem:
             raise exception.DeviceUnavailable(
@@ -455,9 +457,10 @@ class XrtDriver(base.PciDriver):
     def _file_interface(self, address) -> str | None:
         """Return the interface UUID in the names of files that xclmgmt loads.
 
-        It is the first interface of the shell, in the second line; the first
-        line has the interface of the base (interface_uuids_show() in
-        mgmt-sysfs.c, xclmgmt_get_interface_uuid() in mgmt-utils.c).
+        This is the second line of the attribute, the first interface of the
+        shell. The first line has the interface of the base
+        (interface_uuids_show() in mgmt-sysfs.c, xclmgmt_get_interface_uuid()
+        in mgmt-utils.c).
         """
         try:
             lines = self.kernel.read(
@@ -470,7 +473,7 @@ class XrtDriver(base.PciDriver):
         """Return the function that xocl has loaded, or None if it has loaded
         none, or is not bound.
 
-        Each slot has a line; the first line is the FPGA's.
+        The attribute has a line for each slot. The first line is for the FPGA.
         """
         try:
             lines = self.kernel.read(pci.path(user, 'xclbinuuid')).split()
@@ -513,7 +516,7 @@ class XrtDriver(base.PciDriver):
         return xclbin.parse(path, name)
 
     def program(self, device, region, bitstream):
-        """See the base class.
+        """Program the user partition; see the base class.
 
         :raises IncompatibleBitstream: the bitstream is for another shell than
             the card has now; nothing was changed.
@@ -551,8 +554,8 @@ class XrtDriver(base.PciDriver):
             raise
 
     def _offer(self, what, address, bitstream):
-        """Place the bitstream where a guest's request finds it, before
-        programming: no guest can use the function without the file."""
+        """Write the bitstream, before programming, to the file that a guest's
+        request loads. Without the file no guest can use the function."""
         if self._is_the_guests(address):
             return
         try:
@@ -601,7 +604,8 @@ class XrtDriver(base.PciDriver):
             return False
 
     def _forget_shown(self, what, user, bitstream):
-        """Make xocl forget its function, which is about to be replaced."""
+        """Bind xocl again before programming, if it shows another function.
+        Otherwise it would show this function afterwards, too."""
         try:
             if self._shown(user) not in (None, bitstream.function_uuid):
                 self.kernel.rebind(user, USER_DRIVER)
@@ -631,7 +635,8 @@ class XrtDriver(base.PciDriver):
                 f'reset if others fail as well.') from e
 
     def _read_back(self, what, address, user, bitstream) -> str:
-        """Return the programmed function.
+        """Return the programmed function, after a comparison with what the
+        drivers show.
 
         :raises ProgrammingFailed: the drivers show another function.
         """

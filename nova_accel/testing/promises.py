@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The sentences of drivers.base about methods, as their docstrings have them.
+"""Sentences of the contract, as the docstrings of drivers.base have them.
 """
 
 import typing
@@ -15,8 +15,8 @@ class Promise(typing.NamedTuple):
 
 
 CHECK_OPTIONS = Promise(
-    'check_options', 'nova-accel check calls this, too: it reads only what '
-    'find() reads, and changes nothing.')
+    'check_options', 'nova-accel check also calls this method, which hence '
+    'reads only what find() reads, and changes nothing.')
 CHECK = Promise(
     'check', 'Reads only, with or without privileges.')
 CONFIGURE = Promise(
@@ -29,8 +29,8 @@ FIND_IN_MEMORY = Promise(
     'ids and classes of PCI functions) and touches no device, '
     'because a hanging device must not hide the others.')
 EXAMINE = Promise(
-    'examine', "Return the present state of a device; None if it is not this "
-    "driver's.")
+    'examine', 'Return the present state of a device, or None if the device '
+    'does not belong to this driver.')
 EXAMINE_ONLY = Promise('examine', 'Changes nothing.')
 EXAMINE_HANGS = Promise(
     'examine', 'May block for ever, which affects this device only.')
@@ -38,44 +38,44 @@ DEFECT = Promise(
     'examine', 'A defective device is returned with health QUARANTINED and '
     'the reason')
 DEFECT_ENDS = Promise(
-    'examine', 'After the end of a defect, the device must equal the one '
+    'examine', 'After the end of a defect, the device must equal the device '
     'from before the defect.')
 OF_A_GUEST = Promise(
     'examine', 'If a guest has the device (bound to vfio-pci) and the host '
-    'cannot examine it, return before.')
+    'cannot examine it, return ``before``.')
 NAMES = Promise(
-    'examine', 'Placement must accept its type and traits; traits that '
+    'examine', 'Placement must accept the type and the traits; traits that '
     'os-traits lacks begin with ``CUSTOM_``.')
 FINGERPRINT = Promise(
-    'fingerprint', 'Return a cheap value that changes whenever find() or '
-    'examine() would return something else.')
+    'fingerprint', 'Return a cheap value that changes whenever the result of '
+    'find() or examine() would change.')
 FINGERPRINT_CHEAP = Promise(
-    'fingerprint', 'No subprocess, a handful of directory listings, no '
-    'attributes of devices.')
+    'fingerprint', 'Runs no subprocess, reads no attributes of devices, and '
+    'lists only a few directories.')
 STATE = Promise(
     'state', 'Return a cheap value that changes whenever the result of '
-    'examine() for one device would change without a change of '
-    'fingerprint().')
+    'examine() for this device would change and fingerprint() does not '
+    'change.')
 HEALTH = Promise(
     'health', 'Read the health of a device, as signals of '
     'nova_accel.health.signals.')
 SERIAL = Promise(
     'serial', 'The number is unique, and stays with the card in any slot.')
 ANSWERS = Promise(
-    'answers', 'Return whether an unhealthy device still does what its '
-    'server needs to start.')
+    'answers', 'Return whether an unhealthy device works well enough that '
+    'the server that has the device can start.')
 PREPARE = Promise(
     'prepare', 'Called for a handle that a server was given, and again before '
     'each start of its guest')
 RELEASE = Promise('release', 'Undo prepare(): the next server must find '
-                             'nothing of this one.')
+                             'nothing of this server.')
 RELEASE_POLICY = Promise(
     'release', 'Cleans as handover.policy() of the operator requires.')
 RELEASE_RETURNS = Promise(
     'release', 'what was done, in a few words for the journal of hand-overs')
 RELEASE_AGAIN = Promise(
-    'release', 'it is called again later, and no server is given the handle '
-    'until then.')
+    'release', 'release() is called again later, and no server gets the '
+    'handle until then.')
 RESET_REGION = Promise(
     'reset_region', 'Reset the user logic of a region after a server.')
 READ_BITSTREAM = Promise(
