@@ -37,7 +37,7 @@ class {name}(testing.DriverTestCase):
 
 
 class Case(unittest.TestCase):
-    """See nova_accel.testing.DriverTestCase."""
+    """The attributes, the simulated host and the helpers of DriverTestCase."""
 
     # Attributes and methods that a driver's author provides
 
@@ -64,15 +64,15 @@ class Case(unittest.TestCase):
         return None
 
     def soil(self, handle: model.AttachHandle) -> None:
-        """Write data to a handle like the guest that has it."""
+        """Write data to a handle, as the guest of a server does."""
         if handle.type is model.HandleType.PCI:
             for function in handle.addresses:
                 self.kernel.guest_writes(
                     function, **dict.fromkeys(self.LEAVES, 'of a server'))
 
     def remains(self, handle: model.AttachHandle) -> typing.Collection[str]:
-        """Return data of another server that a guest could read in a handle.
-        """
+        """Return the data of earlier servers that a guest can read in a
+        handle."""
         return {left for function in handle.addresses
                 for left in self.kernel.guest_reads(function)
                 } if handle.type is model.HandleType.PCI else ()
@@ -173,8 +173,8 @@ class Case(unittest.TestCase):
         self.driver = self.DRIVER(self.kernel)
 
     def discover(self, known=None) -> dict[str, model.Device]:
-        """Return the devices that the driver finds. Check each value against
-        the contract before."""
+        """Return the devices that the driver finds, after a check of each
+        return value against the contract."""
         with self.promise(promises.FIND):
             addresses = contract.addresses(self.name, self.driver.find())
         found = {}
@@ -193,8 +193,8 @@ class Case(unittest.TestCase):
                 self.name, address, self.driver.confine(device))
 
     def look_again(self, address) -> model.Device | None:
-        """Examine a device again, with the last report that nova-compute has.
-        """
+        """Examine a device again, with the report that nova-compute would
+        pass."""
         before, serial = self.known[address], self._serial(address)
         if serial and serial != self.serials[address]:
             # as in the scanner: the record belongs to the card, not the slot
@@ -266,7 +266,8 @@ class Case(unittest.TestCase):
 
     @contextlib.contextmanager
     def promise(self, promise: promises.Promise, about: str = ''):
-        """Fail with a sentence of the contract if the context raises."""
+        """Fail if the context raises an error, and quote a sentence of the
+        contract."""
         try:
             yield
         except unittest.SkipTest:
@@ -291,7 +292,8 @@ class Case(unittest.TestCase):
 
 
 def _is_opened(handle) -> bool:
-    """Return whether a handle has a VFIO driver before a guest gets it."""
+    """Return whether a guest only opens the handle, which already has a VFIO
+    driver."""
     return handle.type is model.HandleType.MDEV or not handle.managed
 
 

@@ -128,7 +128,8 @@ class DiscoveryTests(base.Case):
         return range(1, watched.steps + 1)
 
     def killed(self, number, call):
-        """Kill nova-compute after a number of changes, and start it again."""
+        """Make a call, kill nova-compute during it after a number of changes,
+        and start nova-compute again."""
         try:
             with self.kernel.watch(kill_after=number):
                 call()
@@ -184,8 +185,8 @@ class DiscoveryTests(base.Case):
                     'the card was exchanged for another one')
 
     def test_exchanged_cards(self):
-        """After two cards are exchanged, neither card has reports of the other
-        one."""
+        """After two cards are exchanged, no report of one applies to the
+        other."""
         if not self._exchange():
             self.skipTest('The cards cannot be exchanged.')
         self.driver.configure()
@@ -206,7 +207,8 @@ class DiscoveryTests(base.Case):
         self.assertSame(self.examine(address), self.look_again(address))
 
     def _exchange(self) -> bool:
-        """Exchange two cards. Return False if they are not in slots."""
+        """Exchange the first two cards. Return False if they are not in slots.
+        """
         one, other = self.one.address, self.other.address
         if not pci.ADDRESS.fullmatch(one) or not pci.ADDRESS.fullmatch(other):
             return False

@@ -22,7 +22,8 @@ class Hung(BaseException):
 
 
 def _written(host, state) -> str:
-    """Return the state of a host without the parts that reading it changes."""
+    """Return the state of a host without the parts that a mere read changes.
+    """
     return json.dumps({**state, 'cards': {
         address: {key: value for key, value in mine.items()
                   if key not in host.cards[address].READ}
@@ -30,7 +31,8 @@ def _written(host, state) -> str:
 
 
 class Kernel(sim.SimulatedKernel):
-    """Counts the changes that a driver makes, and interrupts it on demand.
+    """A simulated kernel that counts the changes that a driver makes, and
+    interrupts the driver on demand.
 
     A change is an operation that changes the state of a card or of the kernel.
     A read or an operation that would hang raises Hung.
@@ -50,9 +52,9 @@ class Kernel(sim.SimulatedKernel):
 
     @contextlib.contextmanager
     def watch(self, kill_after: int = 0, fail_at: int = 0):
-        """Count changes from now on, beginning with 1.
+        """Count the changes inside the context, beginning with 1.
 
-        :param kill_after: number of the change after which to raise Killed,
+        :param kill_after: number of the change after which Killed is raised,
             and again at each later use of the kernel.
         :param fail_at: number of the change that fails with EIO.
         """

@@ -28,7 +28,8 @@ class ServerTests(discovery.DiscoveryTests):
 
     @staticmethod
     def type_of(device) -> str | None:
-        """Return the type to create a handle as, or None if it needs none."""
+        """Return the type as which to create the handles of a device, or None
+        for a device whose handles are not created."""
         return next((type_.name for type_ in device.creatable
                      if type_.available), None)
 
@@ -60,8 +61,8 @@ class ServerTests(discovery.DiscoveryTests):
                 yield device, handle
 
     def serve(self, device, handle):
-        """Simulate a server that writes to a handle and is deleted. Return the
-        value that the driver remembered."""
+        """Simulate a server that writes to a handle. Return the value that the
+        driver remembered, to release the handle with it."""
         self.prepare(device, handle)
         memory = self.memory
         with self.guest(handle):
@@ -235,8 +236,8 @@ class ServerTests(discovery.DiscoveryTests):
                     f'{function} was bound to vfio-pci before')
 
     def _is_offered(self, address, handle) -> bool:
-        """Return whether the driver offers a handle of a device that is new to
-        it."""
+        """Return whether the driver offers a handle if it has not seen the
+        device before."""
         found = self.examine(address)
         if found is None:
             return False
@@ -273,7 +274,11 @@ class ServerTests(discovery.DiscoveryTests):
             self.assertUndone(device, handle, settings)
 
     def _killed_after(self, device, handle, number) -> bool:
-        """:returns: whether release() reached the change with this number."""
+        """Kill nova-compute after a change during a server's life and its
+        release.
+
+        :returns: whether there were as many changes as the number.
+        """
         self.memory = None
         try:
             with self.kernel.watch(kill_after=number):
@@ -348,7 +353,8 @@ class ServerTests(discovery.DiscoveryTests):
                     self.assertEnded()
 
     def _serve_and_program(self):
-        """Run a server and program a region; failures are the driver's."""
+        """Run a server, and program a region. Errors that the driver raises
+        are not caught."""
         device, handle = self.one, self.one.all_handles[0]
         region = self.region_of(device, handle)
         with self.kernel.watch():
