@@ -124,8 +124,8 @@ class DeviceTable:
         return where, now.devices.get(address)
 
     def moved(self) -> dict[str, str]:
-        """Return claims whose cards are at other addresses now: uuid -> the
-        present address."""
+        """Return uuid of a claim -> present address of its card, for claims
+        whose cards are at other addresses now."""
         return {uuid: device.address for uuid, (where, device)
                 in self._now().places.items() if where is identity.Where.MOVED}
 
