@@ -96,14 +96,14 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
                 gone: Iterable[model.Claim],
                 todo: Iterable[values.Unsettled],
                 seen: Iterable[tuple[str, int]]) -> None:
-        """Write claims that are missing in this store, because it is new or an
-        older copy, but stored with the guests.
+        """Write claims that guests carry and this store lacks, because the
+        store is new or an older copy.
 
         :param claims: claims to write.
         :param gone: claims to remove, because they were replaced or ended.
         :param todo: rows of unsettled devices to add.
-        :param seen: (run, count) of guests: the store has these changes then;
-            see store.lineage.
+        :param seen: pairs (run, count) that the guests carry, and that the
+            history of this store must contain (store.lineage).
         """
         with self._transaction() as db, self._facts(db):
             for row in todo:

@@ -131,8 +131,8 @@ def _unsettled(row, settled):
 
 
 def settle(db: sqlite3.Connection, row: values.Unsettled) -> None:
-    """Remove the hold of a card that may contain data of a server: the card is
-    clean, or has a claim of the data's server."""
+    """Remove the hold of a card that may contain data of a server, because the
+    card is clean, or because the server of the data has a claim."""
     if row.serial:
         which = 'serial = :serial'
     elif row.by_address and not row.moved:

@@ -98,8 +98,8 @@ class Journal(file.File):
         """Return the numbers of a project's attempts to program that run or
         have failed.
 
-        :param seconds: attempts that began or failed earlier than this are
-            omitted.
+        :param seconds: maximum age of an attempt, counted from its begin, or
+            from its failure.
 
         An attempt from before the last boot of the host counts as if it had
         failed at the boot.
@@ -116,7 +116,8 @@ class Journal(file.File):
         If nova-compute is killed, the attempt counts as a failure at its
         beginning.
 
-        :param seconds: earlier attempts of this age are dropped.
+        :param seconds: maximum age of earlier attempts; older ones are
+            dropped.
         :returns: the number of the attempt.
         """
         with self._transaction() as db:
@@ -178,10 +179,11 @@ class Journal(file.File):
     def add_handover(self, handover: values.Handover) -> None:
         """Write a hand-over, and drop old hand-overs of the card.
 
-        The newest MOST_HANDOVERS of the card are always kept, and at most
-        MOST_IN_THAT_TIME for DAYS_OF_HANDOVERS. A failed hand-over replaces
-        the previous failure of the same server and handle. Hence repeated
-        errors do not displace other hand-overs.
+        The newest MOST_HANDOVERS of the card are always kept. Further
+        hand-overs are kept for DAYS_OF_HANDOVERS, at most MOST_IN_THAT_TIME in
+        all. A failed hand-over replaces the previous failure of the same
+        server and handle. Hence repeated errors do not displace other
+        hand-overs.
         """
         with self._transaction() as db:
             if handover.failed:
@@ -211,7 +213,7 @@ class Journal(file.File):
 
     def vouching(self, card: str, handle: str = '') -> values.Handover | None:
         """Return the newest hand-over after which a handle was released, or
-        None. It shows the next owner how the handle was cleaned.
+        None. This hand-over shows the next owner how the handle was cleaned.
 
         :param card: values.Handover.card.
         :param handle: address of the handle, or '' for any handle of the card.

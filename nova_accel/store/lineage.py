@@ -4,7 +4,7 @@
 Each process that changes claims is a *run*, and counts its changes. The
 metadata of a guest has its claims, with the run and the count of their last
 change. A store that does not have the run, or has a lower count for the run,
-lacks changes of these claims.
+lacks changes of these claims: it is an older copy, or another store.
 """
 
 import sqlite3

@@ -66,8 +66,8 @@ def arriving(db: sqlite3.Connection, address: str, serial: str,
     """Return the row of a card that arrives at an address.
 
     The row has the serial number of the card, or its product and its ports or
-    address. If none does, return the row that has only the address, and add it
-    if necessary.
+    address. If no row does, return the row that has only the address, and add
+    this row if necessary.
     """
     if db.execute('SELECT 1 FROM cards WHERE serial = ?', (serial,)).fetchone(
             ) if serial else _without_serial(db, address, ids, ports):
@@ -137,7 +137,7 @@ def copy(db: sqlite3.Connection, number: int) -> int:
 
 def take(db: sqlite3.Connection, number: int, serial: str) -> int | None:
     """Store the serial number that a card reports now. If an absent card has
-    this number, it is the same card, and its row is removed.
+    the number, it is the same card, and the row of the absent card is removed.
 
     :returns: the removed row, or None.
     """

@@ -126,9 +126,9 @@ class Uses(lineage.History):
 
     def _follow_uses(self, db, before: Iterable[model.Claim],
                      after: Iterable[model.Claim]) -> None:
-        """End the uses of claims that were removed or do not belong to their
-        servers any more, and begin a row for claims that belong to them again.
-        The use of a new claim gets its row at the next count."""
+        """End the uses of claims that were removed, or do not belong to their
+        servers any more. Begin a row for claims that belong to their servers
+        again. The use of a new claim gets its row at the next count."""
         old = {claim.uuid: claim for claim in before}
         new = {claim.uuid: claim for claim in after}
         now = _Now.read()

@@ -141,8 +141,8 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """A card that is not at the last address in its row, with its stored
-    facts."""
+    """The stored facts about a card that is absent, or has left its stored
+    address."""
 
     #: its serial is '' if it is unknown, or other cards of the host had it
     key: model.CardKey
@@ -165,8 +165,9 @@ LONGEST_REASON = 200
 
 @dataclasses.dataclass(frozen=True)
 class Disabled:
-    """A row of a disabled device, which the operator or, because of a health
-    finding, nova-compute has disabled until nova-accel enable.
+    """A row of a device that the operator, or nova-compute because of a health
+    finding, has disabled or will disable. The row lasts until nova-accel
+    enable.
 
     inventory.identity.disabled() finds the device of the row.
     """
