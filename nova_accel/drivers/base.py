@@ -51,7 +51,7 @@ WHOLE_CARDS = '[accel] whole_cards'
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A server's use of a handle, as far as the driver needs to know it.
+    """A server's use of a handle, as far as it matters to the driver.
 
     The use is stored with the server's claim on the handle, and survives a
     crash and a boot of the host. It is lost with the claim store.

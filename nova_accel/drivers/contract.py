@@ -47,10 +47,10 @@ def sets_up(driver: type[base.AcceleratorDriver]) -> bool:
 
 
 def check_class(name: str, driver: type[base.AcceleratorDriver]) -> None:
-    """Check that a class states by its methods and attributes how its devices
+    """Check that the methods and attributes of a class state how its devices
     are cleaned.
 
-    :raises UnusableDriver: the class does not state it.
+    :raises UnusableDriver: they do not state it, or contradict each other.
     """
     has, remedy = _ambiguous(driver)
     if has:

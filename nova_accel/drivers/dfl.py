@@ -2,14 +2,14 @@
 """FPGAs on the DFL drivers of Linux: Intel PAC, Silicom N5010.
 
 A card is a PCI function with an FME (the management engine) and up to four
-ports; each port is a region, programmed alone. A port can be assigned to a VF,
-which has a port but no FME. Guests get VFs: the PF has the FME, which programs
-every port, and the controller of the card's flash. A guest gets the PF only if
-[accel] whole_cards has its address.
+ports. Each port is a region, programmed alone. A port can be assigned to a VF,
+which has a port but no FME. Guests get only VFs, because the PF has the FME,
+which programs every port, and the controller of the card's flash. A guest gets
+the PF only if [accel] whole_cards has its address.
 
-A board of OFS has a *slot*: its port stays with the PF and has no AFU. The AFU
-of the slot has a VF for each of its interfaces; the registers of the first VF
-show the function. A guest gets all of these VFs as one accelerator. The
+A board of OFS has a *slot*. The port of the slot stays with the PF and has no
+AFU. The AFU of the slot has a VF for each of its interfaces. The registers of
+the first VF show the function. A guest gets all VFs as one accelerator. The
 further physical functions of the board are parts of it; the first one has the
 FME.
 

@@ -3,8 +3,8 @@
 
 Over the fabric a GPU reaches the memory of the others, bypassing every IOMMU.
 Therefore the operator decides for each device whether it is allocated alone or
-in a set. NVSwitches let a guest use only the partition that Fabric Manager has
-activated, before the guest starts. It has to be deactivated after the guest.
+in a set. NVSwitches let a guest use only an active partition. Fabric Manager
+must activate the partition before the guest starts, and deactivate it later.
 Fabric Manager reports the GPUs of a partition only by numbers of modules while
 the host has no driver for the GPUs. So the operator configures the module of
 each GPU, or a command that activates partitions.
@@ -100,9 +100,9 @@ def obstacle(kernel, device: model.Device, option: str,
     """Return why a device must not be offered, as a clause, or ''.
 
     :param option: name of the option with the rules.
-    :param found: the rules of the option. A rule permits to offer a connected
-        GPU only if it has the whole address, because a wildcard might include
-        GPUs that the operator did not expect.
+    :param found: the rules of the option. Only a rule with the whole address
+        permits to offer a connected GPU: a wildcard might include GPUs that
+        the operator did not expect.
     :raises OSError: sysfs cannot be read.
     """
     address = device.address
@@ -283,8 +283,8 @@ def _is_instinct(kernel, device) -> bool:
 
 
 def _joined(kernel, device) -> str:
-    """Return a clause that a link without an NVSwitch connects the GPU to
-    other GPUs, or ''."""
+    """Return a clause that XGMI, or NVLink without an NVSwitch, connects the
+    GPU to other GPUs, or ''."""
     hive_id = dict(device.record).get(_HIVE)
     if hive_id:
         return '' if hive_id == _NO_HIVE else 'XGMI joins it with other GPUs'
@@ -303,9 +303,8 @@ def _joined(kernel, device) -> str:
 
 
 def _switch(kernel, device) -> str:
-    """Return the address of an NVSwitch if NVSwitches connect the GPU with
-    others, a remark in place of the address if the host cannot see them, or
-    ''."""
+    """Return the NVSwitch that connects the GPU with others: its address, or a
+    remark if the host cannot see NVSwitches. Return '' if none connects it."""
     if (device.vendor_id != _NVIDIA or pci.class_code(
             kernel, device.address) >> 8 not in pci.DISPLAYS):
         return ''

@@ -309,10 +309,10 @@ class NvmeDriver(base.PciDriver):
             time.sleep(0.05)
 
     def _identity(self, address):
-        """Return (serial number, firmware revision, namespaces).
+        """Return (serial number, firmware revision, namespaces) of a disk.
 
-        None if the nvme driver does not have the disk, or has not started to
-        initialize it.
+        Return None if the nvme driver does not have the disk, or has not
+        initialized it yet.
         """
         top = self._controller(address)
         if not top or self.kernel.read(f'{top}/state') != 'live':
@@ -553,8 +553,8 @@ class NvmeDriver(base.PciDriver):
             yield signals.Reading('temperature', about='NVMe critical warning')
 
     def steps(self, device):
-        """Return the steps of recovery for a whole disk. Return {} for VFs, or
-        if the policy does not permit to clean the disk; see the base class."""
+        """Return the steps of recovery for a whole disk; see the base class.
+        Return {} for VFs, and under the policies none and operator."""
         handle, address = self.whole(device), device.address
         if handle is None or handover.policy(device) in (
                 Policy.NONE, Policy.OPERATOR):

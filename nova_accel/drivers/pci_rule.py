@@ -147,10 +147,10 @@ class PciRuleDriver(slot.SlotDriver):
     def recognize(self, address, before):
         """Return a function that a rule matches; see the base class.
 
-        A guest's function has the host driver vfio-pci, or a variant that
-        libvirt 10.0 and later choose. During a reset it has none. Hence the
-        ``driver`` of a rule is then not compared if the device was reported
-        before.
+        While a guest may have the function, its host driver is not compared
+        with the rule if the function was reported before. It then has
+        vfio-pci, a variant that libvirt 10.0 and later choose, or no driver
+        during a reset.
         """
         values = self._values(address)
         if _is_bridge(values):

@@ -74,9 +74,9 @@ class QatDriver(base.PciDriver):
 
     No directory of sysfs shows that a service changed, a card went down, or a
     heartbeat was lost, and the kernel checks a heartbeat only when it is read.
-    Therefore each card is examined every [accel] discovery_interval: three
-    attributes of sysfs and one of debugfs. A card that does not respond takes
-    longer: the kernel detects it at the third read.
+    Therefore each card is examined every [accel] discovery_interval, which
+    reads three attributes of sysfs and one of debugfs. A card that does not
+    respond is detected later, because the kernel reports it at the third read.
     """
 
     CONTRACT = base.CONTRACT

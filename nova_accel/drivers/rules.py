@@ -43,8 +43,8 @@ class Rule:
     pairs: Mapping[str, str]
 
     def matches(self, values: Mapping[str, str]) -> bool:
-        """Return whether the pairs of the rule match these values. Pairs with
-        a key that has no value are ignored."""
+        """Return whether the pairs of the rule match these values. Pairs whose
+        key is not in the values are ignored."""
         return all(fnmatch.fnmatchcase(values[key], pattern)
                    for key, pattern in self.pairs.items() if key in values)
 

@@ -14,16 +14,17 @@ applies if it exists, and xocl is bound again before it would be wrong.
 Otherwise the stored function applies while the management function shows that
 a function is loaded.
 
-A guest can have the card changed through a mailbox between the two functions.
-This driver closes these requests, unless [accel] whole_cards has the card. Two
-stay open, LOAD_XCLBIN and LOAD_SLOT_XCLBIN: since XRT 2.15 a guest has no
-compute unit before it has sent one of them (__icap_peer_xclbin_download() in
-icap.c). With config_xclbin_change at 1, xclmgmt uses only the UUID of the
-guest's data and programs the host's file of that UUID: this driver provides
-only the file of the loaded function (nova_accel.host.firmware). xclmgmt loses
-mask and attribute when it is bound, so each examination compares them. Until
-then a guest may have changed the card: confine() closes the mailbox after the
-store has recorded that it was open.
+A guest can have the card changed by requests to a mailbox between the two
+functions. This driver lets the mailbox refuse these requests, unless [accel]
+whole_cards has the card. It accepts only LOAD_XCLBIN and LOAD_SLOT_XCLBIN,
+because since XRT 2.15 a guest has no compute unit before it has sent one of
+them (__icap_peer_xclbin_download() in icap.c). With config_xclbin_change at 1,
+xclmgmt uses only the UUID of the guest's data, and programs the host's file of
+that UUID. This driver provides only the file of the loaded function
+(nova_accel.host.firmware). xclmgmt loses the mask of refused requests and the
+attribute config_xclbin_change when it is bound, so each examination checks
+both. If they were lost, a guest may have changed the card. Hence confine()
+closes the mailbox after the store has recorded that it was open.
 
 Source: XRT's kernel drivers (mgmt-core.c, mgmt-utils.c, mgmt-sysfs.c,
 xocl_sysfs.c, icap.c, mailbox.c, mailbox_proto.h), 2.21 of 2026, and its
