@@ -90,7 +90,8 @@ class ServerTests(discovery.DiscoveryTests):
     # Policies
 
     def test_policy_clear(self):
-        """clear: no data remains, and release() returns what was done."""
+        """Under the policy clear, no data remains, and release() returns what
+        was done."""
         for device, handle in self.each_handle():
             memory = self.serve(device, handle)
             with self.promise(promises.RELEASE_RETURNS, handle.address):
@@ -101,7 +102,7 @@ class ServerTests(discovery.DiscoveryTests):
                              f'{handle.address} under the policy clear')
 
     def test_policy_reset(self):
-        """reset: only data that survives a reset remains."""
+        """Under the policy reset, only data that survives a reset remains."""
         self.set_options(handover=['reset'])
         for device, handle in self.each_handle():
             memory = self.serve(device, handle)
@@ -115,7 +116,7 @@ class ServerTests(discovery.DiscoveryTests):
                   else {*self.LEAVES} - {_REGISTERS}))
 
     def test_policy_none(self):
-        """none and operator: release() does nothing."""
+        """Under the policies none and operator, release() does nothing."""
         for policy in 'none', 'operator':
             self.set_options(handover=[policy])
             for device, handle in self.each_handle():
@@ -129,7 +130,8 @@ class ServerTests(discovery.DiscoveryTests):
     # Kinds of releases
 
     def test_prepared_again(self):
-        """A guest starts again, even after a restart of nova-compute."""
+        """prepare() accepts a guest that starts again, even after a restart of
+        nova-compute."""
         for device, handle in self.each_handle():
             memory = self.serve(device, handle)
             self.start()
@@ -144,20 +146,21 @@ class ServerTests(discovery.DiscoveryTests):
                          f'{handle.address} after {about}')
 
     def test_build_that_failed(self):
-        """prepare() was called, but no guest got the handle."""
+        """release() cleans after a build that failed after prepare()."""
         for device, handle in self.each_handle():
             self.prepare(device, handle)
             self.clean(device, handle, self.memory, 'a build that failed')
 
     def test_memory_lost(self):
-        """The claim store with the remembered value was lost."""
+        """release() cleans even if the claim store with the remembered value
+        was lost."""
         for device, handle in self.each_handle():
             self.serve(device, handle)
             self.start()
             self.clean(device, handle, None, 'a lost claim store')
 
     def test_released_twice(self):
-        """release() is called again, because its end was not recorded."""
+        """release() can be called again if its first end was not recorded."""
         for device, handle in self.each_handle():
             memory = self.serve(device, handle)
             self.release(device, handle, memory)
