@@ -2,10 +2,8 @@
 """A compute host for tests, and the order in which Nova calls it."""
 
 import dataclasses
-import errno
 import logging
 import os
-import signal
 import tempfile
 import threading
 import time
@@ -208,12 +206,6 @@ class Host:
         """Nova writes that a server is on this host now."""
         self.cloud.set_server(uuid_, is_here=True)
 
-    def does_not_come(self, uuid_):
-        """Nova rolls a live migration back; this host does not hear of it.
-        """
-        self.cloud.allocate(uuid_, None)
-        self.cloud.delete_server(uuid_)
-
     def currents(self):
         """Servers that have something here."""
         return sorted(c.instance_uuid for c in self.holdings.all()
@@ -226,13 +218,6 @@ class Host:
 
     def scan(self):
         self.inventory.scanner.scan()
-
-    def minute_passes(self):
-        """What was under way has ended, and the next scan comes."""
-        ends = time.monotonic() + PATIENCE
-        while time.monotonic() < ends and limits.at_work():
-            time.sleep(0.01)
-        self.scan()
 
     def power_cut(self):
         """The host boots again; nova-compute has not started yet."""
@@ -283,56 +268,17 @@ class Host:
         order = command.withdraw_order(number, done)
         return order.answer if order.state in done else None
 
-    def withdraw_orders(self):
-        """Their commands have ended with nova-compute."""
-        command = self.command()
-        for order in command.orders():
-            command.withdraw_order(order.number, list(values.OrderState))
-
     def start_again(self, uuid_):
         if uuid_ not in self.cloud.running():
             self.start_guest(uuid_)
-
-    def go_and_come_back(self, uuid_):
-        self.revert(uuid_, self.migrate_away(uuid_))
-
-    def delete_moved(self, uuid_):
-        """A server is deleted of which a move on this host did not end."""
-        self.cloud.stop_guest(uuid_, undefine=True)
-        for role in model.Role:
-            self.guests.unplug(uuid_, role)
-        self.settle()
-        for consumer in uuid_, *self._moves_of(uuid_):
-            self.cloud.allocate(consumer, None)
 
     def _moves_of(self, uuid_):
         return [move for move, server in self.cloud.read().get(
             'moves', {}).items() if server == uuid_]
 
-    def revert_to_start(self, uuid_, migration):
-        """All of the revert of a resize on this host."""
-        self.revert_here(uuid_, migration)
-        self.start_guest(uuid_)
-
     def leave(self, uuid_):
         """The guest goes by a live migration, without its devices."""
         self.cloud.detach(uuid_, self.guests.handles(uuid_))
-
-    def attempt(self, name, *args):
-        """Take a step that may be refused; why, in a sentence."""
-        try:
-            getattr(self, name)(*args)
-        except exception.AcceleratorError as error:
-            return str(error)
-        except clouds.Unanswered as error:
-            # libvirt's or Nova's own, which Nova handles
-            return f'{error}.'
-        except OSError as error:
-            # libvirt does not find the device
-            if error.errno not in (errno.ENODEV, errno.ENOENT):
-                raise
-            return 'libvirt does not find the device.'
-        return None
 
     def come_back(self, uuid_):
         """The operator takes a move back, wherever it stands."""
@@ -352,43 +298,12 @@ class Host:
     def clean(self, name):
         self.maintenance.clean(name)
 
-    def ten_minutes_pass(self):
-        """Failed bitstreams of projects do not count any more."""
-        with self.store._transaction() as db:
-            db.execute('DELETE FROM attempts')
-
     def forget(self, address):
         """As if nothing had ever been programmed."""
         self.inventory.contents.forget(address, 0, model.OPERATOR)
 
-    def order_program(self, name, wanted):
-        self.maintenance.program(f'{name} {wanted}')
-
     def run_runtime(self):
         self.runtime.run()
-
-    def boot_and_sigterm(self, address, *boot):
-        """SIGTERM arrives while a card is programmed, which would take long.
-
-        :returns: (seconds until the build has ended, what it said).
-        """
-        self.kernel.set_fault(address, hang='program')
-        said = []
-
-        def build():
-            try:
-                self.boot(*boot)
-            except exception.AcceleratorError as error:
-                said.append(str(error))
-        building = threading.Thread(target=build)
-        building.start()
-        wait_until_programmed(self.kernel, address)
-        signal.signal(signal.SIGTERM,
-                      lambda number, frame: self.parts.close())
-        began = time.monotonic()
-        os.kill(os.getpid(), signal.SIGTERM)
-        building.join()
-        return time.monotonic() - began, said
 
     def heal(self, address):
         """The operator takes power from a card that hung, and gives it."""

@@ -33,9 +33,9 @@ from stevedore import extension
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import naming
-from tests.host import base
 from tests.host import faults
 from tests.host import outside
+from tests.host import steps
 from tests import limits
 
 
@@ -70,7 +70,7 @@ class Processes:
             of_the_start: bool = False):
         """Do steps in the nova-compute that runs; one is started if need be.
 
-        :param steps: [[name of a method of Host, argument ...] ...]
+        :param steps: [[name of a method of Steps, argument ...] ...]
         :param kill_at: the point at which the process is killed.
         :param of_the_start: another one is started, and points count from
             its start, not from the steps.
@@ -208,7 +208,7 @@ def _work(asked, points):
     """One nova-compute, until it is told to end."""
     for name, value in asked['options'].items():
         conf.CONF.set_override(name, value, group='accel')
-    host, failing = base.Host(asked['directory'], asked['path']), None
+    host, failing = steps.Steps(asked['directory'], asked['path']), None
     while asked:
         if 'fault' in asked:
             failing = failing or faults.Faults(
