@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Claim and prepare devices for servers: plug and resume.
 
-Two of the three calls of the os-acc specification, inside nova-compute; the
-third one, unplug, is in attach.guests.
+The os-acc specification has three calls, all inside nova-compute. Two are
+here, and attach.guests has the third, unplug.
 
 plug    Give a server its allocated devices: plan, release surplus claims,
         claim, program, prepare, bind, publish. If a step fails, undo the
@@ -72,9 +72,9 @@ class Accelerators:
         After an error the server holds what it held before.
 
         :param allocations: ``{provider uuid: {'resources': {class: n}}}``.
-        :param claimed: receives the new claims.
-        :param migration: uuid of the live migration that brings the server
-            to this host. All claims are then new, and for the migration.
+        :param claimed: a list to which the new claims are appended.
+        :param migration: uuid of the live migration that brings the server to
+            this host. All claims are then new, and belong to the migration.
         :returns: all claims of the server, or of the migration.
         :raises AcceleratorError: a subclass that names the reason.
         """
@@ -134,10 +134,10 @@ class Accelerators:
         return claims
 
     def _still_open(self, claims):
-        """Yield the claimed providers that still have free inventory.
+        """Yield the claimed providers that may still have free inventory.
 
-        They are reported at once, because the scheduler may choose them. Full
-        providers are reported periodically.
+        Placement must show their changes at once, because nova-scheduler may
+        choose these providers again. Full providers are reported periodically.
         """
         offered = self._inventory.offers.now()
         for part, mine in server_holdings.by_region(claims).items():
@@ -149,14 +149,16 @@ class Accelerators:
                  allocations: plan.Allocations, moving: bool = False) -> bool:
         """Return whether plug() would find the devices that the flavor demands.
 
-        Reads memory and the store, and claims nothing: Nova calls it under the
-        lock that each build needs. Handles that are being cleaned count as
-        free, because plug() waits for them.
+        Reads only memory and the store, because Nova calls this under the lock
+        that each build needs. Claims nothing. Handles that are being cleaned
+        count as free, because plug() waits for them.
 
-        :param server: its numa_nodes are the host nodes that its guest may use.
+        :param server: server.numa_nodes are the host nodes that the guest may
+            use.
         :param allocations: as for plug().
-        :param moving: True if the server moves, perhaps within this host. Its
-            present claims are then ignored, because the move sets them aside.
+        :param moving: True if the server moves, perhaps within this host. The
+            present claims of the server are then ignored, because the move
+            sets them aside.
         """
         try:
             self.would_get(server, allocations, moving)
@@ -192,8 +194,8 @@ class Accelerators:
         or unfinished.
 
         :param requests: at a rebuild, the requests of the flavor and the new
-            image. None: those of the flavor.
-        :param claimed: receives the new claims.
+            image. None stands for server.requests.
+        :param claimed: a list to which the new claims are appended.
         :raises AcceleratorError: the guest must not start.
         """
         requests = server.requests if requests is None else requests
@@ -220,7 +222,8 @@ class Accelerators:
         self._carry_out(context, server, steps, claimed)
 
     def _as_allocated(self, context, server, held):
-        """Return the plan for a server with missing or unfinished claims.
+        """Return the plan to start a server with missing or unfinished claims,
+        from its allocations in Placement.
 
         :raises AcceleratorError: the guest must not start.
         """

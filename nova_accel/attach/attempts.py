@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Limit the damage by bitstreams that owners of servers choose.
+"""Limit the damage of bitstreams that owners of servers choose.
 
-No other host tries a bitstream that failed, and a project has to wait after
-several failures. An attempt counts from before the card is touched until it
-has succeeded, or for FAILURE_SECONDS after it failed. The count is in the
-store and survives a restart.
+A bitstream that failed is not tried on another host, and a project must wait
+after several failed attempts. An attempt counts while it is under way, and
+after a failure for another FAILURE_SECONDS. The attempt is stored before the
+card is touched, so the count survives a restart.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Attempts:
     @contextlib.contextmanager
     def counted(self, project_id: str, image: str,
                 seconds: float) -> Iterator[loading.Step]:
-        """Count an attempt of a project.
+        """Count an attempt of a project to program an image.
 
         :param image: name of the image, for errors.
         :param seconds: maximum wait for attempts that are under way.
@@ -67,7 +67,8 @@ class Attempts:
             return number
 
     def _may_begin(self, project_id, image):
-        """Return whether fewer than MOST attempts are under way or failed.
+        """Return whether a project may begin an attempt now. The project must
+        wait while MOST of its attempts count.
 
         :raises DeviceUnavailable: MOST attempts have failed.
         """

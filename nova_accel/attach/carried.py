@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Convert the claims of a server to JSON for its guest, and parse them.
 
-A guest carries the claims of its server in its libvirt metadata, which no guest
-can change. If the claim store is lost, the claims are restored from there.
-Hence a text that is damaged or belongs to another compute host is refused as a
-whole.
+A guest carries the claims of its server in its libvirt metadata, which no
+guest can change. If the claim store is lost, the claims are restored from the
+metadata. Hence metadata that are damaged or belong to another compute host are
+refused as a whole.
 """
 
 from collections.abc import Collection
@@ -30,7 +30,8 @@ _OPTIONAL = {'restore_function', 'restore_bitstream', 'restore_origin',
 
 
 class Refused(Exception):
-    """The reason, as a clause, why the text of a guest is not used."""
+    """The text of a guest is not usable. The message is the reason, as a
+    clause."""
 
 
 class Carried(NamedTuple):
@@ -51,7 +52,7 @@ class Carried(NamedTuple):
 
 
 def as_text(carried: Carried) -> str:
-    """Return the text for the guest of a server."""
+    """Return claims as text for the metadata of a guest."""
     return json.dumps({
         'version': VERSION, 'node': carried.node, 'run': carried.run,
         'changes': carried.changes, 'claims': carried.content[1],

@@ -60,7 +60,8 @@ class Carrying:
                         'comparison', server_uuid, error)
 
     def run(self) -> None:
-        """Write the claims into each guest that lacks its present claims.
+        """Update the text in each guest whose text lacks the present claims of
+        its server.
 
         :raises Exception: libvirt does not answer.
         """

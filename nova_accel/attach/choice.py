@@ -39,8 +39,8 @@ class Choice:
             collections.Counter())
 
     def note_failed(self, handles: Iterable[model.AttachHandle]) -> None:
-        """Choose other equal handles first from now on, because a guest failed
-        to start with these handles."""
+        """Note that a guest failed to start with these handles. From now on,
+        equal handles without a failed start are chosen first."""
         known = {handle for device in self._inventory.devices.values()
                  for handle in device.all_handles}
         with self._inventory.claiming:
@@ -50,17 +50,21 @@ class Choice:
                 del self._failures[handle]
 
     def note_started(self, handles: Iterable[model.AttachHandle]) -> None:
-        """End the effect of note_failed(): a guest has started with them."""
+        """Note that a guest has started with these handles, which ends the
+        effect of note_failed()."""
         for handle in handles:
             self._failures.pop(handle, None)
 
     def choose(self, server, takes, kept, soon=()) -> Chosen:
-        """Choose free handles of all allocated providers together.
+        """Choose free handles from all allocated providers at once.
 
-        :param kept: claims that the server keeps.
-        :param soon: claims that end soon; their handles count as free.
+        :param takes: the allocated devices (plan.Take).
+        :param kept: claims that the server keeps. The new devices should be
+            close to the devices of these claims.
+        :param soon: claims that end soon. Their handles count as free.
         :returns: provider uuid -> one offer for each device allocated.
-        :raises DeviceUnavailable: too few are free.
+        :raises DeviceUnavailable: too few handles are free, or the free
+            devices are not as close as the flavor demands.
         """
         offered = self._inventory.offers.now({claim.uuid for claim in soon})
         amounts: dict = collections.Counter()
@@ -116,10 +120,11 @@ class Choice:
                    for found in chosen.values() for offer in found)
 
     def _by_preference(self, free, amounts):
-        """Yield sets of free offers of all providers, the preferred set first.
+        """Yield sets of the free offers of all providers, the best offers
+        first.
 
-        Each set contains the one before it. A later set is used only if no
-        choice from the earlier sets meets the limits, even if it is closer.
+        Each set contains the previous set. A choice from an earlier set that
+        meets the limits is taken, even if a later set has closer devices.
         """
         well = {uuid: _well(found, amounts[uuid])
                 for uuid, found in free.items()}
@@ -132,8 +137,8 @@ class Choice:
             yield free
 
     def _without_failures(self, free, amount):
-        """Return at least the needed number of offers of a provider: those
-        with the fewest failed starts of guests."""
+        """Return the offers of a provider with the fewest failed starts of
+        guests, but at least the needed number of offers."""
         failures = [self._failures[found.handle] for found in free]
         most = sorted(failures)[amount - 1]
         return [found for found, count in zip(free, failures)
@@ -153,8 +158,8 @@ class Choice:
                 if one.state is offers.State.FREE]
 
     def _not_outlasted(self, server, free):
-        """Return the offers whose planned work, if any, begins after the end
-        of the server; all offers if its flavor has no max_hours."""
+        """Return the offers of devices on which no work is planned before the
+        server ends. If the flavor has no max_hours, return all offers."""
         work = self._inventory.table.planned_work() if server.max_hours else {}
         return [found for found in free
                 if found.device.address not in work
@@ -162,15 +167,15 @@ class Choice:
                     -server.max_hours / 24)]
 
     def _place(self, address):
-        """Return the place (see model.Device.place) of a PCI device that Nova
+        """Return the place (model.Device.place) of a PCI device that Nova
         itself assigned."""
         return (pci.numa_node(self._kernel, address),
                 *pci.bridges(self._kernel, address), address)
 
 
 def _because(kind: holds.Kind, provider, offered) -> str:
-    """Return in brackets the reasons of the holds of one kind that handles of
-    a provider have, or '' without such holds."""
+    """Return why handles of a provider have holds of one kind: the reasons in
+    brackets, or '' if no handle has such a hold."""
     why = holds.reasons(
         hold for address in provider.addresses
         for offer in offered.of((address, provider.region_index))
@@ -183,9 +188,9 @@ def _is_suspect(offer):
 
 
 def _not_refused(free, wanted):
-    """Return the offers that match requests which forbid or require SUSPECT.
-    Placement does not show this trait if only some devices of a pool are
-    suspect. Hence the host checks it."""
+    """Return the offers that the requests accept. A request may forbid or
+    require the trait SUSPECT. If only some devices of a pool are suspect,
+    Placement does not show this trait. Hence the host checks the devices."""
     if any(naming.SUSPECT in one.forbidden for one in wanted):
         return [found for found in free if not _is_suspect(found)]
     if any(naming.SUSPECT in one.required for one in wanted):
@@ -195,14 +200,14 @@ def _not_refused(free, wanted):
 
 def _well(free, amount):
     """Return the offers that are not suspect and that the operator does not
-    plan to drain, or all offers if that leaves too few."""
+    plan to drain. If these are too few, return all offers."""
     well = [found for found in free if not (
         _is_suspect(found) or found.has(holds.Kind.PLANNED))]
     return well if len(well) >= amount else free
 
 
 def _limits(server: request.Server) -> Iterator[closeness.Limit | None]:
-    """Yield the limits for the devices of a server, the preferred one first.
+    """Yield the limits for the devices of a server, the preferred limit first.
     """
     affinity, nodes = server.affinity, server.numa_nodes
     limit = None
@@ -227,8 +232,8 @@ def _of_guest(server: request.Server) -> str:
 
 
 def _where(devices: Iterable[model.Device], by_root: bool) -> str:
-    """Return where free handles are, for example '2 GPU on node 0' or '2 GPU
-    below pci0000:3a'."""
+    """Return a text about where free handles are, for example '2 GPU on node
+    0' or '2 GPU below pci0000:3a'."""
     def place(device):
         if by_root:
             return f' below {device.bridges[0]}' if device.bridges else ''

@@ -46,7 +46,7 @@ class Claiming:
 
         :param consumer: uuid of the server, or of its migration, to which the
             devices are allocated.
-        :param taken: receives the claims.
+        :param taken: a list to which the claims are appended.
         :returns: each request with its claims.
         :raises AcceleratorError: nothing was claimed except the claims in
             taken.

@@ -52,9 +52,10 @@ class Regions:
         self._images = operators_images
 
     def look_after(self, claims: Sequence[model.Claim]) -> None:
-        """Read the content of a region that its guest could change.
+        """Read the content of a region before the region is cleaned.
 
-        Changed content counts as loaded by the guest's project.
+        If the guest could change the content, the content counts as loaded by
+        the guest's project.
 
         :param claims: as for clean().
         :raises DeviceUnavailable: the content cannot be read now.
@@ -80,7 +81,8 @@ class Regions:
     def clean(self, claims: Sequence[model.Claim]) -> str | None:
         """Clean a region after its last guest.
 
-        :param claims: all claims on the region; their servers have lost it.
+        :param claims: all claims on the region. Their servers no longer have
+            it.
         :returns: the method, for the journal, or None if the card is absent or
             the policy is none or operator.
         :raises AcceleratorError: the region is not clean.
@@ -117,7 +119,7 @@ class Regions:
                 else self._images.clear(device, region))
 
     def _part(self, claims):
-        """Return the device and the region of claims, each None if absent.
+        """Return the device and the region of claims. Each is None if absent.
         """
         device = self._inventory.present(claims[0].device_address)
         return device, device and device.find_region(claims[0].region_index)
@@ -128,7 +130,7 @@ class Regions:
         Missing credentials count as a missing image. Other errors of Glance
         are raised, because the image may exist.
 
-        :returns: the method in a list, or [] without an image.
+        :returns: the method for the journal, in a list. [] without an image.
         """
         if not region.programmable:
             return []
@@ -138,11 +140,11 @@ class Regions:
             return []
 
     def _replace(self, device, region, claims):
-        """Replace the content that a project loaded with a clearing image.
+        """Program a clearing image over the content that a project loaded.
 
-        If the operator has no clearing image, use the operator's image that
-        the server was given, which does not clear the memory of the card.
-        Other errors are raised, for example of an unusable clearing image.
+        If the operator has no clearing image, program the operator's image
+        that the server was given. The memory of the card then stays as it is.
+        Other errors are raised, for example if the clearing image is unusable.
         """
         try:
             return self._images.clear(device, region)
@@ -153,11 +155,12 @@ class Regions:
             return self._images.reprogram(device, region, image)
 
     def clean_before(self, claims: Sequence[model.Claim]) -> None:
-        """Clean a region that still has the content of a project, before a
-        server gets it whose request accepts any content.
+        """Clean a region before a server gets it, if the region still has the
+        content of a project.
 
-        The policy has to be clear. For example, the card was absent when its
-        last server was released.
+        The content may still be there because the card was absent when the
+        last server was released. Only for servers whose request accepts any
+        content. Regions whose policy is not clear stay as they are.
 
         :param claims: claims of the server in the region.
         :raises DeviceUnavailable: the region is not clean.
@@ -203,7 +206,7 @@ class Regions:
 
 
 def _operators_image(claims: Sequence[model.Claim]) -> str | None:
-    """Return the id of the operator's image that the region of claims must
-    carry again, if one is known."""
+    """Return the id of the operator's image to program into a region after its
+    server, or None if the claims on the region name no image."""
     return next((claim.operators_bitstream for claim in claims
                  if claim.operators_bitstream), None)

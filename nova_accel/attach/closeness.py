@@ -25,7 +25,8 @@ Place = tuple[Hashable, ...]
 
 
 class Want(typing.NamedTuple):
-    """An amount of devices of one kind."""
+    """A number of devices of one kind to choose, and the places of the free
+    devices of this kind."""
 
     #: places of the free devices; of equal places, the first one is chosen
     places: Sequence[Place]
@@ -36,7 +37,8 @@ class Want(typing.NamedTuple):
 
 
 class Limit(typing.NamedTuple):
-    """The maximum number of different prefixes of places that may be used."""
+    """A condition for a choice: the chosen devices are below at most ``most``
+    NUMA nodes (depth 1) or PCI root complexes (depth 2)."""
 
     #: number of leading names of a place that the limit compares: 1 for NUMA
     #: nodes, 2 for PCI root complexes
@@ -75,15 +77,16 @@ _Best = dict[tuple[int, ...], _Choice]
 
 def choose(wants: Sequence[Want], limit: Limit | None = None,
            together: bool = True) -> list[list[int]] | None:
-    """Choose places for each want such that they are close to each other.
+    """Choose devices for each want such that all chosen devices are close.
 
     The time is proportional to the square of the number of places.
 
     :param limit: the condition that the choice has to meet.
     :param together: False if the server does not need close devices. The
-        second criterion is then compared first.
-    :returns: for each want, the positions of its chosen places. None if no
-        choice meets the limit; for many large wants, also if none was found.
+        second criterion of the module's docstring then comes first.
+    :returns: for each want, the positions of the chosen devices in
+        want.places. None if no choice meets the limit. For many large wants,
+        None may also mean that the search tried too few choices.
     """
     limit = limit or Limit(0, 1)
     if limit.most >= len(_beginnings(wants, limit)):
@@ -106,8 +109,9 @@ def _beginnings(wants, limit) -> list[Place]:
 
 
 def _one_after_the_other(wants, limit, together):
-    """Return a good choice for many large wants: compare only some sets of
-    prefixes, and choose for one want after the other."""
+    """Return a good choice for many large wants, not always the best. To save
+    time, compare only some sets of prefixes, and choose the places of one want
+    after the other."""
     sets = itertools.combinations(_beginnings(wants, limit), limit.most)
     places = [(want.amount, collections.Counter(
         place[:limit.depth] for place in want.places
@@ -140,7 +144,8 @@ def _in_turn(wants, limit, together, allowed):
 
 
 def _is_free(want: Want) -> bool:
-    """Return whether the places of a want differ."""
+    """Return whether there is a choice of places, because the places of a want
+    are not all equal."""
     return len(set(want.places)) > 1
 
 
@@ -156,7 +161,8 @@ class _Search:
     def best(self, allowed: Collection[Place] | None = None) -> _Choice | None:
         """Return the best choice, or None if no choice meets the limit.
 
-        :param allowed: prefixes of the places that may be used; None: all.
+        :param allowed: prefixes of the places that may be used; None for all
+            places.
         """
         found = self._below([
             (number, position) for number, want in enumerate(self._wants)
@@ -172,9 +178,9 @@ class _Search:
     def _below(self, items, at) -> _Best:
         """Return the best choice from items for each combination of amounts.
 
-        :param items: (number of a want, position in its places), all in places
-            that share their first names.
-        :param at: how many names they share.
+        :param items: free devices as (number of a want, position in
+            want.places). The places of all items begin with the same names.
+        :param at: the number of names with which all these places begin.
         """
         here = []
         below: dict[Hashable, list] = {}
@@ -201,8 +207,8 @@ class _Search:
         return self._wants[number].places[position]
 
     def _of_equals(self, items, at) -> _Best:
-        """Return the choices from items that all have the same place. A choice
-        takes the first items of each want."""
+        """Return the choices from items that all have the same place: for each
+        combination of amounts, the first items of each want."""
         mine: list[list] = [[] for _ in self._wants]
         for item in items:
             mine[item[0]].append(item)
@@ -218,7 +224,7 @@ class _Search:
             for counts in itertools.product(*ranges)}
 
     def _counts(self, counts) -> int:
-        """Return 1 if a want to which the limit applies has an amount above 0,
+        """Return 1 if the amounts include a device to which the limit applies,
         else 0."""
         return int(any(itertools.compress(counts, self._limited)))
 

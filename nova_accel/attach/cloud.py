@@ -32,9 +32,10 @@ class Cloud(typing.Protocol):
 
     def reallocate(self, server_uuid: str, consumer_uuid: str,
                    resources: Mapping[str, Mapping[str, int]]) -> None:
-        """Allocate to a server, or to its move, the devices that it holds
-        without an allocation.
+        """Restore an allocation: allocate to a server, or to its move, the
+        devices that it holds.
 
+        :param consumer_uuid: uuid of the server, or of the migration.
         :param resources: ``{provider uuid: {class: amount}}``.
         :raises PlacementUnavailable: nothing has changed.
         """
@@ -102,11 +103,12 @@ class Cloud(typing.Protocol):
         """
 
     def reporting(self) -> contextlib.AbstractContextManager:
-        """Return a context in which Nova's own report to Placement waits."""
+        """Return a context manager: Nova's own report to Placement waits until
+        its context ends."""
 
     def show(self, provider_uuid: str, change: tree.Change,
              refused: Callable[[], None]) -> None:
-        """Change a provider in Placement now; used inside reporting().
+        """Change a provider in Placement now, in the context of reporting().
 
         :param change: converts the present provider to the new one. Called
             again if another client has changed the provider meanwhile.
@@ -149,13 +151,14 @@ class Cloud(typing.Protocol):
         """Send a GET, or a POST with a body, to Nova's API; return the answer.
 
         :raises InvalidRequest: Nova or Keystone refuses it.
-        :raises ServiceUnavailable: no answer came. Nova may carry it out.
+        :raises ServiceUnavailable: no answer came. Nova may still carry out
+            the request.
         """
 
     def migrations(self, since: str = '', server: str = '',
                    ) -> list[dict[str, typing.Any]]:
-        """Return Nova's entries of migrations. The added key ``is_own`` is
-        True if the user of [service_user] has begun the migration.
+        """Return Nova's entries of migrations, each with an added key
+        ``is_own``: whether the user of [service_user] has begun the migration.
 
         :param since: return own migrations that have changed since this time.
         :param server: return all migrations of this server instead.
@@ -204,19 +207,22 @@ class Cloud(typing.Protocol):
     # Guests
 
     def running(self) -> dict[str, frozenset[str]]:
-        """Return the servers with running guests, and for each the addresses
-        of its host devices (as in model.AttachHandle)."""
+        """Return the servers with running guests: uuid of the server ->
+        addresses of the host devices of its guest (as in model.AttachHandle).
+        """
 
     def guest_devices(self) -> dict[str, frozenset[str]]:
-        """Return the servers whose guests libvirt knows, running or not, and
-        for each the addresses of its host devices, as running().
+        """Return the servers whose guests libvirt knows, running or not: uuid
+        of the server -> addresses of the host devices of its guest, as
+        running().
 
         Raises any error that leaves the list incomplete.
         """
 
     def carried(self) -> dict[str, str]:
-        """Return the servers whose guests libvirt knows, running or not, and
-        for each the text in the metadata of its guest (see carry()), or ''.
+        """Return the servers whose guests libvirt knows, running or not: uuid
+        of the server -> text in the metadata of its guest (see carry()), or
+        ''.
 
         Raises any error that leaves the list incomplete.
         """
@@ -237,8 +243,8 @@ class Cloud(typing.Protocol):
 
     def without_iommufd(self, instance_uuid: str, addresses: Iterable[str],
                         ) -> set[str]:
-        """Return the given functions of a running guest that QEMU did not open
-        by iommufd."""
+        """Return the given PCI functions of a running guest that QEMU has not
+        opened by iommufd."""
 
     def detach(self, instance_uuid: str,
                handles: Iterable[model.AttachHandle]) -> None:
@@ -252,8 +258,8 @@ class Cloud(typing.Protocol):
                lasts: bool = False) -> None:
         """Attach missing devices to a running guest.
 
-        :param lasts: True if a live migration has just brought the guest: its
-            persistent definition then needs the devices as well.
+        :param lasts: whether to add the devices to the persistent definition
+            of the guest, too. It lacks them after a live migration.
         """
 
 

@@ -36,10 +36,11 @@ class Descriptions:
 
     def metadata_changes(self, server: request.Server,
                          metadata: Mapping[str, str]) -> dict[str, str]:
-        """Return changes to the metadata that show the owner the function of
-        each group and the preferred traits of the devices.
+        """Return changes to the metadata of a server that show its owner which
+        function each group got, and which preferred traits the devices have.
 
-        A key of an earlier flavor is corrected if the flavor has its group.
+        If the metadata have a key from an earlier flavor, and the present
+        flavor has the same group, the key is corrected.
 
         :param metadata: present metadata of the server.
         :returns: ``accel<group>:function`` -> function id or function name, as
@@ -112,7 +113,7 @@ class Descriptions:
             and (node := device.numa_node) is not None}
 
     def roles(self, server_uuid: str) -> dict[str, tuple[str, ...]]:
-        """Return the role of each device of a server, for its guest.
+        """Return the tags that describe the devices of a server to its guest.
 
         :returns: address of each PCI function -> group in the flavor, type of
             the device, and for an FPGA the name or id of the loaded function.

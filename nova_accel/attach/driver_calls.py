@@ -32,13 +32,13 @@ class DriverCalls:
     def call(self, device: model.Device, claim: model.Claim, what: str,
              method: Callable[..., None], *args,
              late: Callable[[], None] | None = None) -> None:
-        """Call a method of the driver for the handle of a claim, unless the
-        claim has ended.
+        """Call a method of the driver for the handle of a claim, if the claim
+        has not ended.
 
         Calls for a handle run one at a time.
 
         :param what: name of the operation, for the beginning of errors.
-        :param late: called if the call succeeds after the limit.
+        :param late: called if the method succeeds after the time limit.
         :raises DeviceTimeout: the call takes longer than [accel]
             device_timeout, and continues.
         :raises AcceleratorError: the driver failed.
@@ -64,7 +64,8 @@ class DriverCalls:
                 found=f'{what} failed') from error
 
     def _use(self, device, claim):
-        """Return what the driver of a handle may know about its claim."""
+        """Return the base.Use of a claim: the facts that its driver may read,
+        and the function that stores data of the driver."""
         def remember(value):
             text = json.dumps(value)
             if len(text) > _MOST_REMEMBERED:
@@ -83,7 +84,7 @@ class DriverCalls:
 
 
 def for_driver(wanted: request.AcceleratorRequest) -> str:
-    """Return the part of a request that the driver needs, for
+    """Return the part of a request that the driver needs, as text for
     Claim.driver_request."""
     return json.dumps({
         'keys': dict(wanted.driver_keys), 'bitstream_id': wanted.bitstream_id,

@@ -93,8 +93,10 @@ class Following:
         return new
 
     def _guests(self):
-        """Return a function of a claim. It returns '' if no running guest has
-        the claimed handle, or else a clause with the reason to stay."""
+        """Return a function that takes a claim and returns why the claim must
+        stay at its old address. The function returns a clause if a running
+        guest has the claimed handle, or if libvirt does not list the guests.
+        Otherwise it returns ''."""
         try:
             running = self._cloud.running()
         except Exception as error:
@@ -107,8 +109,9 @@ class Following:
 
     def _moved(self, claim: model.Claim, address: str,
                ) -> tuple[model.Claim, str]:
-        """Return a claim with the present address of its card, and '' or the
-        reason why the driver cannot name the handle there."""
+        """Return a claim with the present address of its card, and ''. If the
+        driver cannot name the handle at this address, return the reason
+        instead of ''."""
         device = self._inventory.devices[address]
         now = dataclasses.replace(
             claim, device_address=address, ports=device.ports)
@@ -121,7 +124,8 @@ class Following:
 
     @staticmethod
     def _stay(uuid, why, claims, new, stays):
-        """Leave a claim, and all others of its card, at its old address."""
+        """Keep a claim at its old address, with all other claims of its card.
+        """
         card = claims[uuid].device_address, new[uuid].device_address
         for other in [u for u, claim in new.items()
                       if (claims[u].device_address, claim.device_address)
@@ -130,7 +134,7 @@ class Following:
             stays[other] = why
 
     def _check_free(self, claims, new, stays):
-        """Leave claims at their old address if another claim has the handle to
+        """Keep claims at their old address if another claim has the handle to
         which they would move."""
         while True:
             holders = collections.defaultdict(list)
@@ -156,8 +160,8 @@ class Following:
 
 
 def _first(claim: model.Claim) -> str:
-    """Return why no other claim can move to the handle of this claim, and how
-    to end this claim."""
+    """Return a clause for the operator: why the handle of this claim is not
+    free for another claim, and how to end this claim."""
     handle = claim.handle.address
     return (f'{handle} waits for the operator: give the command nova-accel '
             f'release {handle}' if claim.waits else

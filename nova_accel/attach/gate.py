@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Keep new claims out of regions that are programmed without a server.
+"""Keep builds away from regions that are programmed without a server.
 
-Such a programming is ordered by the operator, or clears the memory that the
-regions of a card share. It closes the gate before it reads the claims. A build
-claims before it waits at the gate. Hence at least one of the two detects the
-other.
+Such a programming was ordered by the operator, or clears the memory that the
+regions of a card share. The programming closes the gate before it reads the
+claims. A build writes its claim before it waits at the gate. Hence at least
+one of the two detects the other.
 """
 
 import collections
@@ -23,7 +23,7 @@ Part = tuple[str, int | None]
 
 
 class Gate:
-    """Blocks builds with claims on regions that are being programmed."""
+    """Lets builds wait while the regions of their claims are programmed."""
 
     def __init__(self) -> None:
         #: region -> number of programmings that keep it closed
@@ -33,11 +33,10 @@ class Gate:
 
     @contextlib.contextmanager
     def closing(self, regions: Iterable[Part]) -> Iterator[Callable[[], None]]:
-        """Yield a function that closes the gate for regions until the context
-        ends.
+        """Yield a function that closes the gate for regions.
 
-        The worker of the card calls this function. After the end of the
-        context the function does nothing.
+        The worker of the card calls the function when the programming begins.
+        The gate opens when the context ends; a later call does nothing.
         """
         regions = list(regions)
         closed: list[Part] = []

@@ -44,7 +44,7 @@ class _Plugging:
     claimed: list[model.Claim] = dataclasses.field(default_factory=list)
 
     def wait(self, server_uuid: str) -> None:
-        """Wait for the end of the plug, and raise its error.
+        """Wait until the plug ends. If it failed, raise its error.
 
         :raises DeviceTimeout: after _PLUG_SECONDS; the plug continues.
         """
@@ -69,10 +69,10 @@ class Guests:
                    allocations: Allocations, rebuilt: bool = False) -> None:
         """Begin plug() in the background, unless it has begun already.
 
-        Costs nothing for a server without accelerators.
+        Does nothing for a server without accelerators.
 
-        :param allocations: returns the allocations of the server; called in
-            the background.
+        :param allocations: function that returns the allocations of the
+            server; called in the background.
         :param rebuilt: True if the server keeps its devices on this host.
             resume() is then called instead of plug().
         """
@@ -93,17 +93,19 @@ class Guests:
         self._plugging[server.uuid] = plugging
 
     def is_under_way(self, server_uuid: str) -> bool:
-        """Return whether a plug of the server has begun and is still needed."""
+        """Return whether a plug of the server is in the background, and its
+        build has not ended."""
         return server_uuid in self._plugging
 
     @contextlib.contextmanager
     def plugged(self, context, server: request.Server,
                 allocations: Allocations, rebuilt: bool = False,
                 ) -> Iterator[None]:
-        """Plug the devices of a guest while Nova builds it.
+        """Plug the devices of a guest while Nova builds the guest in the
+        context.
 
         If the build fails, release the devices that the server got for this
-        guest, unless a running guest has one of them.
+        guest. If a running guest has one of these devices, keep all of them.
         """
         self.start_plug(context, server, allocations, rebuilt)
         try:
@@ -191,16 +193,18 @@ class Guests:
         return [claim.handle for claim in self._holdings.of(server_uuid)]
 
     def holds(self, server_uuid: str) -> bool:
-        """Return whether a server has claims here, or a plug of it runs."""
+        """Return whether a server has claims here, or a plug for it has begun.
+        """
         return (self.is_under_way(server_uuid)
                 or self._holdings.any_of(server_uuid))
 
     def reattach(self, server_uuid: str, when: str) -> None:
-        """Attach to a running guest the ready devices of its server.
+        """Attach the devices of a server that are ready to its running guest.
 
         Raises nothing: attach.reconcile retries failures.
 
-        :param when: the event that calls for it, to begin the log line.
+        :param when: the event that made this necessary, as the beginning of a
+            log line.
         """
         try:
             with self._servers.held(server_uuid):
@@ -231,5 +235,5 @@ class Guests:
         return self._releases.release_all(server_uuid, role, wait)
 
     def close(self) -> None:
-        """Forget plugs under way, because nova-compute ends."""
+        """Forget the plugs in the background, because nova-compute ends."""
         self._plugging.clear()

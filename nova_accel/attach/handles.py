@@ -1,19 +1,19 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Clean handles after a server.
 
-A vGPU is removed, an FPGA region is cleaned by attach.cleaning, and other
-handles by release() or RESETS of their driver (drivers.contract). All handles
-are cleaned at the same time. A handle that is not clean keeps its claim, and
-is retried.
+A vGPU is removed. An FPGA region is cleaned by attach.cleaning. Other handles
+are cleaned by release() or RESETS of their driver (drivers.contract). All
+handles are cleaned at the same time. If cleaning fails, the claim stays, and
+cleaning is retried.
 
 For example, server A has a disk, and is deleted. attach.releases makes its
 claim DELETING. The driver erases the disk, attach.handover_results writes the
 result into the journal, the claim ends, and Placement shows the disk as free.
-If the erasure takes longer than [accel] device_timeout, the call continues, and
-ends the claim when it succeeds.
+If the driver takes longer than [accel] device_timeout, its call continues in
+the background, and the claim ends when the call succeeds.
 
-The card of a claim may be absent, or at another address: see _follow() and
-_clean_when_back().
+For cards that are absent or at another address see _clean_when_back() and
+_follow().
 """
 
 from collections.abc import Iterable
@@ -68,7 +68,8 @@ class Handles:
         self._pauses: dict[str, tuple[int, float]] = {}
 
     def is_due(self, claim: model.Claim) -> bool:
-        """Return whether no pause after a failed release is left."""
+        """Return whether the release of a claim may be tried now. After a
+        failed release there is a pause."""
         return time.monotonic() >= self._pauses.get(claim.uuid, (0, 0))[1]
 
     def _pause(self, claim):
@@ -170,7 +171,8 @@ class Handles:
             return False
 
     def _clean_when_back(self, claims, device):
-        """Note that an absent card must be cleaned when it returns.
+        """Withhold an absent card, if it needs cleaning, until it returns and
+        is clean.
 
         The card still has the data of its last server. A card whose driver is
         not enabled any more counts as absent.
@@ -264,8 +266,8 @@ class Handles:
             return False
 
     def _follow(self, claims, where, device):
-        """Return the claims if their card is at their address, or [] after
-        _release_without_card() if another card is there.
+        """Return the claims if their card is at their address. If another card
+        is there, call _release_without_card() and return [].
 
         :param claims: claims of one card.
         :raises DeviceUnavailable: the card is at another address, to which the
@@ -285,9 +287,12 @@ class Handles:
         return claims
 
     def _release_without_card(self, claim, other):
-        """End the claim of an absent card, and do not touch the card that is
-        now at the address of the claim.
+        """End the claim of an absent card if another card is at its address.
 
+        The other card is not touched. If it may be the same card, with an
+        identity that the guest changed, the handle waits for the operator.
+
+        :param other: the device that is now at the address of the claim.
         :raises AcceleratorsUnavailable: the store cannot be written.
         """
         if claim.prepared:
@@ -307,8 +312,8 @@ class Handles:
             self._holdings.await_operator(claim)
 
     def _release_by(self, driver, claim, device, *args):
-        """Call release() of a driver without a time limit, and write its
-        result. Runs in the worker of the card."""
+        """Call release() of a driver without a time limit, and write the
+        result of the release. Runs in the worker of the card."""
         handle = claim.handle
         try:
             # the kernel alone is not enough: a driver of the host may have

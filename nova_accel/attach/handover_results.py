@@ -2,8 +2,8 @@
 """Write the results of hand-overs into the journal and as holds.
 
 For example, a disk has the policy reset and its driver erases it by a reset:
-the result is clean. A GPU with the same policy keeps what a reset does not
-clear: the result is "reset only", and the handle counts as unclean if the
+the result is clean. A reset does not clear everything in a GPU: with the same
+policy, its result is "reset only", and the handle counts as unclean if the
 operator configures a stricter policy later. With the policy operator the claim
 waits until the operator releases it.
 """
@@ -27,11 +27,12 @@ class HandoverResults:
 
     def write(self, claim: model.Claim, device: model.Device,
               done: str | None) -> None:
-        """Write the result of a release after the driver has finished.
+        """Write the result of a release, after the driver has finished.
 
         With the policy operator, the claim becomes WAITING.
 
-        :param done: how the driver cleaned the handle, or None if it did not.
+        :param done: how the driver cleaned the handle, or None if the driver
+            cleaned nothing.
         :raises AcceleratorsUnavailable: the store cannot be written.
         """
         result = values.CLEAN if done else 'not cleaned'
@@ -69,8 +70,10 @@ class HandoverResults:
             self._holdings.await_operator(claim)
 
     def _note_unclean(self, claim, device, policy, done):
-        """Store whether the handle counts as clean if the operator configures
-        a stricter policy later.
+        """Store how clean the handle of an ending claim is.
+
+        If the operator configures a stricter policy later, a handle that this
+        policy would have cleaned better counts as unclean.
 
         :raises AcceleratorsUnavailable: the store cannot be written.
         """

@@ -83,13 +83,14 @@ class Holdings:
 
     def of(self, server_uuid: str, role: model.Role = model.Role.CURRENT,
            ) -> list[model.Claim]:
-        """Return the claims of a server without those that are being released,
-        in a stable order."""
+        """Return the claims of a server, except claims that are being
+        released, in a stable order."""
         return [claim for claim in self._store.claims(server_uuid, role)
                 if claim.state is not _State.DELETING]
 
     def all(self) -> list[model.Claim]:
-        """Return the claims of all servers, including those being released."""
+        """Return the claims of all servers, including claims that are being
+        released. Claims in the state WAITING are omitted."""
         return self._store.claims()
 
     def now(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
@@ -122,11 +123,12 @@ class Holdings:
               region: model.Region | None, by_owner: bool = False) -> None:
         """Store that devices are ready for the guest.
 
-        :param region: the region of all claims, whose content is restored if
-            the card loses it, and cleaned after the server. None for devices
-            without regions.
-        :param by_owner: whether the owner of the server chose the content. If
-            so, claims keep the operator's image to program after the server.
+        :param region: the region of all claims, or None for devices without
+            regions. Its content is stored: if the card loses the content, it
+            is restored, and after the server it is cleaned.
+        :param by_owner: whether the owner of the server chose the content. The
+            claims then keep the operator's image that they name, to program it
+            after the server.
         """
         claims = list(claims)
         changes: dict[str, Any] = {}
@@ -160,9 +162,10 @@ class Holdings:
 
     @contextlib.contextmanager
     def kept_on_error(self, claims: Iterable[model.Claim]):
-        """Keep the claims if the context raises an error.
+        """Keep the claims of a server if the context raises an error.
 
-        Claims that were bound at the start become not_ready(), others doubt().
+        The error is stored. Claims that were BOUND when the context began
+        become not_ready(), and the content of the others is in doubt().
         """
         bound = {c.uuid: c.state is _State.BOUND for c in claims}
         try:
@@ -191,17 +194,17 @@ class Holdings:
                      claim.holder)
 
     def ask(self, claims: Iterable[model.Claim], request: str) -> None:
-        """Store the part of a request that is for the driver of the claims."""
+        """Store in claims the part of a request that their driver needs."""
         self._store.update([c for c in claims if c.driver_request != request],
                            driver_request=request)
 
     def remember(self, claim: model.Claim, memory: str) -> None:
         """Store data that the driver needs when the claim ends.
 
-        From now on the end of the claim calls release() of the driver.
+        From now on release() of the driver is called when the claim ends.
 
-        :raises DeviceUnavailable: the server has released the claim meanwhile,
-            and release() of the driver will not be called.
+        :raises DeviceUnavailable: the server has released the claim meanwhile.
+            The data are not stored, and release() will not be called.
         """
         with self._lock:
             now = self.now([claim])
@@ -214,7 +217,8 @@ class Holdings:
             self._store.update(now, driver_memory=memory, prepared=True)
 
     def mark_prepared(self, claim: model.Claim, prepared: bool) -> None:
-        """Store whether the driver may have left state in a handle."""
+        """Store whether a handle may contain data of its server, or state that
+        the driver has left."""
         self._store.update([claim], prepared=prepared)
 
     def keep_error(self, claim: model.Claim, error: str) -> None:
@@ -226,15 +230,15 @@ class Holdings:
     def settle(self, done: Iterable[values.Unsettled] = (),
                todo: Iterable[values.Unsettled] = (),
                claims: Iterable[model.Claim] = ()) -> None:
-        """Settle devices, with claims that are BOUND or DELETING; see
-        ClaimStore.settle()."""
+        """Settle devices, and write claims in the state BOUND or DELETING for
+        them; see ClaimStore.settle()."""
         self._store.settle(done, todo, claims)
 
     def restore(self, claims: Iterable[model.Claim],
                 gone: Iterable[model.Claim],
                 todo: Iterable[values.Unsettled],
                 seen: Iterable[tuple[str, int]]) -> None:
-        """Restore claims that guests carry, as BOUND; see
+        """Restore claims that guests carry, in the state BOUND; see
         ClaimStore.restore()."""
         with self._lock:
             self._store.restore(claims, gone, todo, seen)
@@ -257,7 +261,7 @@ class Holdings:
         """Write the present addresses of cards into claims, all or none.
 
         :param moved: uuid of a claim -> the claim with its new device_address,
-            ports and handle; other fields are ignored.
+            ports and handle. Changes of other fields are ignored.
         :returns: the changed claims, without claims that have ended.
         """
         with self._lock:
@@ -323,9 +327,9 @@ class Holdings:
         :param after: the region now, if any.
         :param claim: the ending claim; None if no server had the region.
         :param shown: values that were read back (drivers.base.Cleaned).
-        :raises AcceleratorsUnavailable: the store cannot be written. The claim
-            must not end without the row, because an older hand-over would
-            vouch for the device. For a failed hand-over, which is retried, the
+        :raises AcceleratorsUnavailable: the store cannot be written. The
+            caller must then keep the claim, because vouching() would return an
+            older hand-over. If the hand-over failed, and will be retried, the
             error is only logged.
         """
         handles = [claim.handle] if claim else before.handles if before else ()
@@ -360,9 +364,10 @@ class Holdings:
 
     def vouching(self, device: model.Device, handle: str = '',
                  ) -> values.Handover | None:
-        """Return the last completed hand-over of a device, if any.
+        """Return the last completed hand-over of a device, if any. It shows
+        the next server how the device was cleaned.
 
-        :param handle: only a hand-over of the handle with this address.
+        :param handle: address of a handle, to return only its hand-overs.
         :raises AcceleratorsUnavailable: the store cannot be read.
         """
         return self._store.vouching(
@@ -378,7 +383,8 @@ class Holdings:
                ) -> list[model.Claim]:
         """Revert a move in one transaction.
 
-        The server loses its present claims and gets those of the migration.
+        The server loses its present claims and gets the claims of the
+        migration.
 
         :param claims: the claims of the migration.
         :returns: the claims that the server has lost; their handles are not
@@ -406,11 +412,13 @@ class Holdings:
         return after
 
     def _checked(self, name, claims, gone_is_fine):
-        """Return the present version of claims.
+        """Return the present version of claims, all in a state in which a
+        transition can begin.
 
-        :param name: the transition in TRANSITIONS that begins.
-        :param gone_is_fine: leave out claims that have ended.
-        :raises IllegalTransition: it cannot begin in the state of a claim.
+        :param name: the transition in TRANSITIONS.
+        :param gone_is_fine: whether to ignore claims that have ended.
+        :raises IllegalTransition: the transition cannot begin in the state of
+            a claim.
         """
         claims = list(claims)
         now = {claim.uuid: claim for claim in self.now(claims)}
@@ -442,7 +450,7 @@ def by_request(requests: Iterable[request.AcceleratorRequest],
 
 def by_region(claims: Iterable[model.Claim],
               ) -> dict[tuple[str, int | None], list[model.Claim]]:
-    """Return claims by device address and region index."""
+    """Return claims grouped by device address and region index."""
     regions: dict[tuple[str, int | None], list[model.Claim]] = {}
     for claim in claims:
         regions.setdefault(claim.part, []).append(claim)

@@ -94,8 +94,8 @@ class Snapshot:
     open_moves: Collection[str] = ()
 
     def claims(self) -> Iterator[model.Claim]:
-        """Yield the claims to judge: those that both readings have, and that
-        are neither ending nor of a server that is being built."""
+        """Yield the claims to judge: claims that both readings have, that are
+        not ending, and whose server is not being built."""
         owners = {c.uuid: c.consumer_uuid for c in self.before}
         for claim in self.after:
             if (owners.get(claim.uuid) == claim.consumer_uuid
@@ -114,15 +114,16 @@ class Snapshot:
                 and c.state is not model.ClaimState.DELETING]
 
     def providers_of(self, claim: model.Claim) -> set[str]:
-        """Return the provider that the claim names and the provider that shows
-        its device now. The allocation may be from either."""
+        """Return the providers from which a claim may be allocated: the
+        provider that the claim names, and the provider that shows its device
+        now."""
         return {claim.provider_uuid,
                 self.shown_by.get(claim.uuid) or claim.provider_uuid}
 
     def is_allocated(self, claim: model.Claim) -> bool:
-        """Return whether Placement has allocated the claim to its consumer, or
-        to the consumer that the claim gets when a move begins or ends:
-        Placement changes before the claim."""
+        """Return whether Placement has an allocation for a claim. When a move
+        begins or ends, Placement changes before the claim. Hence an allocation
+        to the consumer that the claim will then get counts, too."""
         if self.consumers is None:
             return True
         owners = self._owners(claim)
@@ -130,9 +131,9 @@ class Snapshot:
                    for uuid in self.providers_of(claim))
 
     def is_lost(self, claim: model.Claim) -> bool:
-        """Return True if Placement has no allocation for the claim, or if the
-        allocation is smaller than the number of claims and this claim is in
-        excess."""
+        """Return whether a claim has no allocation. If the allocation is
+        smaller than the number of claims of the server, the claims in excess
+        have no allocation."""
         if not self.is_allocated(claim):
             return True
         if self.consumers is None or claim.role is model.Role.OLD:
@@ -165,8 +166,9 @@ class Snapshot:
         return owners
 
     def is_servers(self, claim: model.Claim) -> bool:
-        """Return whether the claim is of a move, and Placement has allocated
-        its device to the server, which has no other devices here."""
+        """Return whether the claim of a move belongs to the server: Placement
+        has allocated the device to the server, not to the move, and the server
+        has no other claims here."""
         consumers = {consumer for uuid in self.providers_of(claim)
                      for consumer in (self.consumers or {}).get(uuid, ())}
         return (claim.role is model.Role.OLD
@@ -175,15 +177,15 @@ class Snapshot:
                 and not self.of(claim.instance_uuid))
 
     def lacks(self, claim: model.Claim) -> bool:
-        """Return whether the server has a guest and the guest lacks the
+        """Return whether the server of a claim has a guest that lacks the
         device."""
         there = self.running.get(claim.instance_uuid, self.guests.get(
             claim.instance_uuid))
         return there is not None and claim.handle.address not in there
 
     def has_guest(self, claim: model.Claim) -> bool:
-        """Return whether the server has a guest. For the claim of a move:
-        whether a running guest has the device."""
+        """Return whether the server of a claim has a guest. For the claim of a
+        move, only a running guest with the device counts."""
         if claim.role is model.Role.OLD:
             return claim.handle.address in self.running.get(
                 claim.instance_uuid, ())
@@ -195,8 +197,8 @@ class Snapshot:
         return not self.is_allocated(claim) and not self.has_guest(claim)
 
     def moves_to_ask(self) -> set[str]:
-        """Return the consumers without claims that may be moves to which the
-        allocations of lost claims belong."""
+        """Return consumers that may be moves, to ask Nova about them. They
+        have no claims, but allocations from the providers of lost claims."""
         owners = {uuid for c in (*self.before, *self.after)
                   for uuid in (c.instance_uuid, c.consumer_uuid)}
         return {consumer for claim in self.claims()

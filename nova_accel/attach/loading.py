@@ -50,16 +50,16 @@ class Ended(typing.NamedTuple):
 class Step:
     """One programming of a region, from its request to its end.
 
-    If the caller gives up after a time limit before the worker of the card has
-    begun, the worker does not begin.
+    The caller waits for the worker of the card. If the caller gives up before
+    the worker has begun, the worker does not begin.
     """
 
     def __init__(self, check: Callable[[], None] = lambda: None,
                  keep: Callable[[], None] = lambda: None):
-        """:param check: raises AcceleratorError if the region must not be
-            programmed now; it reads memory only.
-        :param keep: prevents builds from getting the region, or other regions
-            of its card (attach.gate).
+        """:param check: function that raises AcceleratorError if the region
+            must not be programmed now. It reads memory only.
+        :param keep: function that keeps builds away from the region, or from
+            other regions of its card (attach.gate).
         """
         self._check = check
         self._keep = keep
@@ -73,7 +73,7 @@ class Step:
         return self._began_at != float('inf')
 
     def call(self) -> None:
-        """Begin to wait for the worker of the card.
+        """Check the region, and begin to wait for the worker of the card.
 
         :raises AcceleratorError: the region must not be programmed now.
         """
@@ -81,7 +81,8 @@ class Step:
         self._called_at = time.monotonic()
 
     def admit(self) -> None:
-        """Keep builds away and check again, in the worker of the card.
+        """Keep builds away from the region, and check the region again. The
+        worker of the card calls this.
 
         :raises AcceleratorError: the region must not be programmed now.
         """
@@ -93,7 +94,7 @@ class Step:
     def beginning(self) -> Iterator[bool]:
         """Store that the worker of the card is about to call the driver.
 
-        :yields: False if the caller has given up.
+        :yields: whether to call the driver; False if the caller has given up.
         """
         with self._lock:
             yield not self._given_up
@@ -101,13 +102,15 @@ class Step:
                 self._began_at = time.monotonic()
 
     def give_up(self) -> bool:
-        """Stop waiting for the worker; return whether it has begun."""
+        """Stop waiting for the worker of the card. Return whether the worker
+        has begun."""
         with self._lock:
             self._given_up = True
             return self.has_begun
 
     def ended(self, result: str) -> Ended:
-        """Return the result of a programming, for notify.metrics.
+        """Return the result and the durations of the programming, for
+        notify.metrics.
 
         :param result: 'programmed' or 'failed'.
         """
@@ -144,8 +147,9 @@ class Loader:
         return self._opened.bytes() if self._opened else None
 
     def _needed(self) -> set[str]:
-        """Return the ids of the images that servers need after a boot of the
-        host: images in claims, and images last loaded into claimed regions."""
+        """Return the ids of the images to keep in the cache, because servers
+        need them after a boot of the host. These are images in claims, and
+        images last loaded into claimed regions."""
         claims = self._holdings.all()
         held = {c.part for c in claims}
         return {image for image in (
@@ -175,20 +179,21 @@ class Loader:
 
     def find_first(self, context, project_id: str,
                    wanted: request.AcceleratorRequest, region: model.Region):
-        """Return (choice, client, image), see glance.find_first()."""
+        """Return (choice, client, image): the first choice of a request that
+        has an image, see glance.find_first()."""
         return glance.find_first(wanted, lambda choice: self.find(
             context, project_id, choice, region))
 
     def learn_name(self, device: model.Device, region: model.Region,
                    image: glance.Image) -> bool:
-        """Store the name of a region's function if this image of the operator
-        has the function.
+        """Store the name of the function in a region, if an image of the
+        operator has this function.
 
         The name is missing if the image was renamed after the programming, or
         if the card loaded the function from its flash, which has no names.
 
         :returns: whether the image is the operator's, and the region carries
-            its function.
+            the function of the image.
         """
         same = self.has_data(device, region, image)
         if glance.origin(image.entry) != model.OPERATOR or not (
@@ -256,7 +261,7 @@ class Loader:
         return True
 
     def _program(self, driver, device, region, bitstream, loaded, step):
-        """Program with a time limit, and store the result."""
+        """Program a region with a time limit, and store the result."""
         address, index = device.address, region.index
         what = (f'Programming {address} {region.name} by the driver '
                 f'{device.driver}')
@@ -335,7 +340,7 @@ def check_not_in_use(cloud: novas.Cloud, kernel,
     """Check that no running guest and no process of the host uses a handle,
     regardless of claims.
 
-    :param refused: the refused action, as a clause.
+    :param refused: the action that the error refuses, as a clause.
     :raises DeviceUnavailable: a guest or a process uses a handle.
     """
     addresses = {a for handle in handles for a in handle.addresses}

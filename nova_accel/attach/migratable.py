@@ -17,7 +17,8 @@ from nova_accel import request
 
 @dataclasses.dataclass(eq=False)
 class MigratableDevices:
-    """Describes devices, for the source and the destination of a migration."""
+    """Describes devices. In a live migration, the destination compares its
+    devices with the devices of the source."""
 
     _inventory: host_inventory.Inventory
     _holdings: server_holdings.Holdings
@@ -77,9 +78,11 @@ class MigratableDevices:
 
     @staticmethod
     def _described(of, device, handle, created_type):
-        """Return the description of a device.
+        """Return the description of a device whose state can move with a
+        guest.
 
         :param of: the claim or the request of the device.
+        :raises DeviceUnavailable: the state of the device cannot move.
         """
         if device is None or not device.migrates_by:
             raise exception.DeviceUnavailable(

@@ -58,11 +58,12 @@ class Moves:
         self._carrying.update(server_uuid)
 
     def end_earlier(self, context, server: request.Server) -> None:
-        """Transfer the claims of an ended move to the server, if the
-        allocation of their devices belongs to the server.
+        """Transfer the claims of an ended move to the server, if Placement has
+        allocated their devices to the server.
 
-        This repeats a transfer that could not be stored when the move failed,
-        was reverted, or, as a live migration to this host, succeeded.
+        The claims are still those of the move if the store could not be
+        written when the move failed, when Nova reverted it, or when a live
+        migration to this host succeeded.
         """
         old = self._holdings.of(server.uuid, model.Role.OLD)
         if not old:

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Program images of the operator into regions that no server uses.
 
-After a server the content of its region is replaced (attach.cleaning), and the
-operator may order a program (nova-accel program).
+attach.cleaning does so after a server, to replace the content of its region.
+The operator does so by the command nova-accel program.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from nova_accel import request
 
 @dataclasses.dataclass(eq=False)
 class OperatorsImages:
-    """Programs regions while no server has them."""
+    """Programs images of the operator into regions that no server has."""
 
     _inventory: host_inventory.Inventory
     _holdings: server_holdings.Holdings
@@ -31,15 +31,15 @@ class OperatorsImages:
 
     def reprogram(self, device: model.Device, region: model.Region,
                   image_id: str) -> str:
-        """Program the operator's image of a region again, which resets
-        registers and block RAM.
+        """Program a region again with the operator's image that it carries.
+        This resets registers and block RAM.
 
-        :param image_id: if the origin of the region is unknown, Glance decides
-            whether this image is the operator's.
+        :param image_id: id of the image. If the origin of the region is
+            unknown, Glance decides whether the image is the operator's.
         :returns: the method, for the journal.
-        :raises BitstreamError: Glance does not have the image any more, or it
-            is not the operator's.
-        :raises AcceleratorError: of other kinds: the region is not clean.
+        :raises BitstreamError: Glance does not have the image any more, or the
+            image is not the operator's.
+        :raises AcceleratorError: another error; the region is not clean.
         """
         content = self._inventory.contents.content_of(
             device.address, region.index, image_id)
@@ -58,13 +58,13 @@ class OperatorsImages:
               cleared: Sequence[str] = glance.CLEARED) -> str:
         """Program the operator's clearing image of the region's type.
 
-        :param cleared: kinds of glance.CLEARED; the image clears one of them.
+        :param cleared: what the image may clear: values of glance.CLEARED.
         :returns: the method, for the journal.
         :raises ImageNotFound: Glance has no such image.
         :raises BitstreamError: the image cannot be used.
         :raises DeviceUnavailable: the image clears the memory of the card, and
             a server has another region of the card.
-        :raises AcceleratorError: of other kinds: the region is not clean.
+        :raises AcceleratorError: another error; the region is not clean.
         """
         client = self._cloud.service_images()
         image = glance.find_clearing(client, region.region_type_uuid, cleared)
@@ -99,19 +99,20 @@ class OperatorsImages:
 
     def program(self, device: model.Device, region: model.Region, name: str,
                 check_idle: Callable[[], None]) -> str:
-        """Program an idle region with the image that an order names.
+        """Program the operator's image that an order names into an idle region.
 
-        A region of [accel] fixed_devices is never programmed. If it already
-        carries the function of the image, the function's name is stored.
+        A region of [accel] fixed_devices is never programmed. But if such a
+        region carries the function of the image, the function's name is
+        stored.
 
         :param name: see glance.find_ordered().
-        :param check_idle: raises AcceleratorError if a claim names the region
-            or the region is not as given any more. It reads memory only, and
-            the worker of the card calls it again.
+        :param check_idle: function that raises AcceleratorError if a claim
+            names the region, or if the region has changed. It reads memory
+            only, because the worker of the card calls it again.
         :returns: the image's id.
         :raises BitstreamError: the operator has no such image.
         :raises IncompatibleBitstream: the image is for another type of region.
-        :raises AcceleratorError: of other kinds: the region was not programmed.
+        :raises AcceleratorError: another error; the region was not programmed.
         """
         client = self._cloud.service_images()
         image = glance.find_ordered(client, name, region.region_type_uuid)

@@ -59,12 +59,14 @@ class Plan:
 
 def is_complete(requests: Requests, held: Iterable[model.Claim],
                 except_for: Collection[str] = ()) -> bool:
-    """Return whether a server holds all devices of its flavor, all BOUND.
+    """Return whether a server holds all devices of its flavor, and all its
+    claims are BOUND.
 
-    If a claim is missing, only Placement shows whether the claim was lost, or
-    the request is for a vGPU of Nova (in a standard resource class).
+    A claim is missing if it was lost, or if the request is for a vGPU of Nova
+    (in a standard resource class). Only Placement shows which is the case.
 
-    :param except_for: resource classes of which the server may hold fewer.
+    :param except_for: resource classes of which the server may hold fewer
+        devices.
     """
     held = list(held)
     has = collections.Counter(claim.resource_class for claim in held)
@@ -131,8 +133,8 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
 def to_come_back(allocations: Allocations, old: Sequence[model.Claim],
                  current: Sequence[model.Claim],
                  is_reverted: Callable[[], bool]) -> list[model.Claim]:
-    """Return the claims from before a move that a starting server gets again.
-    Placement has no allocation for the move any more.
+    """Return the claims from before a move that a server gets again at its
+    start, after Placement has no allocation for the move any more.
 
     ===================== ==================== ===========================
     Present claims        Allocation covers    Claims that return
@@ -147,8 +149,9 @@ def to_come_back(allocations: Allocations, old: Sequence[model.Claim],
     ===================== ==================== ===========================
 
     :param old: claims from before the move, see Reshape.located().
-    :param current: the present claims, likewise.
-    :param is_reverted: returns whether Nova has the move as reverted.
+    :param current: the present claims, see Reshape.located().
+    :param is_reverted: function that returns whether Nova has reverted the
+        move.
     """
     back = _allocated(allocations, old)
     if not current:
@@ -182,8 +185,8 @@ def _allocated(allocations, claims) -> list[model.Claim]:
 
 
 def _as_allocated(own, held):
-    """Return requests that match an allocation: the requests of held devices,
-    and one request for the rest of each class of a provider."""
+    """Yield requests that match the allocations: one for the held devices of
+    each group, and one for the rest of each class of a provider."""
     has = collections.Counter((claim.provider_uuid, claim.resource_class,
                                claim.group) for claim in held)
     for allocation in own:
@@ -198,8 +201,9 @@ def _as_allocated(own, held):
 
 
 def _for_us(requests, own):
-    """Return the requests without those for vGPUs of Nova: of standard classes
-    that the allocations from nova_accel's providers do not contain."""
+    """Return the requests that nova_accel has to fulfil. Requests for vGPUs of
+    Nova are left out. These are requests for a standard class that is in no
+    allocation from nova_accel's providers."""
     offered = {name for allocation in own for name in allocation.resources}
     return [wanted for wanted in requests if wanted.resource_class in offered
             or naming.is_custom(wanted.resource_class)]
@@ -214,8 +218,11 @@ def _missing(requests, allocations) -> bool:
 
 
 def _kept(requests, own, held):
-    """Return (requests that held devices fulfil, rest of the allocations,
-    claims that fulfil no request)."""
+    """Find the requests that held devices fulfil.
+
+    :returns: (a Keep for each of these requests, rest of the allocations,
+        claims that fulfil no request).
+    """
     left = {a.provider_uuid: dict(a.resources) for a in own}
     by_request: dict = collections.defaultdict(list)
     for claim in held:
@@ -268,8 +275,8 @@ def _total(resources: Iterable[Mapping[str, int]]) -> collections.Counter:
 
 
 def _said(requests, held) -> str:
-    """Return a short text for an error: the requests if any, or else the held
-    devices."""
+    """Return the requests as a short text for an error. Without requests,
+    return the held devices."""
     if requests:
         return ', '.join(map(str, requests))[:85]
     return ', '.join(claim.handle.address for claim in held)[:85]

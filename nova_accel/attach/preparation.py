@@ -59,8 +59,8 @@ class Preparation:
     def prepare(self, claims: Iterable[model.Claim], fresh: bool) -> None:
         """Prepare handles for the guest of the server that holds them.
 
-        :param fresh: True if the server has just got them and has no data on
-            them.
+        :param fresh: True if the server has just got the handles and has no
+            data on them.
         :raises AcceleratorError: a handle could not be prepared.
         """
         for claim in claims:
@@ -115,8 +115,8 @@ class Preparation:
     def _take(self, kernel, device, claim, fresh):
         """Unbind a handle from the drivers of the host.
 
-        :param fresh: True if the claim has already checked that no process has
-            the handle open.
+        :param fresh: True if the handle was just claimed. Claiming has checked
+            that no process has the handle open.
         """
         if claim.region_index is not None or processes.is_taken(
                 kernel, claim.handle):
@@ -136,7 +136,8 @@ class Preparation:
 
     @contextlib.contextmanager
     def _named(self, kernel, device, handle):
-        """Add to a DeviceTimeout which processes keep the handle open."""
+        """If the context raises DeviceTimeout, add to the error which
+        processes keep the handle open."""
         try:
             yield
         except exception.DeviceTimeout as error:

@@ -32,7 +32,8 @@ Claims = Sequence[model.Claim]
 
 @dataclasses.dataclass(eq=False)
 class Programming:
-    """Programs the regions of servers; see provision() and restore()."""
+    """Programs the regions of a server when it gets them, and before it starts
+    again."""
 
     _inventory: host_inventory.Inventory
     _holdings: server_holdings.Holdings
@@ -46,8 +47,9 @@ class Programming:
         """Ensure that the region of a request carries the requested function.
 
         :param claims: the claims of the server in that region.
-        :param scheduled: whether nova-scheduler has just chosen the region.
-            Otherwise holds are ignored as long as the card answers.
+        :param scheduled: whether nova-scheduler has just chosen the region. If
+            the server had the region before, holds are ignored as long as the
+            card answers.
         :raises AcceleratorError: the region does not carry the function.
         """
         if not wanted.programs:
@@ -91,9 +93,9 @@ class Programming:
             self._loader.load(client, image, choice, device, region, step)
 
     def _step(self, project_id, wanted, image):
-        """Return a context with the loading.Step for one programming.
-        attempts.Attempts counts images that the owner has chosen, and images
-        that are not the operator's."""
+        """Return a context manager that yields the loading.Step of a
+        programming. attempts.Attempts counts the programming if the owner has
+        chosen the image, or the image is not the operator's."""
         if (not wanted.chosen_by_owner
                 and glance.origin(image.entry) == model.OPERATOR):
             return contextlib.nullcontext(loading.Step())
@@ -101,8 +103,9 @@ class Programming:
             project_id, str(image), loading.seconds_at_most())
 
     def _warn_of_better(self, wanted, claims, device, region):
-        """Warn if another region carries the function and was free when
-        nova-scheduler chose this region: AcceleratorFilter seems disabled."""
+        """Warn if nova-scheduler should have chosen another region of this
+        host, which was free and carries the function. AcceleratorFilter seems
+        disabled."""
         shown = self._inventory.shown.by_part()
         held = {c.part for c in self._holdings.all()}
         offered = self._inventory.offers.now()
@@ -136,9 +139,10 @@ class Programming:
 
         The image comes from the cache, or from Glance.
 
-        :param claims: of devices that are in no running guest.
+        :param claims: claims whose devices are in no running guest.
         :param requests: requests of the flavor, by group. They select the
-            image if the claim has none, because nothing was programmed for it.
+            image if the claim names none, because nothing was programmed for
+            the claim.
         :raises AcceleratorError: a region was not programmed. The claims stay,
             and the next start retries.
         """
@@ -178,8 +182,9 @@ class Programming:
 
     @contextlib.contextmanager
     def _programming_for(self, claims, device, region):
-        """Check that a region may be programmed for these claims, mark them as
-        PROVISIONING, and after the context show the region in Placement."""
+        """Context manager for the programming of a region: check that it is
+        permitted, mark the claims as PROVISIONING, and in the end show the
+        region in Placement."""
         self._check_may_program(claims, device, region)
         self._holdings.provisioning(claims)
         yield

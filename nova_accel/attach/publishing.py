@@ -45,8 +45,9 @@ class Publisher:
             'Placement is not informed before the next report')
 
     def _make_known(self) -> None:
-        """Create the trait SUSPECT in Placement. Placement refuses any request
-        with an unknown trait (400, "No such trait"), even a forbidden one."""
+        """Create the trait SUSPECT in Placement, because Placement refuses
+        requests that name a trait that it does not know, even to forbid it
+        (400, "No such trait")."""
         self._cloud.make_trait(naming.SUSPECT)
         self.background.end()
 
@@ -66,8 +67,9 @@ class Publisher:
                             '%s', provider_uuid, error)
 
     def was_free(self, provider_uuid: str) -> bool:
-        """Return whether a provider is free, and was free already when
-        nova-scheduler chose this host for a server that is being built."""
+        """Return whether a provider is free and has not changed for
+        _BUILD_SECONDS. It was then free when nova-scheduler chose this host
+        for a present build."""
         changed = self._changed.get(provider_uuid, self._began)
         return (time.monotonic() - changed > _BUILD_SECONDS
                 and not self._in_use(provider_uuid))
@@ -108,8 +110,8 @@ class Publisher:
             return True
 
     def _refused(self, traits: Collection[str]) -> set[str]:
-        """Return the standard traits that Placement's os-traits lacks.
-        Placement would refuse them, and Nova's whole report would fail."""
+        """Return the standard traits that the os-traits of Placement lacks. If
+        Nova reported such a trait, Placement would refuse the whole report."""
         new = {trait for trait in traits if not naming.is_custom(trait)
                and trait not in self._known}
         if not new:

@@ -89,7 +89,8 @@ class Readiness:
              if c.state is not model.ClaimState.BOUND or c.error])
 
     def bind(self, claims: Iterable[model.Claim], by_owner: bool) -> None:
-        """Store that devices are ready, and the content of their regions.
+        """Store that the devices of claims are ready, and store the present
+        content of their regions.
 
         :param by_owner: see Holdings.bound().
         """
@@ -98,8 +99,9 @@ class Readiness:
                 mine, self._inventory.find_held(mine[0])[1], by_owner)
 
     def rescan(self, claims: Iterable[model.Claim]) -> None:
-        """Scan the cards of claims that a guest could have changed, because
-        it could reprogram a region or had a whole card."""
+        """Scan the cards of claims that a guest could have changed. A guest
+        can change a card if it could reprogram a region or had the whole card.
+        """
         claims, again = list(claims), set()
         self._inventory.scanner.scan_confined(
             {claim.device_address for claim in claims})
@@ -117,8 +119,8 @@ class Readiness:
         self.rescan_cards(claims)
 
     def _rescan_missing(self, claims):
-        """Scan cards if the last scan did not find the claimed handle, for
-        example because a guest had it and the claim store was new."""
+        """Scan the cards of claimed handles that the last scan did not find.
+        For example, the claim store was new, and a guest had the handle."""
         devices = self._inventory.devices
         missing = {
             claim.device_address for claim in claims
@@ -136,8 +138,8 @@ class Readiness:
             self._inventory.scanner.scan(addresses=whole)
 
     def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:
-        """Scan the devices on which vGPUs of claims were created or removed,
-        because that changes which other vGPUs the devices can create."""
+        """Scan the devices on which vGPUs of claims were created or removed.
+        Other vGPUs can then be created there than before."""
         created = {c.device_address for c in claims if c.created_type}
         if created:
             self._inventory.scanner.scan(addresses=created)

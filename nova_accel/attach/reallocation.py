@@ -1,16 +1,16 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Restore allocations of servers that hold devices without one.
+"""Restore missing allocations for the devices that servers hold.
 
 Nova removes the allocation when a rebuild or an unshelve fails, although the
-server stays or its guest runs. An operator may remove it as well. Placement
-would then allocate the devices to other servers. Hence they are allocated to
-the server again. Until that succeeds they are withheld, and the provider shows
-none free.
+server stays or its guest runs. An operator may also remove the allocation.
+Placement would then allocate the devices to other servers. Hence nova-compute
+allocates the devices to the server again. Until that succeeds the devices are
+withheld, and the provider shows no free inventory for them.
 
 For example, an unshelve fails after the claim, and the allocation is gone. The
 next comparison finds the claim without an allocation and the server at rest.
-It allocates the device to the server again. If Placement refuses, the device
-is withheld ("unallocated"), and each later comparison tries again.
+nova-compute allocates the device to the server again. If Placement refuses,
+the device is withheld ("unallocated"), and each later comparison tries again.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -28,7 +28,8 @@ LOG = logging.getLogger(__name__)
 
 
 class Reallocation:
-    """Allocates devices again, or withholds them."""
+    """Allocates devices to the servers that hold them, or withholds the
+    devices."""
 
     def __init__(self, cloud: novas.Cloud,
                  inventory: host_inventory.Inventory,
@@ -97,8 +98,8 @@ class Reallocation:
         return left
 
     def _owner_at_rest(self, claim):
-        """Return Nova's entry of the server of a claim, or None if Nova may
-        end or move the claim now."""
+        """Return Nova's entry of the server of a claim if the server is at
+        rest. Return None if Nova may end or move the claim now."""
         if claim.role is model.Role.OLD:
             server = self._cloud.open_moves([claim.consumer_uuid]).get(
                 claim.consumer_uuid)
@@ -113,10 +114,10 @@ class Reallocation:
 
     @contextlib.contextmanager
     def _offered(self, claims: Collection[model.Claim]) -> Iterator[None]:
-        """Offer the devices of claims while Placement allocates them again.
+        """Offer the devices of claims while the context allocates them again,
+        because Placement does not allocate withheld devices.
 
-        Placement does not allocate withheld devices. After an error they are
-        withheld again.
+        After an error the devices are withheld again.
         """
         inventory = self._inventory
         uuids = {c.uuid for c in claims} & inventory.offers.unallocated

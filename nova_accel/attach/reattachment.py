@@ -3,7 +3,7 @@
 
 A guest lacks a device if nova-compute was killed between detaching and
 attaching it, or if the guest released it after the wait had ended. Failed
-attempts are repeated after 2 minutes, 4,... up to an hour.
+attempts are repeated after 2 minutes, then after 4, and so on up to an hour.
 """
 
 from collections.abc import Collection, Iterable
@@ -43,8 +43,8 @@ class Reattachment:
 
     def forget_pauses(self, snapshot: judgement.Snapshot,
                       out: Collection[str]) -> None:
-        """Forget the pauses of guests that have all their devices, and of
-        guests that do not run: a start attaches all devices.
+        """Forget the pauses between attempts for guests that have all their
+        devices, and for guests that do not run. A start attaches all devices.
 
         :param out: uuids of servers whose guests run without a device.
         """
@@ -58,8 +58,8 @@ class Reattachment:
         """Attach to a running guest the devices that it lost.
 
         Devices that were detached deliberately (state UNKNOWN) stay detached
-        until nova-compute restarts or the owner, who knows it, reboots the
-        server hard.
+        until nova-compute restarts, or until the owner reboots the server
+        hard. The metadata of the server show the owner such devices.
 
         :param lasts: see Cloud.attach().
         :returns: uuids of the claims whose devices are not attached yet.

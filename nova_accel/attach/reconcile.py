@@ -2,8 +2,8 @@
 """Compare claims with Placement's allocations and with libvirt's guests.
 
 attach.judgement gives verdicts about claims, and the Reconciler acts on them.
-Each verdict with a consequence is reached twice, the second time while the
-server is locked (service.Host.servers).
+Before the Reconciler acts, it locks the server (service.Host.servers) and
+judges the claims again. It acts on verdicts that are still the same.
 
 =========  ===================================================================
 Verdict    Action
@@ -204,9 +204,9 @@ class Reconciler:
             return self._releases.release(gone)
 
     def _remember_cards(self, snapshot):
-        """Add the serial number, ids and ports of the card to claims that lack
-        them, if the guest has the device: the card in the slot is then the
-        claimed one."""
+        """Store the serial number, ids and ports of cards in claims that lack
+        them. Only for claims whose device is in the running guest: the card in
+        the slot is then the claimed card."""
         inventory = self._inventory
         found = []
         for claim in snapshot.claims():
@@ -221,7 +221,8 @@ class Reconciler:
         self._holdings.remember_cards(found)
 
     def _arrive(self, server_uuid):
-        """Transfer the claims of a migration to the server that has arrived.
+        """Transfer the claims of a migration to the server, which has arrived
+        on this host without a call of Nova.
 
         :returns: the claims of devices that the running guest lacks.
         """

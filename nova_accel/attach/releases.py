@@ -36,12 +36,12 @@ class Releases:
     def begin_locked(self, server_uuid: str,
                      claims: Callable[[], list[model.Claim]],
                      ) -> list[model.Claim]:
-        """Begin a release, as begin(), under the lock of the server.
+        """Begin a release as begin() does, but under the lock of the server.
 
         If another operation holds the lock for too long, the release is
         postponed.
 
-        :param claims: returns the claims; it is called under the lock.
+        :param claims: function that returns the claims; called under the lock.
         """
         try:
             with self._servers.held(server_uuid):
@@ -51,7 +51,7 @@ class Releases:
 
     def begin(self, server_uuid: str, claims: list[model.Claim],
               ) -> list[model.Claim]:
-        """Write that a server has lost claims, as Holdings.releasing().
+        """Write that a server has lost claims (Holdings.releasing()).
 
         If the store cannot be written, the release is postponed to the next
         operation of the server or the next comparison.
@@ -100,9 +100,10 @@ class Releases:
         return len(claims)
 
     def release(self, claims: Iterable[model.Claim]) -> int:
-        """Release only the given claims, which the caller has judged.
+        """Release the given claims, after the caller has judged that they must
+        end.
 
-        Waits for FPGA regions until they are programmed.
+        Waits for the end of cleaning, as clean() with patient=True.
 
         :returns: how many accelerators the server lost.
         """

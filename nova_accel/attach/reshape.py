@@ -75,10 +75,13 @@ class Reshape:
 
     def located(self, claims: Iterable[model.Claim],
                 allocations: Mapping[str, typing.Any]) -> list[model.Claim]:
-        """Return claims, changed to name the provider that shows their device
-        now if their allocation is from this provider.
+        """Return claims with the provider that has their allocation.
 
-        :param allocations: of the consumer of the claims, by provider uuid.
+        If the allocation is from the provider that shows the device now, the
+        claim gets this provider. Otherwise the claim is unchanged.
+
+        :param allocations: allocations of the consumer of the claims, by
+            provider uuid.
         """
         def locate(claim):
             now = self._inventory.shown.provider_of(claim)
@@ -188,8 +191,8 @@ class Reshape:
                  ) -> bool:
         """Return whether the server of a claim has every device of a set.
 
-        The claims of these devices name the same provider as this claim, or
-        the one of the set if nova-compute was killed between the changes.
+        The claims of these devices name the same provider as this claim. If
+        nova-compute was killed between the changes, some name the set already.
 
         :param provider: the provider of the set.
         """
@@ -201,7 +204,8 @@ class Reshape:
                    for other in self._holdings.all()) == provider.step
 
     def _ask(self, moves: list[_Move]) -> None:
-        """Change the claims whose allocation has moved already.
+        """Ask Placement which allocations have moved already, and change their
+        claims.
 
         :raises PlacementUnavailable: no claim has changed.
         """
@@ -235,12 +239,12 @@ class Reshape:
 
     def _holder(self, claim: model.Claim, consumers: Iterable[str],
                 ) -> str | None:
-        """Return the consumer that has the allocation of a claim.
+        """Return the consumer that has the allocation of a claim, if any.
 
-        This is the server or one of its moves: when a move begins or is
-        reverted, Placement changes before the claim.
+        The consumer is the server or one of its moves. When a move begins or
+        is reverted, Placement changes before the claim.
 
-        :param consumers: with allocations from the provider in question.
+        :param consumers: the consumers with allocations from a provider.
         """
         consumers = set(consumers)
         for uuid in (claim.consumer_uuid, claim.instance_uuid):
@@ -254,7 +258,7 @@ class Reshape:
 
 
 def _together(claim: model.Claim) -> tuple:
-    """Return the key of claims that are allocated together."""
+    """Return a key that is equal for claims that are allocated together."""
     return claim.instance_uuid, claim.role, claim.provider_uuid
 
 

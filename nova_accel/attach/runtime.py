@@ -175,8 +175,8 @@ class RuntimeProgramming:
                 if server.metadata.get(key) != said}
 
     def _carries(self, server, wanted):
-        """Return whether the claims of a group name the wanted image. The
-        devices may carry another one."""
+        """Return whether the claims of a group already name the wanted image.
+        The devices may still carry another image."""
         return all(c.restore_bitstream == wanted.bitstream_id
                    for c in self._claims_of(server, wanted.group))
 
@@ -185,8 +185,9 @@ class RuntimeProgramming:
                 if c.group == group]
 
     def _is_too_soon(self, server, wanted):
-        """Return whether the last programming was less than
-        runtime_programming_pause ago. Otherwise the pause begins again now."""
+        """Return whether the pause after the last programming of a group is
+        not over. If it is over, begin a new pause ([accel]
+        runtime_programming_pause)."""
         regions = {c.part for c in self._claims_of(server, wanted.group)}
         now = time.monotonic()
         if any(now - self._programmed_at[region]
@@ -292,7 +293,10 @@ class RuntimeProgramming:
         return failure
 
     def _restore(self, context, server, claims, function):
-        """Restore the region of a server after a failed programming."""
+        """Restore the earlier function of a region after a failed programming.
+
+        :raises DeviceUnavailable: the function could not be restored.
+        """
         now = self._holdings.now(claims)
         self._readiness.rescan(now)
         self._programming.restore(context, server.project_id, now)
@@ -312,19 +316,25 @@ class RuntimeProgramming:
 
 
 def _wishes(server):
-    """Return the images that the owner asks for, answered or not, by group."""
+    """Return the images that the owner requests in the metadata, by group.
+    Requests that have been answered are included."""
     return {found[1]: image for key, image in server.metadata.items()
             if image and (found := _KEY.fullmatch(key))
             and found[2] == _ASKS}
 
 
 def _shown(image):
-    """Return an image id of the owner for a status: short, without spaces."""
+    """Return the image that the owner requested as a short text without
+    spaces, for a status."""
     return re.sub('[^0-9A-Za-z_.-]', '?', image)[:40]
 
 
 def _request(server, group, image):
-    """Return the request of a group as if the flavor named the image."""
+    """Return the request of a group, changed as if the flavor named the image.
+
+    :raises InvalidRequest: the owner must not program the group, or the image
+        is not a UUID.
+    """
     free = {r.group: r for r in server.accelerators.requests
             if r.runtime_programming}
     if len(free) == 1:

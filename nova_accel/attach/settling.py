@@ -29,7 +29,8 @@ the GPU is settled: the second VF is cleaned and then offered.
 Each start of nova-compute and each comparison tries again. A part without a
 handle, for example a VF that libvirt left bound to vfio-pci, is settled later.
 Until then the row of the device stays, and lists the settled parts. Each
-device is settled in one transaction. After a crash, the others follow.
+device is settled in one transaction. After a crash, the next start settles the
+remaining devices.
 
 A handle that was released under the policy none or reset is stored as
 ``unclean`` with its card until it is cleaned. Under the same policy, the next
@@ -69,7 +70,8 @@ _ADVICE = 'shelve or delete this server'
 
 
 class _Unknown(Exception):
-    """The reason, as a clause, why a device cannot be settled now."""
+    """A device cannot be settled now. The message is the reason, as a clause.
+    """
 
 
 @dataclasses.dataclass(eq=False)
@@ -87,8 +89,9 @@ class Settling:
         self._once = logging.Once()
 
     def settle_now(self) -> None:
-        """Scan and settle unsettled devices now for a server that starts: its
-        guest may have just released one of these devices."""
+        """Scan and settle unsettled devices now, for a server that starts. The
+        last guest of the server may have released such a device a moment ago.
+        """
         addresses = {row.address for row in self._store.unsettled()
                      if row.address}
         if addresses:
@@ -96,11 +99,15 @@ class Settling:
             self.run()
 
     def check_settled(self, server_uuid, allocations, held):
-        """Check that no device for which a server lacks a claim is unsettled.
+        """Check that no unsettled device can belong to a server.
 
-        :param allocations: of the server, by provider uuid.
+        This is possible if more devices of a provider are allocated to the
+        server than it has claims.
+
+        :param allocations: allocations of the server, by provider uuid.
         :param held: claims of the server.
-        :raises DeviceUnavailable: such a device may not be settled yet.
+        :raises DeviceUnavailable: an unsettled device may belong to the
+            server.
         """
         unsettled = self.in_doubt()
         if not unsettled:
@@ -120,8 +127,9 @@ class Settling:
                 found=f'{found}; start it again in some minutes')
 
     def in_doubt(self):
-        """Return the rows of devices that a server may have. A partly settled
-        row counts only while a part that is not settled has a handle."""
+        """Return the rows of unsettled devices, which may belong to a server.
+        A partly settled row counts only if a part that is not settled has a
+        handle."""
         devices = self._inventory.devices.values()
         return [row for row in self._store.unsettled()
                 if not row.settled or any(map(row.means, devices))]
@@ -138,8 +146,8 @@ class Settling:
                 trait=CONF.accel.owner_trait, uuid=provider_uuid))
 
     def is_settled(self, claim: model.Claim) -> bool:
-        """Return whether the device of a claim is settled or absent. Otherwise
-        the claim must not end."""
+        """Return whether the device of a claim is settled or absent. Before
+        that, the claim must not end."""
         device = self._inventory.present(claim.device_address)
         return device is None or not any(
             row.means(device) for row in self._store.unsettled())
@@ -187,8 +195,8 @@ class Settling:
         """Settle a device, and begin to clean its handles without a claim.
 
         :param rows: the unsettled rows about the device.
-        :param guests: returns Cloud.guest_devices().
-        :param given: returns StoreAge.allocated().
+        :param guests: function that returns Cloud.guest_devices().
+        :param given: function that returns StoreAge.allocated().
         :raises _Unknown: the device cannot be settled now.
         """
         before = frozenset.intersection(*(row.settled for row in rows))
@@ -230,8 +238,8 @@ class Settling:
         self._publisher.show({provider for _, provider in found})
 
     def _check_in_place(self, device, found):
-        """Check that all claims belong to this card, and to its present
-        division into PF, VFs or sets."""
+        """Check that all claims at the address of a device are on this card,
+        and match its present division into PF, VFs or sets."""
         if self._inventory.table.is_misplaced(device.address):
             raise _Unknown('servers have claims on another card at its '
                            'address, or on it at another one; shelve or '
@@ -317,10 +325,10 @@ class Settling:
 
 
 def _left(device, rows, done):
-    """Return the rows that remain, because a part of the card may have no
-    handle yet.
+    """Return the rows to keep after parts of a device were settled. Another
+    part of the card may have no handle yet.
 
-    :param done: the parts that are settled now.
+    :param done: all settled parts.
     """
     if (device.creatable or device.address in done
             or device.regions and len(done) == len(device.regions)):
@@ -334,7 +342,7 @@ def claim_of_none(inventory: host_inventory.Inventory, device: model.Device,
                   provider_uuid: str, **fields) -> model.Claim:
     """Return a DELETING claim without a server, to clean a free handle.
 
-    :param fields: further or different fields of model.Claim.
+    :param fields: fields of model.Claim to add, or to use instead of these.
     """
     return model.Claim(**{
         'uuid': uuidutils.generate_uuid(), 'instance_uuid': '',

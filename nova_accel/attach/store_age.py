@@ -89,9 +89,9 @@ class StoreAge:
     def compare_with_guests(self) -> None:
         """Restore claims that guests carry and the store has not seen.
 
-        The first successful call after a start does so, before any claim is
-        used. Without a compute node in the store, for example before Nova's
-        first report, the call does nothing.
+        Only the first successful call after a start does so, before any claim
+        is used. While the store has no compute node, for example before Nova's
+        first report, a call does nothing.
 
         :raises Exception: libvirt does not answer.
         """
@@ -155,9 +155,9 @@ class StoreAge:
                    for there in self._cloud.guest_devices().values())
 
     def _restore(self, node):
-        """Store the claims that guests carry and the store has not seen. Then
-        withhold all devices, or without such claims, the devices without a
-        claim in guests with unusable metadata."""
+        """Store the claims that guests carry and the store has not seen, and
+        withhold all devices. Without such claims, withhold only devices
+        without a claim that are in guests with unusable metadata."""
         newer, self.refused = self._carrying.read(node)
         handles = collections.Counter(
             c.handle for there in newer.values() for c in there.claims)
@@ -223,8 +223,9 @@ class StoreAge:
 
         :param providers: uuids of providers to query, in addition to those of
             claims and those in Placement before the first report.
-        :param only_known: whether a missing claim counts only for moves, and
-            for servers of this host without a task: others may be arriving.
+        :param only_known: whether to ignore missing claims of servers that may
+            be arriving. Only moves, and servers of this host without a task,
+            count then.
         :raises PlacementUnavailable: Placement does not answer.
         """
         cloud, claims = self._cloud, self._holdings.all()
@@ -265,8 +266,8 @@ class StoreAge:
         return Allocated(by_server, found, over.intersection(ended))
 
     def _withhold(self, addresses):
-        """Return rows that withhold the devices at these addresses, and forget
-        the content of their regions: a server could have changed it."""
+        """Return rows that withhold the devices at these addresses. Forget the
+        content of their regions, because a server could have changed it."""
         rows = self._store.unsettled()
         found = [device for address in addresses
                  for device in [self._inventory.devices[address]]
@@ -287,7 +288,8 @@ def _is_in_other_slot(claim: model.Claim, now: model.Claim) -> bool:
     """Return whether two claims are on the same handle of one card, although
     the card was in different slots.
 
-    :param claim: the claim from when the card was in its former slot.
+    :param claim: the claim with the former slot of the card.
+    :param now: the claim with the present slot.
     """
     return (claim.card.identifies(now.card)
             and claim.handle.type is now.handle.type is model.HandleType.PCI
