@@ -21,8 +21,8 @@ def make_room(xml, handles: Iterable[model.AttachHandle], kernel,
     :param xml: Nova's LibvirtConfigGuest.
     :param can_emulate: whether libvirt and QEMU can emulate address bits
         (libvirt 8.7).
-    :param is_new: whether its server is being built. An existing server starts
-        in any case, and the log explains missing devices.
+    :param is_new: whether the server is being built. An existing server starts
+        in any case, and the log explains which devices are missing.
     :raises DeviceUnavailable: a new guest could not address a device.
     """
     problem = widen(
@@ -44,18 +44,19 @@ def make_room(xml, handles: Iterable[model.AttachHandle], kernel,
 
 def widen(xml, sizes: Sequence[int], host_bits: int | None,
           can_emulate: bool) -> str:
-    """Give a guest the host's address bits if its devices need them, and
-    neither its flavor nor its image specifies them.
+    """Give a guest as many address bits as its host has if its devices need
+    them, unless its flavor or image specifies the address bits.
 
-    Nova writes hw:maxphysaddr_mode and hw:maxphysaddr_bits into xml.cpu before
-    (_get_guest_cpu_config_maxphysaddr() of its driver, Nova 27 and later). Mode
-    emulate works with each CPU model, mode passthrough only with the host's.
+    Nova has written hw:maxphysaddr_mode and hw:maxphysaddr_bits into xml.cpu
+    (_get_guest_cpu_config_maxphysaddr() of its driver, Nova 27 and later).
+    Mode emulate works with each CPU model, mode passthrough only with the
+    host's.
 
     :param xml: Nova's LibvirtConfigGuest.
     :param sizes: the largest region of each device that the guest gets.
-    :param host_bits: of the host's CPU, None if unknown.
+    :param host_bits: address bits of the host's CPU, None if unknown.
     :param can_emulate: see make_room().
-    :returns: a clause why a device will be unusable, or '' if all are usable.
+    :returns: why a device will be unusable, as a clause; '' if all are usable.
     """
     if not host_bits or max(sizes, default=0) < address_space.LARGE:
         return ''

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Implement attach.cloud.Cloud by Nova, and by the services that Nova uses.
 
-attach.cloud.Cloud describes each call. All private parts of Nova that we use
-on the compute side are here; tests/unit/test_nova_signatures.py compares them
-between releases.
+attach.cloud.Cloud describes each call. On the compute side, this module has
+all uses of private parts of Nova. tests/unit/test_nova_signatures.py compares
+these parts between releases.
 """
 
 from collections.abc import Callable
@@ -261,7 +261,9 @@ class NovaCloud:
         The methods of the report client are not used, because they log an
         ERROR if a server was scheduled to the provider at this moment.
 
-        :returns: the new generation, or None if another writer was faster.
+        :param refused: called if Placement refuses the request.
+        :returns: the new generation, or None if another client changed the
+            provider first.
         """
         response = self._placement.put(
             url, {'resource_provider_generation': generation, name: value},
@@ -279,7 +281,10 @@ class NovaCloud:
 
     @staticmethod
     def _answer(response, read=dict):
-        """Return read() of the JSON of an answer with status 200."""
+        """Return the JSON of an answer of Placement, converted by read().
+
+        :raises PlacementUnavailable: the status is not 200, or no answer came.
+        """
         if response is not None and response.status_code == 200:
             with contextlib.suppress(*exception.MALFORMED):
                 return read(response.json())
@@ -444,11 +449,12 @@ class NovaCloud:
             self.admin_context(), event, {'host': host, **payload})
 
     def change_metadata(self, instance, changes):
-        """Change the metadata of a server in the entry with which Nova works,
-        because Nova creates the config drive from it.
+        """Change the metadata of a server in the database and in ``instance``,
+        because Nova creates the config drive from ``instance``.
 
-        Nova refuses metadata from owners meanwhile (check_instance_state of
-        nova.compute.api.API.update_instance_metadata), so none are lost.
+        No change by the owner is lost, because Nova refuses such changes
+        meanwhile (check_instance_state of
+        nova.compute.api.API.update_instance_metadata).
 
         :param instance: nova.objects.Instance
         :param changes: key -> text; None removes a key.
@@ -570,7 +576,8 @@ def server_of(instance) -> request.Server:
 
 
 def _loaded(instance, field, items):
-    """Return a list in Nova's entry of a server, or () if it is not loaded."""
+    """Return the list in a field of Nova's entry of a server, or () if Nova
+    has not loaded the field."""
     found = getattr(instance, field) if field in instance else None
     return getattr(found, items) if found else ()
 
@@ -591,7 +598,7 @@ def _checked(allocations):
 
 
 def migration_of(context, instance):
-    """Return the present move of a server, on its source.
+    """Return the present move of a server; for use on the source of the move.
 
     :returns: nova.objects.Migration
     """
@@ -625,8 +632,8 @@ def _is_too_late(response) -> bool:
 def _is_absent(error: Exception) -> bool:
     """Return whether Placement answered that it has no such provider.
 
-    The error of the first request is read, because a second request could find
-    the provider: the report of nova-compute may create it meanwhile.
+    Only the given error is read. A second request to Placement could find the
+    provider, because a report of nova-compute may create it meanwhile.
 
     :param error: from get_allocations_for_resource_provider(). It contains the
         answer (JSON of the API working group).

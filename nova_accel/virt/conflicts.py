@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Find devices that Nova's own options name as well, because two servers could
-get such a device."""
+"""Find devices that options of Nova name, too. Both Nova and nova_accel could
+give such a device to a server.
+"""
 
 import dataclasses
 
@@ -37,11 +38,10 @@ def of_options(kernel) -> 'Conflicts':
 class Conflicts:
 
     def __init__(self, kernel, type_of_parent, default_type):
-        """
-        :param type_of_parent: name of a parent -> type of Nova's vGPUs:
-            LibvirtDriver.pgpu_type_mapping.
-        :param default_type: Nova's first type without addresses:
-            LibvirtDriver.pgpu_type_default.
+        """:param type_of_parent: LibvirtDriver.pgpu_type_mapping: name of a
+            parent device -> type of the vGPUs that Nova creates on it.
+        :param default_type: LibvirtDriver.pgpu_type_default: the first type
+            that Nova has without addresses.
         :raises PciConfigInvalidSpec: [pci] device_spec cannot be read.
         """
         self._kernel = kernel
@@ -73,7 +73,7 @@ class Conflicts:
         return ''
 
     def _future(self, device):
-        """Return the VFs of a GPU that may exist later and carry its vGPUs."""
+        """Return the VFs of a GPU on which its vGPUs may be created later."""
         if device.type != 'VGPU' or not pci.ADDRESS.fullmatch(device.address):
             return set()
         left = self._rules.applied(dataclasses.replace(device, handles=tuple(

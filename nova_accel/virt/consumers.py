@@ -2,15 +2,16 @@
 """Find the consumers of many providers of a host in few requests to Placement.
 
 Placement answers for one provider at a time, and a host may have hundreds. Two
-requests cover all providers of a tree, and show which have not changed since
-the last time:
+requests cover all providers of a tree. The answers show which providers have
+not changed since the last time:
 
-* the generation, which counts up when an allocation is created or changed
-  (``_set_allocations`` of placement.objects.allocation, 16.0);
-* which of them have room for an amount of a class. Deleting all allocations of
-  a consumer (``delete_all``) does not change the generation; but a full
-  provider then has room. A provider with room for its whole inventory has no
-  allocation.
+* the generation of each provider, which counts up when an allocation is
+  created or changed (``_set_allocations`` of placement.objects.allocation,
+  16.0);
+* the providers that have room for an amount of a class. If all allocations of
+  a consumer are deleted (``delete_all``), the generation does not change, but
+  a provider that was full has room. A provider with room for its whole
+  inventory has no allocation.
 
 All other providers, and providers with an older copy in Nova, are queried
 again.
@@ -32,7 +33,7 @@ Given = dict[str, Mapping[str, int]]
 
 
 class _Full(typing.NamedTuple):
-    """A provider without free inventory of a class."""
+    """The last answer about a provider without free inventory of a class."""
 
     generation: int
     resource_class: str
@@ -44,11 +45,11 @@ class Consumers:
     def __init__(self, listed: Callable[[str, str], dict[str, int]],
                  allocations: Callable[[str], Allocations],
                  copy_of: Callable[[str], tuple[int | None, Mapping] | None]):
-        """:param listed: path and version -> {uuid: generation} of the
-            providers in Placement's answer.
-        :param allocations: uuid of a provider -> its allocations.
-        :param copy_of: uuid of a provider -> its generation and its inventory
-            in Nova's copy, or None if the copy lacks the provider.
+        """:param listed: function: path and version of a request to Placement
+            -> {uuid: generation} of the providers in the answer.
+        :param allocations: function: uuid of a provider -> its allocations.
+        :param copy_of: function: uuid of a provider -> its generation and its
+            inventory in Nova's copy, or None if the copy lacks the provider.
         """
         self._listed = listed
         self._allocations = allocations
@@ -101,11 +102,11 @@ class Consumers:
         return (self._copy_of(uuid) or (None,))[0]
 
     def _all_of(self, uuid: str) -> str | None:
-        """Return the total amounts that can be allocated from a provider, as
-        the value of `resources` in a query to Placement.
+        """Return all that can be allocated from a provider, as the value of
+        `resources` in a query to Placement.
 
         :returns: '' if nothing can be allocated. None if the amounts are
-            unknown, or one allocation cannot have them all.
+            unknown, or if a single allocation cannot contain all of them.
         """
         _, inventory = self._copy_of(uuid) or (None, {'': {'total': 0}})
         found = []
@@ -131,8 +132,8 @@ class Consumers:
 
 
 def _room(item: Mapping) -> float:
-    """Return how much of an inventory can be allocated in total, or 0 if not
-    in steps of 1."""
+    """Return how much of an inventory can be allocated in total. Return 0 if
+    it cannot be allocated in steps of 1."""
     # the item was written with the defaults of Placement
     return item.get('allocation_ratio', 1.0) * (
         item['total'] - item.get('reserved', 0)) * (

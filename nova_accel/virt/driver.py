@@ -1,11 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """LibvirtDriver with accelerators: read this first.
 
-Overrides only, in the order of a server's life. Each override says when Nova
-calls it, and calls one part of the host (nova_accel.service) or of the modules
-beside this file. super() always does Nova's own work, and a server without
-accelerators takes only Nova's path. Facts about Nova are of Nova 34; arguments
-that differ between releases and are not used are passed through.
+The class only overrides methods of Nova's driver, in the order of a server's
+life. Each override says when Nova calls it, and calls a part of the host
+(nova_accel.service) or of the modules beside this file. super() always does
+Nova's own work, and a server without accelerators takes only Nova's path.
+Facts about Nova hold for Nova 34. Arguments that differ between releases, and
+that nova_accel does not use, are passed through.
 """
 
 import contextlib
@@ -73,10 +74,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     # The service
 
     def init_host(self, host):
-        """Find devices and read claims. Nova calls this first at its start.
+        """Find devices and read claims. Nova calls this first when it starts.
 
-        This precedes Nova's own work: Nova 31 creates the mediated devices of
-        guests again and must know which belong to nova_accel.
+        Nova's own part follows, because Nova 31 creates the mediated devices
+        of guests again there, and must know which belong to nova_accel.
         """
         self._host_name = host
         self._waker.start()
@@ -104,8 +105,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             manager.add_periodic_task(self._runtime_programming())
 
     def _watch_first_report(self, manager):
-        """Set _starting while pre_start_hook() makes the first report, before
-        Nova receives requests."""
+        """Wrap pre_start_hook(), in which Nova makes the first report before
+        it receives requests: set _starting while it runs."""
         hook = manager.pre_start_hook
 
         @functools.wraps(hook)
@@ -127,8 +128,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
         Nova deletes the allocations of the server on this host, as if an
         evacuation had failed (ComputeManager.rebuild_instance, 31 to 34). But
-        a server of this host stays here and keeps its devices. They must stay
-        allocated: they count for its project and are not for other servers.
+        a server of this host stays here and keeps its devices. The devices
+        must stay allocated: they count in the quota of the project, and other
+        servers must not get them.
         """
         delete = getattr(manager.rt,
                          'delete_allocation_for_evacuated_instance', None)
@@ -174,11 +176,12 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self.parts.reconciler.run_if_due()
 
     def get_available_resource(self, nodename):
-        """Mark the compute node's entry for nova-scheduler: this host runs
-        nova_accel. Nova calls this at the start and periodically.
+        """Add to the statistics of the compute node that this host runs
+        nova_accel, and its domains, for nova-scheduler. Nova calls this at the
+        start and periodically.
 
-        A host that returns to LibvirtDriver loses the mark at its first
-        report; its providers in Placement stay.
+        If the host returns to LibvirtDriver, its next report removes these
+        statistics, but its providers in Placement stay.
         """
         resources = super().get_available_resource(nodename)
         if self._host_name is not None:
@@ -209,11 +212,11 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         self._abandon(instance.uuid)
 
     def _abandon(self, server_uuid):
-        """Release the accelerators of a failed build. Builds call this at the
-        end of each build.
+        """Release the accelerators of a failed build. errors.Builds calls this
+        at the end of each build.
 
-        If the database fails before spawn() and again before destroy(), Nova
-        calls neither.
+        Nova may call neither spawn() nor destroy(), if the database fails
+        before each of them.
         """
         self.guests.abandon(server_uuid)
 
@@ -239,7 +242,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     @contextlib.contextmanager
     def _plugged(self, context, instance, allocations, within=False):
-        """Attach accelerators while Nova creates a guest.
+        """Attach accelerators while Nova creates a guest in the context.
 
         :param within: whether the server moves within this host.
         """
@@ -256,7 +259,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 yield
 
     def _end_earlier_move(self, instance):
-        """Release the claims that an earlier move has left."""
+        """Release the claims that an earlier move of a server has left here.
+
+        :raises DeviceUnavailable: the guest of the server runs here.
+        """
         if not self.parts.holdings.of(instance.uuid, model.Role.OLD):
             return
         if instance.uuid in self.cloud.running():
@@ -346,14 +352,16 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     # A guest runs
 
     def reboot(self, context, instance, *args, **kwargs):
-        """Prepare devices before a reboot. A soft reboot uses the present XML.
+        """Wait for operations on the devices of a server before its reboot. A
+        soft reboot uses the present XML; for a hard reboot see _hard_reboot().
         """
         self.parts.servers.wait(instance.uuid)
         super().reboot(context, instance, *args, **kwargs)
 
     def _hard_reboot(self, context, instance, *args, **kwargs):
-        """Prepare devices before a hard reboot, a start, a restore, and after
-        a reboot of the host."""
+        """Mark the server during a hard reboot: destroy() then keeps its
+        devices. Nova calls this also for a start, a restore, and after a
+        reboot of the host. _get_guest_config() prepares the devices."""
         self._hard_reboots().add(instance.uuid)
         try:
             super()._hard_reboot(context, instance, *args, **kwargs)
@@ -436,7 +444,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def check_can_live_migrate_destination(self, context, instance, *args,
                                            **kwargs):
-        """Begin the checks of a live migration, on the destination."""
+        """Begin the checks of a live migration, on the destination: store for
+        the source that this host can take the devices."""
         data = super().check_can_live_migrate_destination(
             context, instance, *args, **kwargs)
         self.live_migrations.offer(instance, data)
@@ -452,7 +461,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def check_source_migrate_data_at_dest(
             self, ctxt, instance, migrate_data, migration, limits, allocs):
-        """Finish the checks of a live migration, on the destination."""
+        """Finish the checks of a live migration, on the destination: compare
+        its devices with the devices of the source."""
         # first, because Nova's check may put its own mediated devices there
         moved = live_migration.moved(migrate_data)
         data = super().check_source_migrate_data_at_dest(
@@ -581,9 +591,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         """Release devices at delete, shelve offload, failed boot and revert,
         and when a host returns from which servers were evacuated.
 
-        Nova calls this also inside a hard reboot and before a rebuild: then
-        nothing is released. On the source of a resize to another cell it does
-        not call migrate_disk_and_power_off(): then this keeps the devices.
+        Nova calls this also inside a hard reboot and before a rebuild. Then no
+        device is released. On the source of a resize to another cell, Nova
+        calls this instead of migrate_disk_and_power_off(). Then the devices
+        are kept for the move.
         """
         if not self.guests.holds(instance.uuid):
             return super().destroy(context, instance, *args, **kwargs)
@@ -609,7 +620,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def cleanup(self, context, instance, network_info, *args, **kwargs):
         """Release devices when a resize to another cell is confirmed on the
-        source. Only then destroy_vifs is False; destroy() passes True."""
+        source. Nova passes destroy_vifs=False only in this case."""
         super().cleanup(context, instance, network_info, *args, **kwargs)
         if not kwargs.get('destroy_vifs', True):
             self.guests.unplug(instance.uuid, model.Role.OLD)

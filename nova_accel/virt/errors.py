@@ -27,11 +27,12 @@ end_process = os._exit
 
 @contextlib.contextmanager
 def start_refused():
-    """End nova-compute with one line in the log if nova_accel cannot start.
+    """Context manager: end nova-compute with one line in the log if nova_accel
+    cannot start.
 
-    Ends at once and with status 1: an exception would be logged with its
-    traceback, and then the process would wait for its threads (native
-    threads), or end with status 0, which systemd takes for success (eventlet).
+    The process ends at once, with status 1. After an exception, Nova would log
+    a traceback. Then the process would wait for its threads (native threads),
+    or end with status 0, which systemd takes for success (eventlet).
     """
     refused = None
     try:
@@ -47,8 +48,8 @@ def start_refused():
 
 
 def log_move_refused(error: Exception) -> None:
-    """Log the cause if Placement refuses to move allocations. Nova then ends
-    nova-compute.
+    """Log why Placement refuses to move allocations. Nova ends nova-compute
+    after this error.
 
     :param error: nova.exception.ReshapeFailed
     """
@@ -71,8 +72,8 @@ def warn_of_simulation() -> None:
 
 @contextlib.contextmanager
 def nothing_changed():
-    """Context manager for operations that can fail before they change
-    anything. After a failure Nova keeps the state of the server."""
+    """Context manager for an operation that fails, if at all, before it
+    changes anything. Nova then keeps the state of the server."""
     try:
         yield
     except exception.AcceleratorError as error:
@@ -80,8 +81,8 @@ def nothing_changed():
 
 
 class BuildRefused(nova_exception.BuildAbortException):
-    """Ends a build. The fault is the sentence of nova_accel alone, because
-    Nova cuts longer faults off."""
+    """Ends a build. The fault of the server is only the sentence of
+    nova_accel, because Nova cuts off longer faults."""
 
     msg_fmt = '%(reason)s'
 
@@ -89,8 +90,8 @@ class BuildRefused(nova_exception.BuildAbortException):
 class Builds:
     """The builds that this nova-compute works on.
 
-    The manager has the context of a build and knows whether another host may
-    be tried, but passes neither to the driver.
+    Nova's ComputeManager has the context of a build, and knows whether the
+    build may be retried on another host. It passes neither to the driver.
     """
 
     def __init__(self):
@@ -103,7 +104,7 @@ class Builds:
         """Listen to the builds of a nova.compute.manager.ComputeManager.
 
         :param ended: called with the uuid of a server whose build has ended,
-            well or not.
+            successfully or not.
         """
         build = getattr(manager, '_do_build_and_run_instance', None)
         if build is None:
@@ -146,18 +147,20 @@ class Builds:
         return self._contexts.get(instance.uuid)
 
     def may_go_elsewhere(self, instance) -> bool:
-        """Return whether a build may be retried on another host. A rebuild may
-        not: after a retry it would be ACTIVE without a guest."""
+        """Return whether a build may be retried on another host. A rebuild
+        must not be retried: the server would be ACTIVE without a guest."""
         return (instance.task_state == task_states.SPAWNING
                 and instance.uuid not in self._last_hosts)
 
     @contextlib.contextmanager
     def translated(self, instance, has_accelerators=lambda: False):
-        """Translate errors of nova_accel: reschedule if another host may
-        succeed, otherwise abort with the error as the fault. On the last host,
-        translate libvirt's errors too.
+        """Translate errors of nova_accel that the context raises. Nova then
+        retries the build if another host may succeed. Otherwise it aborts the
+        build with the error as the fault. On the last host, errors of libvirt
+        are translated, too.
 
-        :param has_accelerators: returns whether the server has accelerators.
+        :param has_accelerators: function that returns whether the server has
+            accelerators.
         """
         try:
             yield

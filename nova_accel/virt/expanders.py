@@ -67,8 +67,8 @@ class Port(config.LibvirtConfigGuestPCIeRootPortController):
 
 
 class BehindPort:
-    """A hostdev in the port with the given index, or if that is None, at a
-    place that libvirt chooses."""
+    """Mixin that puts a hostdev into the port with the given index. If the
+    index is None, libvirt chooses the place."""
 
     port: int | None = None
 
@@ -145,8 +145,8 @@ def _add(xml, below):
 
 
 def _cells(xml) -> dict[int, int]:
-    """Return NUMA node of the host -> guest node that is tied to it, or {} if
-    the guest cannot have expanders."""
+    """Return the guest nodes that are tied to NUMA nodes of the host: host
+    node -> guest node. {} if the guest cannot have expanders."""
     if not getattr(xml.cpu, 'numa', None):
         return {}
     if not (xml.numatune and xml.numatune.memnodes):
@@ -170,10 +170,10 @@ def _cells(xml) -> dict[int, int]:
 
 
 def port_of(device: str, xml: str) -> int | None:
-    """Return the former port of a device that is attached again.
+    """Return the port that a device had in a guest, to attach it there again.
 
     :param device: address as in model.AttachHandle.
-    :param xml: of the guest, from libvirt.
+    :param xml: XML of the guest, from libvirt.
     :returns: index of the port, or None if the device had no port, or the port
         has another device now.
     """

@@ -54,7 +54,8 @@ class Hostdevs:
         """Attach missing devices to a running guest. A device that the guest
         had before returns to its port.
 
-        :param lasts: whether to add them to the persistent definition as well.
+        :param lasts: whether to add the devices to the persistent definition,
+            too.
         :param iommufd: as for add().
         :raises Exception: the first error of libvirt, after an attempt for
             each device.
@@ -73,8 +74,8 @@ class Hostdevs:
 
     def complete(self, xml: str,
                  handles: Iterable[model.AttachHandle]) -> str:
-        """Return guest XML of libvirt with missing devices added. A device for
-        which the XML has a port gets this port."""
+        """Add missing devices to guest XML of libvirt, and return the XML. If
+        the XML has a port for a device, the device gets this port."""
         earlier = config.LibvirtConfigGuest()
         earlier.parse_str(xml)
         missing = list(self._missing(handles, _addresses(earlier.devices)))
@@ -156,8 +157,8 @@ class _Function(expanders.BehindPort, config.LibvirtConfigGuestHostdevPCI):
     iommufd = False
 
     def format_dom(self):
-        """Return the element with an attribute that libvirt 12.1 and later
-        know (formatdomain.rst)."""
+        """Return the element of the hostdev, with iommufd='yes' if QEMU must
+        use iommufd. libvirt 12.1 and later know this (formatdomain.rst)."""
         hostdev = super().format_dom()
         if self.iommufd:
             hostdev.append(etree.Element('driver', iommufd='yes'))
@@ -165,9 +166,9 @@ class _Function(expanders.BehindPort, config.LibvirtConfigGuestHostdevPCI):
 
 
 def without_iommufd(xml: str, addresses: Iterable[str]) -> set[str]:
-    """Return the given functions that QEMU did not open by iommufd.
+    """Return the given PCI functions that QEMU has not opened by iommufd.
 
-    :param xml: of a running guest, from libvirt.
+    :param xml: XML of a running guest, from libvirt.
     """
     return set(addresses) - {
         pci_address(*(source.get(part, '0') for part in (
@@ -211,8 +212,9 @@ def _is_gone(error) -> bool:
 
 
 def _is_going(error) -> bool:
-    """Return whether a detach failed because the guest is releasing the device
-    or has released it (LibvirtDriver._detach_sync, Nova 31 to 34)."""
+    """Return whether the error of a detach shows that the guest is releasing
+    the device, or has released it (LibvirtDriver._detach_sync, Nova 31 to 34).
+    """
     return errors.is_of_libvirt(error) and (
         error.get_error_code() == libvirt_driver.libvirt.VIR_ERR_DEVICE_MISSING
         or 'already in the process of unplug' in str(error))

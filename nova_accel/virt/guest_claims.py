@@ -30,7 +30,7 @@ class Claims(config.LibvirtConfigObject):
 def read(xml: str) -> str:
     """Return the text in the metadata of a guest, or '' if they have no text.
 
-    :param xml: of the guest, from libvirt.
+    :param xml: XML of the guest, from libvirt.
     """
     return etree.fromstring(xml).findtext(
         f'./metadata/{{{NAMESPACE}}}{_TAG}') or ''

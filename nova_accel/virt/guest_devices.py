@@ -28,7 +28,7 @@ def with_accelerators(found: objects.InstanceDeviceMetadata | None, xml: str,
     """Return the devices of a guest, accelerators last.
 
     :param found: the entries of Nova, None if Nova has none.
-    :param xml: of the guest, as libvirt has defined it.
+    :param xml: XML of the guest, as libvirt has defined it.
     :param roles: address of a device, as in model.AttachHandle -> its tags.
     """
     places = [place for place in _places(xml) if place.host in roles]
@@ -61,8 +61,12 @@ def _places(xml: str) -> Iterator[nccl.Place]:
 
 def _node(place: etree._Element, controllers: Mapping[int, etree._Element],
           ) -> int:
-    """Return the guest's NUMA node of the device at an address in the guest:
-    the node of the expander above its port (virt.expanders)."""
+    """Return the guest's NUMA node of a device: the node of the expander above
+    its port (virt.expanders).
+
+    :param place: address of the device in the guest.
+    :param controllers: index -> PCI controller of the guest.
+    """
     above = controllers.get(int(place.get('bus', '0'), 0))
     while above is not None:
         if (node := above.findtext('./target/node')) is not None:

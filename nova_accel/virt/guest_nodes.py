@@ -1,16 +1,17 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Make Nova place a guest on the NUMA nodes of its accelerators.
 
-For flavors with accel:numa_affinity=required. Nova chooses the nodes of a guest
-when it claims resources (nova.compute.claims.Claim), by free memory and
-processors, before it calls the driver. If all devices that a server can get are
-on the other node, the build would fail here, and on each host of this kind.
+This is for flavors with accel:numa_affinity=required. When Nova claims
+resources (nova.compute.claims.Claim), it chooses the nodes of a guest by free
+memory and processors. Only then does it call the driver. If all devices that
+the server can get are on another node, the build would fail here, and on each
+similar host.
 
 Two places of Nova (31 to 34) are wrapped: the resource tracker's claims, which
 have the allocations, and Claim._test_numa_topology, which fits the guest into
-the entry of the host. The latter is called with an entry in which only the
-nodes of the devices have processors. If the guest does not fit there, Nova
-chooses without this limit, and the build fails.
+the entry of the host. The wrapped Claim._test_numa_topology gets an entry in
+which only the nodes of the devices have processors. If the guest does not fit
+there, Nova chooses without this limit, and the build fails.
 """
 
 from collections.abc import Iterable
@@ -42,7 +43,7 @@ _SETS = 32
 
 
 class GuestNodes:
-    """The suitable NUMA nodes for the guests that one nova-compute creates."""
+    """Finds the NUMA nodes on which guests can get their devices."""
 
     def __init__(self, found: accelerators.Accelerators):
         self._accelerators = found
@@ -50,7 +51,8 @@ class GuestNodes:
         self._claiming = threading.local()
 
     def watch(self, manager) -> None:
-        """Listen to the claims of a nova.compute.manager.ComputeManager."""
+        """Wrap the claims of a nova.compute.manager.ComputeManager, to read
+        the allocations of each claim."""
         tracker = getattr(manager, 'rt', None)
         watched = [getattr(tracker, name, None) for name in _CLAIMS]
         if None in watched or not _wrapped():
@@ -81,8 +83,9 @@ class GuestNodes:
         return watched
 
     def suitable(self, claim, compute_node) -> list[tuple[int, ...]]:
-        """Return the sets of NUMA nodes to try for a guest: those on which it
-        can get its devices, or [] if these are all sets.
+        """Return the sets of NUMA nodes on which a server can get its devices.
+        Return [] if Nova's choice of nodes need not be limited, or if no set
+        is suitable.
 
         :param claim: nova.compute.claims.Claim of this thread.
         :param compute_node: nova.objects.ComputeNode
@@ -116,8 +119,8 @@ class GuestNodes:
 
 
 def _wrapped() -> bool:
-    """Wrap Claim._test_numa_topology once, and return whether this Nova has it
-    in a known form."""
+    """Wrap Claim._test_numa_topology once. Return whether this Nova has the
+    method with the known parameters."""
     original = getattr(claims.Claim, _METHOD, None)
     if hasattr(original, _MARK):
         return True
@@ -152,10 +155,10 @@ def _suitable(claim, compute_node):
 
 
 def _only(compute_node, nodes: Iterable[int]):
-    """Return a compute node on which guests fit on some NUMA nodes only.
+    """Return a copy of a compute node on which guests fit only on some nodes.
 
-    The other nodes have no processors. They stay in the entry, because Nova
-    reads all nodes to find the node of a physical network.
+    The other NUMA nodes have no processors in the copy. They stay there,
+    because Nova reads all nodes to find the node of a physical network.
     """
     limited = compute_node.obj_clone()
     topology = objects.NUMATopology.obj_from_db_obj(limited.numa_topology)

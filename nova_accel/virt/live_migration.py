@@ -79,7 +79,8 @@ class LiveMigrations:
     # Before anything moves
 
     def offer(self, instance, data) -> None:
-        """Store in data, for the source, that this host can take the devices.
+        """Store in data that this host can take the devices of a server. The
+        source reads this in check_source().
 
         :param data: nova.objects.LibvirtLiveMigrateData, which is changed.
         :raises MigrationPreCheckError: QEMU or libvirt of this host is too old.
@@ -180,9 +181,9 @@ class LiveMigrations:
         """Return the addresses of devices that QEMU must open by iommufd to
         move their state with the guest.
 
-        :param instance: reads the server from Nova's database. It is called
-            only if the server may have such devices, because other devices
-            must be attached even if the database is unavailable.
+        :param instance: function that reads the server from Nova's database.
+            It is called only if the server may have such devices: other
+            devices must be attached even if the database is unavailable.
         """
         found = self._migratable.by_iommu(server_uuid)
         if (found and self._has_versions(*vfio.IOMMUFD_VERSIONS)
@@ -229,10 +230,10 @@ class LiveMigrations:
     def prepare(self, context, instance, data) -> None:
         """Claim and program devices for a server that is about to arrive.
 
-        Its guest continues to run with its devices on the other host.
+        The guest continues to run with its old devices on the source.
 
-        :raises MigrationError: the devices cannot be prepared, and this
-            migration has no claims here.
+        :raises MigrationError: the devices cannot be prepared. The migration
+            then has no claims on this host.
         """
         server = nova_cloud.server_of(instance)
         migration = _migration(data)
@@ -288,17 +289,19 @@ class LiveMigrations:
     # While the guest moves
 
     def memory(self, instance) -> int:
-        """Return how many MiB of accelerator memory the migration copies."""
+        """Return how much accelerator memory a live migration copies, in MiB.
+        """
         if not nova_cloud.server_of(instance).takes_along:
             return 0
         return self._migratable.memory(instance.uuid)
 
     def allow_downtime(self, instance, guest) -> None:
-        """Permit the pause of this guest that its flavor allows.
+        """Permit a pause of a guest in a live migration, as long as its flavor
+        allows.
 
-        Nova permits longer pauses step by step, and considers only RAM. Add
-        the time to copy the accelerators to each step, and permit in the last
-        step the whole limit of the flavor.
+        Nova permits longer pauses step by step, and considers only RAM. Here
+        each step also includes the time to copy the accelerators, and the last
+        step is the limit of the flavor.
 
         :param guest: nova.virt.libvirt.guest.Guest, changed. Only this
             migration uses the object.
@@ -373,8 +376,8 @@ def _noted(data, key):
 
 
 def _migration(data) -> str | None:
-    """Return the uuid of the migration that check_destination() stored, or
-    before that the value of offer(), or None if neither stored a value."""
+    """Return the uuid of the migration if check_destination() has stored it.
+    Before that, return the value that offer() has stored, or None."""
     return _noted(data, _MIGRATION)
 
 
@@ -384,11 +387,12 @@ def moved(data) -> str | None:
 
 
 def _pairs(instance, movable, here):
-    """Return each device of the source with its replacement on this host.
+    """Return pairs of a device of the source and its replacement on this host.
 
     :param movable: see moved().
     :param here: model.MigratableDevice of each device that the server gets
         here.
+    :raises DeviceUnavailable: the devices are not equal.
     """
     there = [model.MigratableDevice(*item)
              for item in json.loads(movable or '[]')]
@@ -409,8 +413,8 @@ def _kinds(found):
 
 
 def _map(data, pairs):
-    """Store the devices of this host in data. Nova writes the guest's XML from
-    there."""
+    """Store in data which device of this host replaces each device of the
+    source. Nova writes the XML of the guest from data."""
     functions = (data.pci_dev_map_src_dst or {}
                  if 'pci_dev_map_src_dst' in data else {})
     for there, here in pairs:

@@ -98,8 +98,8 @@ def _attributes(kernel, switch: str, above: Sequence[str]) -> dict[str, str]:
 
 def _faster_link(kernel, device: str, above: tuple[str, ...],
                  ) -> dict[str, str]:
-    """Return the link of a device's slot, or {} if the port in the guest shows
-    one that is as fast."""
+    """Return the link of a device's slot if it is faster than the link that
+    the port in the guest shows, else {}."""
     with contextlib.suppress(OSError):
         lanes, speed = bus.of_the_slot(kernel, device, above)
         if above and speed > _PORT_SPEED:

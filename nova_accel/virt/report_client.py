@@ -69,9 +69,10 @@ def _delete_again(client, delete, *args, **kwargs):
 
 
 def _allocations(client, get, context, nodename):
-    """Return the allocations of a host, which are fetched when they are read.
+    """Return the allocations of a host, fetched only when they are first read.
 
-    :raises ValueError: Nova's copy has no such host, as with Nova.
+    :raises ValueError: Nova's copy lacks the host; Nova raises this error,
+        too.
     """
     tree = client._provider_tree
     if not _has_ours(tree, tree.data(nodename).uuid):
@@ -80,7 +81,7 @@ def _allocations(client, get, context, nodename):
 
 
 def _ensure(client, ensure, context, uuid, *args, **kwargs):
-    """Refresh the changed providers of a host in Nova's copy.
+    """Refresh Nova's copy of the providers of a host that have changed.
 
     :raises: Nova's error if Placement does not answer.
     """
@@ -131,9 +132,9 @@ def _update(client, update, context, new_tree, *args, **kwargs):
 
 
 class _Reported(list):
-    """The UUIDs of a tree. In reverse order it has only the UUIDs in differ:
-    Nova (31 to 34) iterates in this order to compare providers with its copy.
-    """
+    """The UUIDs of a tree. Nova (31 to 34) iterates in reverse order to
+    compare providers with its copy. Then only the UUIDs in ``differ`` are
+    returned."""
 
     #: the providers to compare
     differ: Collection[str] = ()
@@ -166,9 +167,9 @@ WRAPS: dict[str, Callable] = {
 class Unread(dict):
     """Allocations that are fetched when they are first read.
 
-    A dict, because Nova reads and changes it, and then sends it to Placement
-    as JSON; json writes an Unread that was not read as {}. If fetching fails,
-    reading raises the error, and the next reading fetches again.
+    This is a dict, because Nova reads and changes it, and then sends it to
+    Placement as JSON. If an Unread was never read, json writes {}. If fetching
+    fails, reading raises the error, and the next reading fetches again.
     """
 
     def __init__(self, fetch: Callable[[], dict[str, typing.Any]]):
@@ -182,7 +183,7 @@ class Unread(dict):
             super().update(answer)
 
     def __reduce_ex__(self, protocol):
-        """Make copies, including deep copies, plain dicts."""
+        """Return a plain dict for copies, including deep copies."""
         return dict, (dict(self),)
 
 

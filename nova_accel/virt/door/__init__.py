@@ -2,8 +2,9 @@
 """The door by which nova-compute finds ``nova.virt.accel``.
 
 Nova imports a compute driver as a module of the package ``nova.virt``, which
-Python looks for in Nova's own directory only (docs/source/contributor,
-*The door*). This directory is added to that package before Nova looks.
+Python looks for in Nova's own directory only (docs/source/contributor, *The
+door*). Hence this module adds its directory to the package ``nova.virt``
+before Nova imports the driver.
 """
 
 import logging
@@ -16,7 +17,7 @@ LOG = logging.getLogger(__name__)
 
 
 def open_door() -> None:
-    """Let ``nova.virt.accel`` be imported, whichever way Nova is installed.
+    """Let Python find ``nova.virt.accel``, whichever way Nova is installed.
 
     Nova's own modules come first. A second call changes nothing.
     """
