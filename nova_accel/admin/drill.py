@@ -44,8 +44,8 @@ class Drill:
                 f'check that your alert arrived.')
 
     def _check(self, device: model.Device) -> signals.Mode:
-        """Check that a device can have a drill. Return the mode of the signal.
-        """
+        """Check that a drill of a device is permitted. Return the mode of the
+        signal ``drill``."""
         address = device.address
         if holds.Kind.DISABLED not in self._inventory.table.kinds(address):
             raise exception.DeviceUnavailable(

@@ -1,23 +1,24 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Migrate servers away from devices that are gone or have failed.
 
-[accel] heal sets how. Nova's entries of migrations by the user of
-[service_user] are the only memory, so nothing is lost with this process. For
-example, a GPU falls off the bus. A look later its host takes one of the day's
-slots, writes ``accel:healing`` into the metadata of the server, and asks Nova
-for a migration; a later look confirms it, and writes that it has ended.
+[accel] heal sets the kind of migration. The state is only in Nova's entries of
+the migrations that the user of [service_user] has begun. Hence nothing is lost
+if nova-compute ends. For example, a GPU falls off the bus. At its next look
+(inventory.looks), the host takes one of the slots of the day, writes
+``accel:healing`` into the metadata of the server, and asks Nova for a
+migration. A later look confirms the migration, and writes that it has ended.
 
 =======================  ====================================================
 At most                  Decided by
 =======================  ====================================================
 heal_per_day in a cloud  traits of Placement, one for each slot of a day (UTC):
-                         one host alone gets the answer that it made it
+                         only the host that creates a trait gets its slot
 one at a time per host   Nova's entries: one of this host has not ended
 once for one cause       Nova's entries: the newest of the server
-the first failure        Nova's entries of the last day, of all hosts
+until the first failure  Nova's entries of the last day, of all hosts
 =======================  ====================================================
 
-A process that is killed after it took a slot leaves it spent.
+If nova-compute is killed after it took a slot, the slot stays in use.
 """
 
 import collections
@@ -115,8 +116,8 @@ class Healing:
                     server.uuid, naming.HEALING_KEY, _not_migrated())
 
     def _report(self, uuid: str, device: str, why: str) -> None:
-        """Log and notify once that a server is not migrated, or would be if
-        [accel] heal were not observe."""
+        """Log and notify once why a server is not migrated. Without a reason,
+        report that only [accel] heal = observe prevents the migration."""
         said = (f'is not migrated, because {why}' if why
                 else 'would be migrated now ([accel] heal = observe)')
         if not self._once.has((uuid, said)):
@@ -126,9 +127,10 @@ class Healing:
                        'and %s', uuid, device, said)
 
     def _concerned(self) -> dict[str, str]:
-        """Return server -> address of a device that has been bad for a whole
-        interval. If several devices, and half of their kind, are bad, none of
-        them counts."""
+        """Return the servers to migrate: server -> address of its device that
+        has been bad for a whole [accel] discovery_interval. If several
+        devices, and half of their kind, are bad, none counts: the host may be
+        the cause."""
         kinds: collections.Counter = collections.Counter()
         bad: dict[tuple, set[str]] = collections.defaultdict(set)
         found, since = self._inventory.devices, {}
@@ -256,8 +258,8 @@ class Healing:
         return False
 
     def _begin(self, server: novas.Instance, mode: str, device: str) -> str:
-        """Begin a migration. Return why that is not possible, a clause, or ''.
-        """
+        """Begin a migration of a server. Return '', or as a clause why no
+        migration has begun."""
         if not self._take_slot():
             return (f'{CONF.accel.heal_per_day} migrations were begun today, '
                     f'as many as [accel] heal_per_day allows')
@@ -279,7 +281,7 @@ class Healing:
         return ''
 
     def _take_slot(self) -> bool:
-        """Take a slot of today. Return whether a slot was left."""
+        """Take one of today's slots. Return whether a slot was free."""
         day, before = (text.now(days)[:10].replace('-', '') for days in (0, 1))
         taken = self._cloud.known_traits(SLOT)
         for name in taken:

@@ -82,8 +82,9 @@ class Maintenance:
             f'was left alone.' if left else '')
 
     def _left_alone(self, device):
-        """Return regions or VFs of a device that have no handle now, for
-        example a VF that another driver has."""
+        """Return the regions or VFs of a device that cannot be cleaned,
+        because they have no handle now. For example, another driver has a VF.
+        """
         if device.regions:
             return [r.name for r in device.regions if not r.handles]
         offered = {function for handle in device.handles
@@ -96,8 +97,7 @@ class Maintenance:
 
     def _check_in_no_guest(self, name, device, region):
         """Check that no running guest has a part of the device without a
-        claim: the periodic comparison with guests may not have found it yet.
-        """
+        claim: the periodic comparison may not have found such a guest yet."""
         parts = {a for handle in (region or device).handles
                  for a in handle.addresses}
         if region is None:
@@ -198,7 +198,7 @@ class Maintenance:
     def _note_handover(self, device, region, method, result):
         """Write to the journal what was done with a region that no server has.
 
-        :param region: the region before that.
+        :param region: the region as it was before.
         """
         now = self._inventory.devices.get(device.address)
         self._holdings.note_handover(
@@ -206,8 +206,8 @@ class Maintenance:
             method, result)
 
     def _region(self, name):
-        """Return a device and its region. If there is one region, the name may
-        omit it."""
+        """Return a device and its region. The name may omit the only region of
+        a device."""
         device, region = self._inventory.find_free(name)
         if region is None and len(device.regions) == 1:
             region = device.regions[0]
@@ -222,8 +222,12 @@ class Maintenance:
         return device, region
 
     def _idle(self, name):
-        """Return the address and the region of an idle region, or raise
-        DeviceUnavailable. Does not read the hardware."""
+        """Return the address of a device, and its region that may be
+        programmed. Does not read the hardware.
+
+        :raises DeviceUnavailable: the operator has not disabled the device, or
+            the region is being cleaned.
+        """
         device, region = self._region(name)
         part, offered = (device.address, region.index), (
             self._inventory.offers.now())

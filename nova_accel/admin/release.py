@@ -18,7 +18,7 @@ from nova_accel import text
 
 @dataclasses.dataclass(eq=False)
 class Release:
-    """The order "release"; see its method release()."""
+    """Carries out the order "release" of the operator."""
 
     _cloud: novas.Cloud
     _inventory: host_inventory.Inventory
@@ -29,8 +29,8 @@ class Release:
     _reconciler: reconcile.Reconciler
 
     def release(self, name: str) -> str:
-        """Release a claim without a guest, an allocation or a server, or a
-        handle that waits for the operator.
+        """Release an abandoned claim, which has no guest, allocation or
+        server, or a handle that waits for the operator.
 
         :param name: address of the handle, or UUID of the claim.
         :returns: the evidence, and what was done.
@@ -64,7 +64,10 @@ class Release:
             for c in waiting)
 
     def _proof(self, claim):
-        """Return sentences with the evidence that a claim is abandoned."""
+        """Return sentences with the evidence that a claim is abandoned.
+
+        :raises DeviceUnavailable: something needs the claim.
+        """
         address, server = claim.handle.address, claim.holder
         if claim.state is model.ClaimState.DELETING:
             return [f'Server {server} has released {address} before.']
