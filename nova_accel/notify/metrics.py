@@ -150,8 +150,8 @@ def _samples(facts: Facts) -> Iterable[_Sample]:
 
 
 def _accounts(facts: Facts) -> Iterable[_Sample]:
-    """Yield the number of accelerators of each project. The project is '' for
-    idle or withheld accelerators."""
+    """Yield the numbers of accelerators by project and state. The project of
+    idle or withheld accelerators is ''."""
     found: collections.Counter[tuple[str, ...]] = collections.Counter()
     for offer in facts.offered.all():
         if not offer.device:
@@ -269,8 +269,8 @@ class MetricsFile:
               0o640, number)
 
     def go_on(self) -> None:
-        """Continue the sums of the previous file. The store may be new or an
-        older copy, and counters of Prometheus must not decrease."""
+        """Continue the sums of the previous file, because counters of
+        Prometheus must not decrease. The store may be new or an older copy."""
         path = CONF.accel.metrics_file
         if path and CONF.accel.metrics_group and not self._goes_on:
             self._store.raise_used(limited.blocking(published)(path))

@@ -3,7 +3,8 @@
 
 One notification is sent for each change of a device's state or signals, except
 for a change between OK and UNKNOWN, which servers cause. After a start of
-nova-compute, one is sent for each device that is neither OK nor UNKNOWN.
+nova-compute, a notification is sent for each device that is neither OK nor
+UNKNOWN.
 """
 
 from collections.abc import Mapping
@@ -51,8 +52,8 @@ class Notices:
             self.run, 'Notifications about devices are not sent')
 
     def run(self) -> None:
-        """Send the use of devices, and changes of states. What a failed call
-        did not send, the next call sends."""
+        """Send the use of devices, reports of owners, planned work and changes
+        of states. If a call fails, the next call sends the rest."""
         self._usage.run()
         found = self._inventory.devices
         for report in self._store.owner_reports(self._reported):

@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Send the use of devices through Nova's notifier, after each look.
+"""Send the use of devices through Nova's notifier, after each look
+(inventory.looks).
 
 Each use of store.uses has the events accel.claim.begin, accel.claim.exists
 every hour, and accel.claim.end. Each event contains the total seconds of the
@@ -34,7 +35,7 @@ class Usage:
         """Count the time in which nova-compute did not run, for servers that
         are still on this host.
 
-        The use by servers that were evacuated or deleted meanwhile ends at the
+        If a server was evacuated or deleted meanwhile, its use ends at the
         last count. Called at the start before claims are released.
         """
         claims = [claim for claim in self._holdings.all() if claim.is_use]
@@ -47,8 +48,8 @@ class Usage:
         self._is_resumed = True
 
     def count(self) -> list[values.Use]:
-        """Add the seconds since the last count to all uses, and return uses as
-        ClaimStore.count_uses() does."""
+        """Add the seconds since the last count to all uses, and return the
+        uses from ClaimStore.count_uses()."""
         if not self._is_resumed:
             self.resume()
         return self._store.count_uses()
