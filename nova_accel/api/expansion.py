@@ -270,7 +270,7 @@ def _check_limit(context, instance):
     """Refuse to unshelve a server if its accelerators exceed the project's
     quota.
 
-    Nova checks the quota as if for no server
+    With unified limits, Nova counts no resources of the server
     (API._check_quota_unshelve_offloaded, 31 to 34). Hence a project could get
     any number of accelerators by shelving and booting in turns.
     """
