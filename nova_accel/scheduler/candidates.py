@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Build queries to Placement that restrict Nova's own question."""
+"""Build queries to Placement about the accelerators and the hosts of a
+request.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 import contextlib
@@ -54,8 +56,9 @@ class Zones:
               ) -> frozenset[str]:
         """Return the UUIDs of the hosts of a zone.
 
-        :param question: from url_of_hosts().
-        :param ask: returns the UUIDs in Placement's answer to the question.
+        :param question: path and query from url_of_hosts().
+        :param ask: function that asks Placement and returns the UUIDs in its
+            answer.
         """
         now = time.monotonic()
         known = self._known.get(question)
@@ -93,14 +96,15 @@ def url(groups: Mapping[str, request.Group], limit: int, *,
 def url_of_part(query: str, groups: Mapping[str, request.Group],
                 in_tree: str | None = None) -> str:
     """Return the path and query that ask Placement whether a host satisfies
-    some groups.
+    some groups of a request.
 
-    The query also has the restrictions on hosts of the whole request. It asks
-    for one MiB of the host's memory, because Placement needs a resource.
+    The query also has the restrictions of the whole request on hosts. It
+    always requests one MiB of the host's memory, because Placement needs a
+    resource.
 
     :param query: Nova's question for the whole request, a query string.
-    :param groups: by suffix. The unnumbered group has the traits of the query,
-        including those of Nova and the image.
+    :param groups: these groups by suffix. The unnumbered group gets the traits
+        of ``query``, which include traits of Nova and of the image.
     :param in_tree: UUID of the only host to query.
     """
     asked = parse.parse_qsl(query)
@@ -120,8 +124,8 @@ def names_host(query: str) -> bool:
 
 def url_of_providers(suffix: str, group: request.Group) -> str:
     """Return the path and query for providers of any host with free inventory
-    for a group. Of the unnumbered group, it asks only for one class.
-    """
+    for a group. For the unnumbered group, ask only for one class, because
+    other classes and the traits may be from other providers."""
     classes = sorted((name, amount) for name, amount
                      in group.resources.items() if amount)
     query = [('resources', ','.join(

@@ -72,14 +72,16 @@ DEVICES = Prices(
 
 
 class Costs:
-    """The costs of candidates, valid until a server of the request gets one.
+    """The costs of candidates, valid until a server of the request gets a
+    candidate.
 
     :param requests: the groups of one server, at least one.
     :param demand: demand for functions.
     :param named: demand for the traits that flavors require of devices without
         a function.
     :param compares_places: whether NUMA nodes and PCI root complexes count.
-    :param packing: 'stack' or 'spread'; None if neither counts.
+    :param packing: 'stack' to prefer fuller hosts, 'spread' to prefer emptier
+        ones; None if the free accelerators of a host do not count.
     """
 
     def __init__(self, requests: Sequence[request.AcceleratorRequest],
@@ -196,18 +198,19 @@ def _exact(cost):
 
 
 def _place(wanted, traits):
-    """Return the position of the first wanted trait that a device has, or the
-    number of wanted traits if the device has none."""
+    """Return the position, in the list of wanted traits, of the first trait
+    that a device has. If it has none, return the number of wanted traits."""
     return next((number for number, trait in enumerate(wanted)
                  if trait in traits), len(wanted))
 
 
 def _losses(demand, kinds):
-    """Return kind -> loss if a region of this kind is overwritten, 0 to 1.
+    """Return what is lost if a region is overwritten: kind -> 0 to 1.
 
-    The loss is x / (x + mean): x is the demand for the region's function per
-    idle copy of the function, and mean the average of all idle regions. Hence
-    0.5 is a usual loss. A region that carries nothing loses nothing.
+    The loss is x / (x + mean). x is the demand for the function of the region,
+    divided among the idle copies of the function. mean is the average x of all
+    idle regions. Hence 0.5 is a usual loss. A region that carries nothing
+    loses nothing.
 
     :param kinds: kind -> number of providers.
     """
@@ -228,7 +231,7 @@ def _losses(demand, kinds):
 
 
 def _asked(named, wanted, kinds):
-    """Return kind -> how much other flavors request its traits, 0 to 1.
+    """Return how much other flavors request the traits of each kind, 0 to 1.
 
     Traits that this flavor requires, or that all kinds have, do not count.
     """

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Keep the facts about providers while the servers of a request are scheduled.
 
-They come from the provider summaries of Placement's answer (GET
+The facts come from the provider summaries of Placement's answer (GET
 /allocation_candidates, 1.29 and later: all providers of each tree with a
 candidate): {provider: {'resources': {class: {'capacity': amount, 'used':
-amount}}, 'traits': [trait]}}. Nova asks for that answer anyway.
+amount}}, 'traits': [trait]}}. Nova requests this answer in any case.
 """
 
 import collections
@@ -51,8 +51,8 @@ def providers(wanted: request.AcceleratorRequest, candidate: Candidate,
     """Return the UUIDs of the providers that serve a request group.
 
     A group has one provider per class, because Placement takes a whole class
-    of a group from one provider (granular resource requests, 1.25). Providers
-    of the unnumbered group for other classes are not returned.
+    of a group from one provider (granular resource requests, 1.25). For the
+    unnumbered group, only the provider of the accelerators is returned.
     """
     group = wanted.group
     mapped = candidate['mappings'].get(group, ())
@@ -68,7 +68,7 @@ class Facts:
     """Placement's answer, updated by later allocations to servers of the
     request.
 
-    :param requests: of one server.
+    :param requests: the request groups of one server.
     :param summaries: not modified.
     :param get: callable (url, version), SchedulerReportClient.get of Nova.
     """
@@ -149,9 +149,9 @@ class Facts:
     # Candidates
 
     def servers(self, candidates: Sequence[Candidate]) -> int:
-        """Return the maximum number of servers of the request on a host.
+        """Return how many servers of the request fit on a host at most.
 
-        :param candidates: of the host.
+        :param candidates: the candidates of the host.
         """
         if not candidates:
             return 0
@@ -200,8 +200,8 @@ class Facts:
     def takes_ours(self, candidate: Candidate) -> bool:
         """Return whether a candidate has an accelerator of nova_accel.
 
-        Only nova_accel has custom classes of accelerators; its providers of a
-        standard class have the owner trait.
+        A custom class of accelerators is always from nova_accel. Providers of
+        nova_accel with a standard class have the trait [accel] owner_trait.
         """
         return any(
             naming.is_custom(name) or CONF.accel.owner_trait
@@ -214,16 +214,17 @@ class Facts:
 
     @property
     def is_answered(self) -> bool:
-        """Return whether Placement had a candidate."""
+        """Return whether Placement's answer had a candidate."""
         return bool(self._summaries)
 
     @property
     def has_taken(self) -> bool:
-        """Return whether an allocation since the answer is known."""
+        """Return whether allocations after Placement's answer are known."""
         return bool(self._taken)
 
     def is_taken(self, candidate: Candidate) -> bool:
-        """Return whether a device was allocated since Placement offered it."""
+        """Return whether a candidate is no longer possible, because a device
+        was allocated after Placement's answer."""
         return bool(self._taken) and any(
             (provider, name) in self._taken
             and amount > self._room(provider, name)
@@ -240,7 +241,7 @@ class Facts:
     # Allocations since the answer
 
     def take(self, candidate: Candidate) -> None:
-        """Note that a server of this request was given a candidate."""
+        """Note that a server of this request got a candidate."""
         for wanted in self._requests:
             for provider in providers(wanted, candidate):
                 if wanted.programs and set(wanted.wanted_traits).isdisjoint(
@@ -259,7 +260,8 @@ class Facts:
         self._show(provider, name, summary)
 
     def _show(self, provider, name, summary):
-        """Replace the summary of a provider after an allocation from it."""
+        """Replace the summary of a provider after an allocation from the
+        provider. If its region will be programmed, show the new function."""
         self._taken.add((provider, name))
         promised = self._promised.get(provider)
         if summary and promised:
@@ -296,8 +298,8 @@ class Facts:
             self._update(root, name, found)
 
     def _update(self, root, name, found):
-        """Store a new answer of Placement about a class in the tree of a host.
-        """
+        """Store what Placement now answers about a class in the tree of a
+        host. Providers that the answer omits have no room."""
         for provider, summary in list(self._summaries.items()):
             if (summary.get('root_provider_uuid') == root
                     and name in summary['resources']):
@@ -307,7 +309,8 @@ class Facts:
 
 
 def _using(summary, name, used):
-    """Return a copy of a summary with another used amount of a class."""
+    """Return a copy of a summary in which another amount of a class is used.
+    """
     resources = summary['resources']
     return {**summary, 'resources': {
         **resources, name: {**resources[name], 'used': used}}}

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Report to the owner of a server without a host what was missing.
+"""Report what was missing to the owner of a server without a host.
 
 Placement is asked only after Nova has found no host, and only about hosts that
 this server may use.
@@ -49,7 +49,7 @@ def reason(get: Callable, begun: scheduling.Schedulings, manager, context,
     :param manager: nova.scheduler.manager.SchedulerManager.
     :param spec: nova.objects.RequestSpec that found no host.
     :param servers: how many servers were requested together.
-    :param seconds: how long Placement took to answer without a host.
+    :param seconds: how long Placement took for the answer without a host.
     :returns: a sentence for the owner; '' if no accelerators are missing, or
         the check took longer than LIMIT seconds.
     """
@@ -86,8 +86,9 @@ def _ask(get, query, groups) -> missing.Answer:
     """Ask whether a host has free inventory for groups.
 
     A question for candidates makes Placement read all hosts of the cloud, even
-    for one host. Hence it first asks for the providers of each group, which
-    costs much less, and then for candidates on the hosts that these share.
+    for one host. Hence this function first asks for the providers of each
+    group, which costs much less. Then it asks for candidates on the hosts that
+    have providers for every group.
 
     :raises ConnectionError: Placement does not answer.
     """
@@ -120,12 +121,13 @@ def _ask(get, query, groups) -> missing.Answer:
 
 
 class _NeverReported(Exception):
-    """Placement does not know a class or a trait."""
+    """Placement does not know a class or a trait, because no host has reported
+    it."""
 
 
 def _hosts(get, url):
-    """Return the UUIDs of root providers -> number of their providers in an
-    answer."""
+    """Return the hosts in an answer: UUID of the root provider -> number of
+    its providers in the answer."""
     return collections.Counter(provider['root_provider_uuid']
                                for provider in _providers(get, url))
 
@@ -148,7 +150,7 @@ def _answer(response, part):
 
 
 def _within_limit(look: Callable[[], str]) -> str:
-    """Return the result of a call, '' if it fails or takes too long.
+    """Return the result of a call, or '' if the call fails or takes too long.
 
     A call that takes too long continues in its own thread: Placement may take
     as long as nova.conf allows ([placement] timeout), or for ever.

@@ -54,13 +54,13 @@ seam.install_reason(lambda *args: fault.reason(_get, SCHEDULINGS, *args),
 
 
 class Listed(list[facts.Candidate]):
-    """The candidates of one provider in Placement's answer.
+    """A list of candidates that copy.deepcopy copies without its elements.
 
-    Nova copies the list for each host with copy.deepcopy, because filters drop
-    candidates. That takes longer than all other work of nova_accel for a
-    scheduling. A new list is enough: each candidate is of one host, and Nova
-    and its filters write into none (SchedulerManager, claim_resources of
-    SchedulerReportClient, 31 to 34).
+    Placement's answer has such a list for each provider, and Nova copies it
+    for each host, because filters drop candidates. A deep copy takes longer
+    than all other work of nova_accel for a scheduling. A new list is enough:
+    each candidate is of one host, and Nova and its filters write into none
+    (SchedulerManager, claim_resources of SchedulerReportClient, 31 to 34).
     """
 
     __slots__ = ()
@@ -131,7 +131,7 @@ class AcceleratorFilter(filters.BaseHostFilter):
 
 
 def _sort(candidates, cost):
-    """Sort candidates by cost, and equal ones randomly.
+    """Sort candidates by cost, and candidates with equal costs randomly.
 
     Simultaneous requests get the same answer of Placement. If all took the
     first of several equal regions, one request would get this region, and the
@@ -142,13 +142,13 @@ def _sort(candidates, cost):
 
 
 def _has_driver(host, scheduling):
-    """Return whether a host runs nova_accel or has candidates that do not need
-    it. In the second case, drop the other candidates.
+    """Return whether a host runs nova_accel, or has candidates without devices
+    of nova_accel. In the second case, drop the other candidates.
 
-    Providers stay in Placement when a host returns to Nova's own driver, which
-    starts servers without the devices and does not complain. Candidates
-    without our providers are kept: with standard resource classes they may be
-    Nova's own vGPUs.
+    Providers stay in Placement when a host returns to Nova's own driver. That
+    driver starts servers without the devices, and reports no error. Candidates
+    without providers of nova_accel may be vGPUs of Nova, in standard resource
+    classes.
     """
     if naming.STATISTIC in (host.stats or {}):
         _ONCE.forget('driver', host.uuid)
@@ -209,7 +209,8 @@ def _where_the_flavor_demands(hosts, scheduling, spec):
 
 
 def _near(hosts, scheduling, spec):
-    """Drop hosts that are not near enough to the hosts of other servers."""
+    """Drop hosts that are not as near to the hosts of other servers as the
+    flavor demands (accel:near)."""
     if not scheduling.affinity.levels or schedulings.names_host(spec):
         return hosts
     choice = scheduling.near or scheduling.choose_near(
@@ -222,7 +223,9 @@ def _near(hosts, scheduling, spec):
 
 
 def _free(hosts, scheduling, spec):
-    """Return how many servers of the request fit on each host, by UUID."""
+    """Return how many servers of the request fit on each host, by UUID. The
+    policy of the server group (affinity or anti-affinity) limits the number.
+    """
     cost, count = scheduling.cost, scheduling.facts.servers
     programs = any(wanted.programs for wanted in scheduling.requests)
     free = {host.uuid: count(host.allocation_candidates if not programs else [
@@ -275,17 +278,20 @@ def _fits(host, guest, shown):
 
 
 def _is_retry(spec):
-    """Return whether a build failed on all hosts of an earlier request."""
+    """Return whether the request repeats a build that has failed on all hosts
+    of an earlier request."""
     retry = spec.retry if 'retry' in spec else None
     return retry is not None and retry.num_attempts > 1
 
 
 def _note_claims(hosts, scheduling):
-    """Subtract allocations to earlier servers of the same request.
+    """Subtract allocations to earlier servers of the request from the facts.
 
     Nova does not refresh the candidates between the servers of a multi-create.
-    It passes the hosts in the order in which it tried them. Hence on each host
-    before the chosen host, a claim failed because another request was faster.
+    It passes the hosts in the order in which it tried them for the last
+    server. On hosts before the chosen host the claim has failed, because
+    another request was faster. Hence Placement is asked again about these
+    hosts.
     """
     if not scheduling.left:
         return

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Explain which accelerators were missing if a request found no host.
 
-For the owner of the server: a sentence names requests of the flavor, and
-neither hosts nor other servers. Pure: Placement is asked through a callable
-that is passed in.
+The owner of the server reads the explanation. Hence it names requests of the
+flavor, but neither hosts nor other servers. Pure: Placement is asked through a
+callable that is passed in.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,8 +45,8 @@ def of_accelerators(groups: Mapping[str, request.Group],
                     ) -> dict[str, request.Group]:
     """Return the groups that ask for accelerators.
 
-    :param groups: as request.groups() returns them. Of the unnumbered group,
-        only accelerators and their memory are returned, because other
+    :param groups: as request.groups() returns them. The returned unnumbered
+        group has only accelerators and their memory, because its other
         resources may come from other providers.
     """
     found = {}
@@ -63,10 +63,11 @@ def of_accelerators(groups: Mapping[str, request.Group],
 
 
 def refusal(wanted: scheduling.Scheduling | None) -> str:
-    """Return why AcceleratorFilter refused all hosts that had accelerators.
+    """Return why no host with accelerators was left: AcceleratorFilter dropped
+    all of them, or none is in the required domains.
 
-    :returns: a sentence without "No valid host", or '' if the filter did not
-        refuse all of them.
+    :returns: a sentence without "No valid host", or '' if this is not the
+        case.
     """
     if wanted is None:
         return ''
@@ -155,7 +156,8 @@ def _of_group(suffix, group, answer, is_one_of_several, ask):
 
 
 class _Cut(typing.NamedTuple):
-    """A demand of a group beyond one accelerator, for example its traits."""
+    """A demand of a group, for example its traits, that can be left out to
+    find out whether it is the reason why no host was found."""
 
     words: str
     #: the accelerators that are free if a host has the group without the
@@ -214,7 +216,7 @@ def _qualities(group):
 
 
 def _quality(trait):
-    """Return a trait in the words of a flavor."""
+    """Return what a trait demands, in the words of a flavor."""
     function = naming.function_of(trait)
     if function:
         return f'the function {uuid.UUID(function)}'

@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 def expect(schedulings: scheduling.Schedulings, context, spec,
            servers: list[str] | None) -> None:
     """Note the domains of the other members of the server group of a request.
-    If the flavor requires it, have Nova ask Placement for their hosts only.
+    If the flavor requires nearness, restrict Nova's query to these domains.
 
     :param spec: nova.objects.RequestSpec; changed.
     :param servers: UUIDs of the servers that are scheduled.

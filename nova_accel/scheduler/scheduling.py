@@ -26,7 +26,7 @@ _AGAIN = 3
 
 
 class Refusal(enum.Enum):
-    """The reason why AcceleratorFilter left no host with accelerators."""
+    """The reason why AcceleratorFilter dropped all hosts with accelerators."""
 
     #: nova-compute of each host runs another driver
     DRIVER = 'driver'
@@ -41,7 +41,7 @@ class Refusal(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """The facts about a request that Placement's answer lacks."""
+    """The facts about a request that are not in Placement's answer."""
 
     #: number of servers that are scheduled together
     servers: int = 1
@@ -143,9 +143,10 @@ class Scheduling:
         return self.near or near.Choice({})
 
     def count(self, server: str) -> None:
-        """Count the demand of one server, once for each server.
+        """Add the demand of a server to the demand for functions and traits.
 
-        Nova filters the hosts again for the alternates.
+        Counts each server once, because Nova filters the hosts again to choose
+        alternates.
         """
         if server not in self._counted:
             self._counted.add(server)
@@ -169,7 +170,7 @@ class Scheduling:
             packing=self.packing).function()
 
     def take(self, candidate: facts.Candidate) -> None:
-        """Note that a server of this request was given a candidate."""
+        """Note that a server of this request got a candidate."""
         self.facts.take(candidate)
         self._forget_costs()
 
@@ -185,8 +186,9 @@ class Scheduling:
         self.__dict__.pop('cost', None)
 
     def may_satisfy(self, candidate: facts.Candidate) -> bool:
-        """Return False if the providers of a candidate show that its devices
-        are not in the demanded place, otherwise True."""
+        """Return whether the devices of a candidate may be in the demanded
+        place. Return False only if the providers of the candidate show
+        otherwise."""
         if not self.compares_places:
             return True
         nodes, roots = self.facts.places(candidate)
@@ -196,7 +198,7 @@ class Scheduling:
 
     def fewest_places(self, candidates: Iterable[facts.Candidate]) -> str:
         """Return the names of the NUMA nodes and PCI root complexes of the
-        candidate that has the fewest.
+        candidate with the fewest of them, for a log line.
 
         :param candidates: of one host, at least one.
         """
@@ -230,8 +232,9 @@ class Schedulings:
             self._expected[spec] = expected
 
     def again(self, spec) -> bool:
-        """Return whether a request that found no host is scheduled once more,
-        because other requests took the room of its chosen domain."""
+        """Return whether to schedule a request once more that found no host.
+        This is the case if other requests took the room in its chosen domain.
+        """
         begun = self._begun.get(spec)
         if (begun is None or begun.near is None or begun.near.refusal
                 or not any(level.required for level in begun.affinity.levels)
@@ -267,7 +270,7 @@ class Schedulings:
         return begun
 
     def give_up(self, spec) -> None:
-        """Schedule the rest of a request as one without accelerators.
+        """From now on, treat a request as one without accelerators.
 
         For use after an error of nova_accel was caught.
         """
@@ -283,8 +286,8 @@ class Schedulings:
             self._expected.pop(spec, None)
 
     def of(self, spec) -> Scheduling | None:
-        """Return the scheduling of a request. It has no facts if Nova did not
-        begin it; it is None if nova_accel failed."""
+        """Return the scheduling of a request, or None after give_up(). If Nova
+        did not begin the scheduling, it has no facts."""
         # without the lock: once for each host, and a look-up is atomic
         try:
             return self._begun[spec]

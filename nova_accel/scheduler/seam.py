@@ -200,7 +200,8 @@ def _parameters(method) -> list[str]:
 
 
 def _tell_unknown(method, parameters, lost):
-    """Log the consequences if Nova does not have a method in a known form."""
+    """Log what is lost because this Nova does not have a method with the known
+    parameters."""
     LOG.error(
         'nova_accel looks for SchedulerManager.%(method)s(%(parameters)s) in '
         'nova.scheduler.manager, and this Nova does not have it: %(lost)s '

@@ -3,12 +3,13 @@
 
 Placement returns the first [scheduler] max_placement_results candidates, in an
 order that does not depend on functions. If it has cut its answer off and no
-candidate carries the function of a group, nova_accel asks it which providers
-carry the function, and then repeats Nova's question for a few of their hosts.
-Both answers are short, because a common function would be among the first
-candidates. For servers that have to be near each other, nova_accel asks for
-all hosts of some domains, because the cut answer has only some hosts of each.
-The candidates are added to those that Nova filters, weighs and claims.
+candidate carries the function of a group, nova_accel asks Placement which
+providers carry the function, and then repeats Nova's question for a few of
+their hosts. Both answers are short, because a common function would be among
+the first candidates. For servers that have to be near each other, nova_accel
+asks for all hosts of some domains, because the cut answer has only some hosts
+of each. The candidates are added to those that Nova filters, weighs and
+claims.
 """
 
 import collections
@@ -48,7 +49,7 @@ _sample = random.sample
 
 def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
         candidates: typing.Any, summaries: typing.Any) -> None:
-    """Add candidates that Placement's answer lacks if it was cut off.
+    """If Placement has cut off its answer, add candidates that it omitted.
 
     :param get: callable (url, version), SchedulerReportClient.get of Nova.
     :param manager: nova.scheduler.manager.SchedulerManager.

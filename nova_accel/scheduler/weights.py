@@ -18,9 +18,9 @@ LOG = logging.getLogger(__name__)
 class AcceleratorWeigher(weights.BaseHostWeigher):
     """Weighs a host by the cost of its first candidate, which Nova claims.
 
-    The scale is absolute: minval and maxval leave a weight as it is, below 0
-    too (nova.weights, 31 to 34). Without them Nova would stretch the smallest
-    difference between two hosts to a whole point.
+    The scale is absolute. Because of minval and maxval, Nova uses a weight as
+    it is, even below 0 (nova.weights, 31 to 34). Without them, Nova would
+    stretch the smallest difference between two hosts to 1.
     """
 
     minval = 0.0
