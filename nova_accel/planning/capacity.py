@@ -64,7 +64,8 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """The resources that each server needs from one provider, and how often."""
+    """The resources that each server needs from one provider, and how often
+    each server needs them."""
 
     amounts: tuple[tuple[str, int], ...]
     required: frozenset[str]
@@ -83,7 +84,7 @@ class Need:
 
 
 class Limit(typing.NamedTuple):
-    """The condition that prevents more servers."""
+    """The condition that prevents more servers on a host."""
 
     #: equal on all hosts: classes, or a key of the flavor
     what: str
@@ -168,7 +169,7 @@ class Host:
 
     def lacks(self, wanted: Wanted) -> frozenset[str]:
         """Return traits of the unnumbered group that no suitable provider has.
-        Suitable are the host's own provider, and providers with a resource
+        The host's own provider is suitable, and each provider with a resource
         class of the group (Placement API, 1.29)."""
         plain = wanted.groups.get('', request.Group({}))
         return plain.required.difference(*(
@@ -199,8 +200,8 @@ class Host:
         return [some | {root} for some in several for root in roots]
 
     def hides_places(self, wanted: Wanted) -> bool:
-        """Return whether a pool with devices of several places hides from
-        Placement which of them are in the demanded place."""
+        """Return whether Placement cannot show that devices are in the
+        demanded place, because a pool has devices of several places."""
         needs = [need for need in wanted.needs
                  if _is_of_accelerators(need)]
         several = sum(need.times * sum(naming.accelerators(
@@ -224,8 +225,8 @@ def count(wanted: Wanted, host: Host, free: State) -> int:
 
 
 def _at_most(wanted, host, free, needs):
-    """Return an upper bound: how many servers fit if one provider could serve
-    any part of a need."""
+    """Return an upper bound: how many servers fit if several providers could
+    serve a need together."""
     amounts: dict[str, int] = {}
     givers: dict[str, set[int]] = {}
     for need in needs:
@@ -239,11 +240,12 @@ def _at_most(wanted, host, free, needs):
 
 
 def limit(wanted: Wanted, host: Host, free: State) -> Limit:
-    """Return the condition that limits the number of servers that fit.
+    """Return the condition that limits how many servers fit.
 
-    This is an exhausted resource. If none is exhausted, it is a demand on all
-    devices of a server without which more servers fit. Without such a demand,
-    it is the need whose removal makes room for most servers.
+    The condition is a trait that no provider has, or else an exhausted
+    resource. Without one, the condition is a demand on all devices of a
+    server, if more servers fit without this demand. Otherwise it is the need
+    whose removal makes room for most servers.
     """
     lacks = host.lacks(wanted)
     if lacks:
@@ -392,8 +394,9 @@ def _count(wanted, host, free, needs):
 
 
 def _parts(kinds, serve):
-    """Return groups of kinds to count together. The kinds of a group compete
-    for a class of a provider, or are for the servers at one place."""
+    """Return groups of kinds that must be counted together. Kinds are in one
+    group if they compete for a class of a provider, or if they are for servers
+    at the same place."""
     parts: list[tuple[set, list]] = []
     for kind in kinds:
         need, where = kind
@@ -414,8 +417,8 @@ def _parts(kinds, serve):
 
 
 def _of_part(host, free, part, serve, most, least, isolated):
-    """Return the possible pairs (number of servers at places, number of
-    servers that the needs without a place allow)."""
+    """Return the possible numbers of servers for a group of kinds: pairs of
+    (servers at places, servers that the needs without a place allow)."""
     wheres = list(dict.fromkeys(where for _, where in part))
     caps = {where: min([least, *(most[kind] for kind in part
                                  if kind[1] == where)]) for where in wheres}
@@ -448,12 +451,12 @@ def _values(part, vectors):
 
 
 def _reached(host, free, part, serve, caps, isolated):
-    """Return the vectors that no other vector dominates. A vector says how
-    often each kind is served.
+    """Return how often the providers can serve each kind, as vectors that no
+    other vector dominates.
 
     :param caps: place -> maximum number of servers there.
-    :param isolated: place -> number of servers there, which is how often one
-        provider may serve numbered needs; None: without this limit.
+    :param isolated: place -> number of servers there. A provider may serve
+        numbered needs at most this often. None: without this limit.
     """
     limits = [caps[where] * need.times for need, where in part]
     reached: set[_Vector] = {(0,) * len(part)}
@@ -493,7 +496,7 @@ def _of_provider(host, free, number, kinds, limits, isolated):
 
 
 def _largest(vectors: Iterable[_Vector]) -> set[_Vector]:
-    """Return the vectors that no other one dominates."""
+    """Return the vectors that no other vector dominates."""
     kept: set[_Vector] = set()
     # the kept vectors without their first numbers: in this order, the first
     # number of a vector is at most that of each vector before it

@@ -6,7 +6,7 @@ Pure. Migrations are simulated one after the other: a server occupies room on
 its new host before it frees the room on its old one. The search tries plans of
 one migration, then of two, and so on. Hence the first plan that it finds has
 the fewest migrations. The search skips states that cannot succeed even if all
-remaining migrations freed room and needed none.
+remaining migrations only freed room.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,8 +36,8 @@ class Server:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A number of servers in one domain: members that are there, and servers
-    of the flavor for which it has room."""
+    """The number of servers to reach in one domain. Members that are in the
+    domain count, and servers of the flavor for which the domain has room."""
 
     #: flavor of these servers; None if members have several
     wanted: capacity.Wanted | None
@@ -69,15 +69,15 @@ class Plan:
 
     @property
     def id(self) -> str:
-        """An identifier of these migrations in this order."""
+        """Return an identifier of these migrations in this order."""
         return hashlib.sha256('\n'.join(
             f'{m.server} {m.source} {m.target}' for m in self.moves
         ).encode()).hexdigest()[:12]
 
 
 class Changed(Exception):
-    """A server has moved since the plan, or its room on the new host is taken.
-    """
+    """A migration of a plan cannot be done: its server has moved, or its room
+    on the new host is taken."""
 
 
 class _Kind:
@@ -140,7 +140,7 @@ def plan(hosts: Mapping[str, capacity.Host],
 
 def after(moves: Iterable[Move], hosts: Mapping[str, capacity.Host],
           servers: Mapping[str, Iterable[Server]], goal: Goal) -> int:
-    """Return how much of a goal is reached once these migrations are done.
+    """Return how much of a goal is reached after these migrations.
 
     :raises Changed: a migration cannot be done; the error names its server.
     """
@@ -214,8 +214,8 @@ class _Search:
         return sum(self._count(number, cloud.free[number]) for number in part)
 
     def most(self, cloud, moves):
-        """Return an upper bound: how much of the goal the given number of
-        moves can reach."""
+        """Return an upper bound for the amount of the goal that can be reached
+        by a number of moves."""
         return max((self._most(cloud, part, moves)
                     for part in self._parts.values()), default=0)
 
@@ -239,8 +239,8 @@ class _Search:
             for others in range(moves + 1))
 
     def _gained(self, number, free, servers, moves):
-        """Return a list: at index n, how many more servers of the goal fit on
-        a host if at most n of its servers leave."""
+        """Return how many more servers of the goal fit on a host if servers
+        leave it: a list, at index n the gain if at most n servers leave."""
         kinds = tuple(sorted((kind.key for kind, _ in servers), key=hash))
         key = self._hosts[number].kind, free, kinds, moves
         if key not in self._gains:
@@ -257,8 +257,8 @@ class _Search:
         return self._gains[key]
 
     def within(self, start, moves):
-        """Return (moves, cloud after them) for a plan with at most the given
-        number of moves, or None if no plan was found."""
+        """Search for a plan with at most the given number of moves. Return
+        (moves, cloud after them), or None if no plan was found."""
         self.looked_at = 0
         self.is_cut = False
         self._seen: set = set()
@@ -286,8 +286,8 @@ class _Search:
         return None
 
     def _ordered(self, cloud):
-        """Return (move, state after it) for each possible migration, first the
-        states that reach most of the goal."""
+        """Return (move, state after it) for each possible migration. States
+        that reach more of the goal come first."""
         result: list[tuple] = []
         for source, there in enumerate(cloud.servers):
             for index, (kind, uuid) in enumerate(there):

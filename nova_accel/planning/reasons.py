@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Explain why a host cannot serve a request: the first unmet condition.
 
-For people; Placement itself decides. Pure: callers pass the providers of a
-host.
+The reasons are for people. Placement itself decides. Pure: callers pass the
+providers of a host.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,8 +66,9 @@ class Need:
 def needs(groups: Mapping[str, request.Group]) -> list[Need]:
     """Return the needs of all groups. One provider must satisfy a whole need.
 
-    The classes of the unnumbered group may come from several providers, and
-    its traits from any provider of the host (Placement API, 1.29).
+    Each class of the unnumbered group is a need without traits: the classes
+    may come from several providers, and the traits from any provider of the
+    host (Placement API, 1.29).
 
     :param groups: as request.groups() returns them.
     """
@@ -91,8 +92,9 @@ def of_provider(need: Need, provider: Provider,
     card of another vendor that is in use is the vendor.
 
     :param provider: has the classes of the need.
-    :param who: names the consumer of an allocation.
-    :returns: a clause without a subject, or None if it satisfies the need.
+    :param who: function that names the consumer of an allocation.
+    :returns: a clause without a subject, or None if the provider satisfies the
+        need.
     """
     lacks = sorted(t for t in need.required - provider.traits
                    if not naming.is_volatile(t))
@@ -154,8 +156,8 @@ def of_host(groups: Mapping[str, request.Group],
     :param groups: as request.groups() returns them.
     :param providers: all providers of the host.
     :param policy: group_policy of the flavor.
-    :returns: sentences without a full stop, or [] if of_provider() reports all
-        known reasons.
+    :returns: sentences without a full stop. [] if the only known reasons are
+        those of single providers, see of_provider().
     """
     found = []
     traits = frozenset().union(*(p.traits for p in providers))
