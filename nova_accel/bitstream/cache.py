@@ -50,7 +50,7 @@ _fsync = limited.blocking(os.fsync)
 
 @dataclasses.dataclass(frozen=True)
 class CachedFile:
-    """A file that stays in the cache while it is leased."""
+    """A file of the cache, which is not removed while it is leased."""
 
     path: str
     #: '<algorithm>-<hex digest>' of the data, also the name of the file
@@ -67,7 +67,8 @@ class BitstreamCache:
         :param directory: [accel] bitstream_cache of nova-compute; created if
             missing.
         :param needed: returns the ids of images that servers of this host use.
-            Their contents are kept even if they are the least recently used.
+            The contents of these images are kept, even if they are the least
+            recently used.
         :raises ConfigurationError: the directory cannot be written.
         """
         self.directory = directory
@@ -88,7 +89,7 @@ class BitstreamCache:
 
     @contextlib.contextmanager
     def fetch(self, client, image: glance.Image) -> Iterator[CachedFile]:
-        """Lease the data of an image, downloaded if they are not cached.
+        """Lease the data of an image. Download them if they are not cached.
 
         The caller has just read the entry of the image from Glance with the
         user's token, so the user may read cached data, too. If several callers
@@ -115,8 +116,8 @@ class BitstreamCache:
     def by_image(self, image_id: str, content: str) -> Iterator[CachedFile]:
         """Lease the content with which a region was programmed.
 
-        Needs no token. After a boot of the host this restores the bitstreams
-        of servers.
+        Needs no token, because it restores the bitstreams of servers after a
+        boot of the host.
 
         :param image_id: only for errors: any project can reuse the id of a
             purged image (OSSN-0075).

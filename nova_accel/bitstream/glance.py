@@ -91,11 +91,11 @@ def find(client, request: accel_request.AcceleratorRequest,
          ) -> tuple[typing.Any, Image]:
     """Find the image that a request names and that fits a type of region.
 
-    An image without REGION_TYPE_ID may fit; an image of another type does not.
-    If the request names a function, images of the operator take precedence.
-    Other images count only if the flavor lets its users choose the bitstream:
-    first those of the server's project, then those that this project accepted
-    from others.
+    An image fits if its REGION_TYPE_ID is this type, or if it has none. If the
+    request names a function, images of the operator take precedence. Other
+    images count only if the flavor lets its users choose the bitstream: first
+    images of the server's project, then images that other projects share and
+    this project has accepted.
 
     :param request: a request with an image, a function or a function's name.
     :param region_type: UUID in the form of model.uuid_hex.
@@ -163,9 +163,9 @@ def find_first(wanted: accel_request.AcceleratorRequest,
                find_one: Callable[[accel_request.AcceleratorRequest],
                                   tuple[typing.Any, Image]],
                ) -> tuple[accel_request.AcceleratorRequest, typing.Any, Image]:
-    """Find the image of a request: of the first choice that has an image.
+    """Find the image for the first choice of a request that has an image.
 
-    :param find_one: calls find() for one choice.
+    :param find_one: function that calls find() for one choice.
     :returns: the choice, and the result of find_one.
     :raises IncompatibleBitstream: no choice has an image for the region, but
         one has an image for another type of region.
@@ -301,8 +301,9 @@ def find_clearing(client, region_type: str | None,
 
 
 def _in_order(client, key, spellings, project_id, operators, of_projects):
-    """Yield (client, entries of images) by precedence. Entries are requested
-    from Glance only when the caller needs them.
+    """Yield (client, entries of images): first the operator's images, then
+    images of the server's project, then images that it has accepted from other
+    projects. Glance is asked only when the caller needs the entries.
 
     :param of_projects: whether images of projects are permitted.
     """
@@ -328,7 +329,8 @@ def _of_operators(client, key, spellings) -> list[dict]:
     """Return the entries of the operator's images.
 
     The queries select public images, and images of each bitstream owner. Hence
-    images of other projects, which may be many, add no request.
+    the number of requests does not depend on the images of other projects,
+    which may be many.
     """
     found = {r['id']: r for more in (
         {'visibility': 'public'},
@@ -357,8 +359,8 @@ def origin(entry: Mapping[str, typing.Any]) -> str | None:
 
 
 def _may_use(client, entry, project_id) -> bool:
-    """Return whether the servers of a project may use an image. Community
-    images do not count, because any project can create them."""
+    """Return whether the servers of a project may use an image. They must not
+    use community images, because any project can create them."""
     if (entry.get('owner') == project_id
             or entry.get('visibility') == 'public'):
         return True
@@ -545,7 +547,7 @@ def verify(bitstream: model.Bitstream,
 
 
 def download_seconds() -> int:
-    """Return the maximum number of seconds for the data of an image."""
+    """Return the maximum duration of the download of an image, in seconds."""
     return 10 * CONF.accel.glance_timeout
 
 
@@ -684,7 +686,7 @@ def _is_entry(found) -> bool:
 
 
 def _are(found, is_valid) -> bool:
-    """Return whether a value is a list of valid objects."""
+    """Return whether a value is a list of objects that are all valid."""
     return isinstance(found, list) and all(
         isinstance(one, dict) and is_valid(one) for one in found)
 
@@ -692,8 +694,8 @@ def _are(found, is_valid) -> bool:
 def _list(client, filters, most: int | None = None) -> Iterator[dict]:
     """Yield the entries of the images that filters select.
 
-    :param most: the number of images after which to stop. By default, more
-        than _MOST images are an error.
+    :param most: the number of images after which to stop. None: do not stop,
+        and raise an error for more than _MOST images.
     """
     # Glance filters by the first value; _may_use() checks the owner
     key, value = next(iter(filters.items()))

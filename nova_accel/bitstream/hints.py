@@ -86,6 +86,7 @@ def _why_not(entry, project_id) -> str:
 
 
 def vendor_of(traits) -> str:
-    """Return the vendor in the traits of a region, or '' if they show none."""
+    """Return the FPGA vendor in the traits of a region, or '' if the traits
+    show no vendor."""
     return next((vendor for vendor in _PARSERS
                  if f'CUSTOM_FPGA_{vendor}' in traits), '')

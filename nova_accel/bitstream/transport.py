@@ -223,7 +223,7 @@ def _get(client, path, what):
 def _body(client, what, end, response, most) -> bytes:
     """Return the body of a response, cut off after ``most`` bytes.
 
-    :raises GlanceUnavailable: Glance did not send it in time.
+    :raises GlanceUnavailable: Glance did not send the body in time.
     """
     try:
         return _within(client, what, end, response, _read, response, most)

@@ -62,8 +62,8 @@ def parse(path: str, name: str | None = None) -> model.Bitstream:
 def layout(path: str, name: str | None = None) -> bytes:
     """Return the IP_LAYOUT section of a file, or b'' if it has none.
 
-    The driver shows this section while the function is loaded. For parameters
-    and errors see parse().
+    While the function is loaded, the driver shows this section in sysfs. For
+    parameters and errors see parse().
     """
     name = name or path
     return _parse(path, name)[1]
