@@ -373,8 +373,8 @@ def _have_drivers(kernel, device: model.Device) -> bool:
 
     The kernel recovers all functions of a slot together. If one of them has no
     driver, for example a free VF, the kernel gives up, whatever the error was
-    (report_error_detected() in drivers/pci/pcie/err.c of Linux 6.12). Its
-    event "failed recovery" is meaningless then, and only the counters show the
+    (report_error_detected() in drivers/pci/pcie/err.c of Linux 6.12). An event
+    about a failed recovery is meaningless then, and only the counters show the
     error.
     """
     return all(pci.driver(kernel, function) for function in device.functions()

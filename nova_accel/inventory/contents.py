@@ -209,8 +209,8 @@ class Contents:
                 self._reports.changed()
 
     def all_returning(self) -> dict[Key, model.Region]:
-        """Return the regions that are being cleaned, with their earlier
-        content."""
+        """Return the regions that are being cleaned and whose last content
+        providers show, with this content; see returning()."""
         with self._reports.lock:
             return dict(self._returning)
 

@@ -208,7 +208,8 @@ def of_disabled(row: values.Disabled) -> Kind:
 
 
 def kind_of_gone(notes: values.Notes) -> Kind:
-    """Return LEFT_OUT or GONE for a device that its driver does not find."""
+    """Return LEFT_OUT for an absent device that nova.conf excludes, or GONE.
+    """
     return Kind.LEFT_OUT if notes.left_out else Kind.GONE
 
 

@@ -66,9 +66,9 @@ class Shared:
     def check(self) -> None:
         """Withhold each device that uses a function of another driver.
 
-        A function belongs to the driver that finds it as a device, or that
-        finds a device in the same slot of which it is a part. Any other
-        function belongs to the first driver that uses it.
+        A function belongs to the driver that finds the function itself as a
+        device. Otherwise it belongs to the driver that finds a device in the
+        same slot with this function, or else to the first driver that uses it.
         """
         with self._reports.lock:
             present = sorted(

@@ -82,10 +82,11 @@ class Shown:
         return self.providers_of(*root) if root else {}
 
     def provider_of(self, claim: model.Claim) -> str | None:
-        """Return the uuid of the provider that shows the device of a claim.
+        """Return the uuid of the provider that shows the device of a claim
+        now.
 
-        claim.provider_uuid is the provider that has the allocation. The two
-        differ until the allocation moves (attach.reshape).
+        The allocation may be from another provider, claim.provider_uuid, until
+        it is moved (attach.reshape).
 
         :returns: None if no provider shows the device, and before the first
             update_tree().
