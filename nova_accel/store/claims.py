@@ -71,10 +71,10 @@ class Claims(uses.Uses):
 
     def claims(self, instance_uuid: str | None = None,
                role: model.Role | None = None) -> list[model.Claim]:
-        """Return the claims of a server in the order of groups and handles,
-        except claims of waiting handles.
+        """Return the claims of a server in the order of groups and handles.
+        Claims of handles that wait for the operator are omitted.
 
-        From memory, because only this process writes claims.
+        The claims are in memory, because only this process writes claims.
 
         :param instance_uuid: the server, or None for all servers.
         :param role: the role of the claims, or None for all roles.
