@@ -187,9 +187,9 @@ class AcceleratorDriver(abc.ABC):
         """Bring one device into the state that nova.conf requests.
 
         Called after configure(), before each examine() of a device that no
-        server and no process of the host uses. For example, the kernel may
-        have refused the state earlier, or the device's driver may have been
-        loaded again since. Returns at once if the device is in this state.
+        server and no process of the host uses. This helps if the kernel
+        refused the state earlier, or if the device's driver has been loaded
+        again since. Returns at once if the device is in this state.
 
         :raises AcceleratorError: the state cannot be reached. set_up() is
             called again every [accel] discovery_interval.
@@ -362,7 +362,7 @@ class AcceleratorDriver(abc.ABC):
         address, for example after a boot that numbered buses differently.
 
         :param before: former address of the device.
-        :param now: its present address.
+        :param now: present address of the device.
         """
         def move(function):
             return pci.moved(function, before, now)
@@ -657,8 +657,9 @@ class PciDriver(AcceleratorDriver):
                 f'sysfs cannot be read ({type(e).__name__}: {e})')
 
     def _with_migration(self, device, before):
-        """Return the device completed by whether it supports live migration.
-        The first handle shows that for all handles."""
+        """Return the device with its support of live migration, as the first
+        handle shows it. Without handles, return the device with its last known
+        support."""
         if device.handles:
             by, why = vfio.migrates(
                 self.kernel, device.handles[0], device.address)
@@ -679,7 +680,8 @@ class PciDriver(AcceleratorDriver):
         """Return the Device Serial Number of the function; see the base class.
 
         By the PCI Express specification, all functions of a device have the
-        same number.
+        same number. Hence other functions than 0 append their own, as in
+        <serial>.1.
         """
         if not pci.ADDRESS.fullmatch(address):
             return ''
@@ -877,8 +879,11 @@ class PciDriver(AcceleratorDriver):
         return f'the driver {self.NAME} reads nothing of it that shows it'
 
     def _check_proof(self, device):
-        """:raises NotOffered: [accel] handover requires evidence of cleaning
-            that the driver cannot give."""
+        """Check that the driver can prove the cleaning of a device, if [accel]
+        handover requires that.
+
+        :raises NotOffered: the driver cannot prove it.
+        """
         if any(handover.demands_proof(device, handle.address)
                for handle in device.all_handles):
             if why := self.unshowable(device):

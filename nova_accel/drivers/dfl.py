@@ -323,7 +323,8 @@ class DflDriver(base.PciDriver):
 
     def health(self, device):
         """Read the bus, and the errors and alarms of the FME; see the base
-        class. The PF shows them while servers have the card's VFs.
+        class. The PF shows errors and alarms even while servers have the
+        card's VFs.
 
         Source: Documentation/ABI/testing/sysfs-platform-dfl-fme of Linux:
         errors (5.4) and hwmon (5.5). A bitstream of a server can heat the

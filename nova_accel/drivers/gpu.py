@@ -145,8 +145,8 @@ class GpuDriver(slot.SlotDriver):
         return found
 
     def release(self, device, handle, created_type, use):
-        """Reset the GPU, and compare its modes with those at the last
-        hand-over; see the base class.
+        """Reset the GPU, and compare its modes (ECC, MIG, CC) with the modes
+        at the last hand-over; see the base class.
 
         :raises NotCleared: the memory is not clear, a mode has changed, or
             evidence that [accel] handover demands is missing.

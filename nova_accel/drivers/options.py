@@ -64,7 +64,7 @@ def malformed() -> list[str]:
 def check() -> None:
     """Refuse to start if any option has a malformed value.
 
-    :raises ConfigurationError: names all malformed options.
+    :raises ConfigurationError: an option is malformed; names all such options.
     """
     found = malformed()
     if found:

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Offer any PCI function that the operator names in [accel] pci_devices.
 
-For devices without a specific driver in nova_accel: NPUs, Gaudi and other AI
-cards, cryptography. A rule states type, vendor and product. Source of vendors:
-the PCI ID repository.
+This driver is for devices without a driver of their own in nova_accel: NPUs,
+Gaudi and other AI cards, cryptography. A rule states type, vendor and product.
+Source of vendors: the PCI ID repository.
 """
 
 import collections

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Offer the VFs of Intel QuickAssist cards, with their services.
 
-All VFs of a physical function have the same services. Since generation 4 the
-attribute qat/cfg_services of the PF sets them while the PF is down. Sources:
+All VFs of a physical function have the same services. From generation 4 on,
+they are set by the attribute qat/cfg_services of a PF that is down. Sources:
 Documentation/ABI/testing/sysfs-driver-qat of Linux, drivers/crypto/intel/qat,
 and vfio_pci.c for the functions that VFIO refuses.
 """

@@ -138,7 +138,7 @@ def parse(option: str, lines: Iterable[str], keys: Iterable[str],
 
     :param option: name of the option, as ``[accel] exclude_devices``.
     :param keys: permitted keys.
-    :raises ConfigurationError: names the option, the rule and the key.
+    :raises ConfigurationError: a rule cannot be read; names option, rule, key.
     """
     return [_rule(option, text, tuple(keys)) for text in lines]
 

@@ -253,9 +253,9 @@ class XrtDriver(base.PciDriver):
 
     def health(self, device):
         """Read the bus and the firewalls; see the base class. The management
-        function shows the firewalls while a server has the user function.
+        function shows the firewalls even while a server has the user function.
 
-        A compute kernel of the server can trip a firewall; programming clears
+        A compute kernel of the server can trip a firewall. Programming clears
         it. Source: firewall.c of XRT's xclmgmt.
         """
         yield from super().health(device)
