@@ -48,7 +48,7 @@ _FORMS: Mapping[str, typing.Any] = {
 
 
 def has_form(found: typing.Any, form: typing.Any) -> bool:
-    """Return whether a JSON value has a form of _FORMS."""
+    """Return whether a JSON value has a form, written as a value of _FORMS."""
     if isinstance(form, list):
         return isinstance(found, list) and all(
             has_form(one, form[0]) for one in found)
@@ -61,7 +61,7 @@ def has_form(found: typing.Any, form: typing.Any) -> bool:
 
 
 def part(body: typing.Any, name: str, form: str = '') -> typing.Any:
-    """Return a part of a response.
+    """Return a part of the body of a response, after a check of its form.
 
     :param form: key of the part's form in _FORMS, if it differs from name.
     :raises ValueError: the part is missing or has another form.

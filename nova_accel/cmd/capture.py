@@ -100,11 +100,12 @@ class Capture(command.Command):
 
 
 def record(kernel, names, warn) -> recorder.Recorder:
-    """Let drivers read a host, and return a recorder with all that they read.
+    """Let drivers read a host, and return a recorder of all answers of the
+    kernel.
 
     :param kernel: the kernel of the machine, or a simulated one.
     :param names: names of the drivers.
-    :param warn: called with a sentence about each driver that failed.
+    :param warn: function to call with a sentence for each failure of a driver.
     :raises ConfigurationError: no driver can be loaded.
     """
     recorded = recorder.Recorder(kernel)
@@ -169,8 +170,8 @@ def write(recorded: recorder.Recorder, names, file) -> None:
 
 
 def _of_tree(answer, recorded):
-    """Return a recorded answer. An answer about mounts omits devices that are
-    not in the capture, and has a stand-in for each mount point."""
+    """Return the value of a recorded answer for the capture. In a list of
+    mounts, omit disks outside the capture, and replace the mount points."""
     if answer.operation != 'mounted_devices' or not answer.value:
         return answer.value
     disks = recorded.tree.get('class', {}).get('block', {})

@@ -102,8 +102,8 @@ def _summary(counts) -> str:
 
 
 def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
-    """Return (check, line) of all checks. The checks of each service read the
-    configuration of that service."""
+    """Run all checks, and return (name of the check, line) for each result.
+    The configuration of a service is read before the service is checked."""
     # configuration files -> services that read them
     groups: dict[tuple[str, ...], list[str]] = {}
     for service in checks.SERVICES:

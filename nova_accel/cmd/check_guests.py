@@ -176,10 +176,10 @@ class Guests:
 
     def problems(self, specs: Mapping[str, str], memory: int,
                  ) -> Iterator[tuple[str, str]]:
-        """Yield each problem of a guest on this host, and the remedy.
+        """Yield (problem, remedy) for each problem of a guest on this host.
 
-        A problem is a clause whose subject is the guest. Yields nothing if the
-        host lacks a requested device.
+        The problem is a clause without its subject, for example "has no port
+        left". Yield nothing if this host lacks a requested device.
 
         :param specs: extra specs with which a server is built.
         :param memory: memory of the guest in bytes.
@@ -208,10 +208,11 @@ class Guests:
                    'libvirt leaves one or two')
 
     def _unseen(self, specs, memory, sizes) -> str:
-        """Return why a guest could not address all its devices, a clause, or
-        ''.
+        """Return a clause with the reason why a guest cannot address all of
+        its devices. Return '' if it can.
 
-        :param sizes: bytes of the largest memory region of each function.
+        :param sizes: size in bytes of the largest memory region of each
+            function.
         """
         host_bits = address_bits(self._host)
         if not host_bits or max(sizes, default=0) < address_space.LARGE:
@@ -225,8 +226,8 @@ class Guests:
         return address_space.unseen(memory, sizes, bits)
 
     def _without_pages(self, specs, memory) -> Iterator[tuple[str, str]]:
-        """Yield the problem that this host lacks the guest's huge pages; see
-        problems()."""
+        """Yield (problem, remedy) if this host has too few huge pages of the
+        size that the guest requests; see problems()."""
         asked = specs.get('hw:mem_page_size', '')
         size = _page_size(asked)
         if size is None:
@@ -269,8 +270,9 @@ class Guests:
         return found
 
     def _sizes(self, wanted: request.AcceleratorRequest) -> list[list[int]]:
-        """Return, for each handle that the request may get here, a list: bytes
-        of the largest region of each function. The largest list is first."""
+        """Return the memory regions of each handle that can satisfy the
+        request, as a list: the size of the largest region of each function, in
+        bytes. The handle with the largest sum comes first."""
         return sorted((
             sizes for provider in self._host.providers
             if wanted.resource_class in provider.inventory
@@ -281,11 +283,12 @@ class Guests:
 
 
 def _page_size(asked: str) -> int | None:
-    """Return the size in KiB of the huge pages that hw:mem_page_size requests.
+    """Return the size in KiB of the huge pages that a guest requests.
 
     Source: _get_numa_pagesize_constraint() in nova/virt/hardware.py; a number
     without a unit is in KiB.
 
+    :param asked: value of the extra spec hw:mem_page_size.
     :returns: 0 for huge pages of any size, or None for no huge pages.
     """
     if asked in ('', 'small', 'any'):

@@ -20,7 +20,7 @@ OK = check_line.OK
 
 
 def devices(host) -> Iterator[Line]:
-    """Report which devices guests take along, and why other devices stay."""
+    """Report which devices a live migration moves, and why others stay."""
     versions: tuple = ()
     # another check reports an unreachable libvirt
     with contextlib.suppress(Exception):

@@ -17,8 +17,8 @@ Line = check_line.Line
 
 
 def levels(host) -> Iterator[Line]:
-    """Check that each level has a domain here and is reported by other hosts,
-    too."""
+    """Check [accel] near: this host can determine its domain of each level,
+    and other hosts report domains of the same levels."""
     here = domains.Domains()
     try:
         problems = here.problems()

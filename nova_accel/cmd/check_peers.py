@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Check devices that share a PCIe switch, for nova-accel check.
 
-ACS of the port at which a request enters the switch decides whether it reaches
-another device directly, or through the root complex, where the IOMMU checks it
+A device can send a request to another device below the switch. ACS of the port
+at which the request enters the switch determines its way: directly to the
+other device, or through the root complex, where the IOMMU checks the request
 (PCI Express Base Specification, Access Control Services).
 """
 

@@ -27,8 +27,8 @@ _COMPUTE_FILTER = 'ComputeFilter'
 
 
 def _line(option: str, values: Iterable[str]) -> str:
-    """Return a line of nova.conf that has AcceleratorFilter, or
-    AcceleratorWeigher, as its last value."""
+    """Return the line of nova.conf that sets an option to these values,
+    followed by the name of the filter or weigher of nova_accel."""
     last = _NAME if option == 'enabled_filters' else _WEIGHER
     before = [value for value in dict.fromkeys(values) if value != last]
     return f'set {option} = {",".join((*before, last))}'
@@ -77,8 +77,8 @@ def filters(host) -> Iterator[Line]:
 
 
 def _unavailable(enabled, available) -> Line | None:
-    """Return the line about an enabled filter that nova-scheduler does not
-    find."""
+    """Return a line if nova-scheduler cannot find one of the enabled filters,
+    otherwise None."""
     names = {item.rpartition('.')[2] for item in available}
     missing = [] if _FILTER in available else [_NAME]
     if _ALL_FILTERS not in available:

@@ -55,12 +55,14 @@ _CREDENTIALS = ('placement', 'service_user')
 # Placement
 
 class Refused(Exception):
-    """Placement cannot be queried; the argument is the line that reports it.
-    """
+    """Placement cannot be queried. The argument is the Line to show for it."""
 
 
 def placement(path: str, part: str) -> typing.Any:
-    """Return a part of Placement's response to nova-compute's credentials.
+    """Query Placement as nova-compute, and return a part of the response.
+
+    :param part: see answers.part().
+    :raises Refused: Placement cannot be queried.
     """
     try:
         auth = ks_loading.load_auth_from_conf_options(CONF, 'placement')
@@ -254,8 +256,8 @@ def profiles_load(host) -> Iterator[Line]:
 
 
 def _dead_ends(found: Iterable[profiles.Profile]) -> Iterator[Line]:
-    """Report profiles that prefer a trait that no provider has, or that send
-    servers to regions for which no image exists.
+    """Report profiles that cannot work as intended: no provider has a
+    preferred trait, or no image exists for regions that the profile permits.
 
     :raises Refused: Placement cannot be queried.
     :raises ImageRefused: Glance does not show images to [service_user].
@@ -328,10 +330,11 @@ def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
 
 
 def _types(required, known: set[str]) -> list[tuple[str, set[str]]]:
-    """Return (region type, traits) for each type that may satisfy a request.
+    """Return the region types that can satisfy a request, as (region type,
+    traits to query Placement for).
 
-    :param required: traits of the request.
-    :param known: traits that providers have.
+    :param required: traits that the request requires.
+    :param known: all traits that providers have.
     """
     candidates = [set(required) & known] if naming.region_type_of(
         required) else [{trait} for trait in sorted(known)]
@@ -340,8 +343,9 @@ def _types(required, known: set[str]) -> list[tuple[str, set[str]]]:
 
 
 def _leads_to(traits: Iterable[str]) -> bool:
-    """Return whether a provider has all these traits but none of the traits
-    that are written after "!"."""
+    """Return whether, according to Placement, a provider has all of these
+    traits. If a trait is written with a leading "!", the provider must not
+    have it."""
     query = ','.join(sorted(traits, key=lambda t: (t.startswith('!'), t)))
     return bool(placement('/resource_providers?' + parse.urlencode(
         {'required': query}), 'resource_providers'))
@@ -349,11 +353,12 @@ def _leads_to(traits: Iterable[str]) -> bool:
 
 def as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
                        ) -> Iterator[Line]:
-    """Yield these lines. If a service does not respond, yield a line about the
-    part that was not checked.
+    """Yield the lines of a check until a query of a service fails. Then yield
+    a last line, which reports that the rest was not checked.
 
-    :param what: subject of that line.
-    :param unasked: sentence about the part that is omitted without
+    :param lines: the lines, which query services while they are generated.
+    :param what: the checked thing, as subject of the last line.
+    :param unasked: beginning of the last line if [service_user] has no
         credentials.
     """
     try:
@@ -443,9 +448,10 @@ def _clearing_images():
 
 
 def _asked() -> tuple[dict[str, list[request.AcceleratorRequest]], bool]:
-    """Return {'the flavor x': its requests} for all profiles and flavors, and
-    whether they include every request that a server may have.
+    """Return the requests of all profiles and flavors.
 
+    :returns: ({'the flavor x': its requests}, whether no flavor or profile is
+        missing).
     :raises NoCredentials: [service_user] has none.
     """
     found = {p.name: p for here in profiles.load(

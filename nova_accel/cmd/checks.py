@@ -161,7 +161,8 @@ class Host:
                                      _version(connection.getVersion()))
 
     def _memory(self):
-        """Return a store in memory with the claims of running guests only."""
+        """Return a claim store in memory that contains only devices that
+        guests have as a whole. The host cannot read these devices."""
         memory = claim_store.ClaimStore(claim_store.MEMORY)
         # another check reports an unreadable store
         with contextlib.suppress(exception.AcceleratorsUnavailable):
@@ -170,8 +171,8 @@ class Host:
         return memory
 
     def _judge(self, found):
-        """Determine, without changing the host, how nova-compute would start
-        with these devices."""
+        """Find options with which nova-compute would not start with these
+        devices, and options without effect. Nothing is changed on the host."""
         for driver in self.drivers.values():
             try:
                 driver.check_options()
@@ -640,8 +641,8 @@ def lines(host: Host) -> Iterator[tuple[str, Line]]:
 
 
 def _once(lines, said, name) -> list[Line]:
-    """Return the lines of a check except for errors that the line on options
-    has."""
+    """Return the lines of a check without the errors in ``said``, which the
+    check "options" has reported."""
     return lines if name == 'options' else [
         line for line in lines
         if not any(sentence in line.found for sentence in said)]

@@ -18,12 +18,13 @@ from nova_accel import text
 class Claims(output.Lister):
     """Show the devices that servers hold, and the contents of FPGA regions.
 
-    There is a row for each claim, including handles that wait for the operator,
-    for each free region that nova_accel programmed, and for each device that is
-    disabled or defective. Since is the time (UTC) when the server got the
-    device, the handle began to wait, or the device was disabled. Error has the
-    error of a claim, or why nova-compute withholds the handle. Reads the claim
-    store of nova-compute and changes nothing.
+    There is a row for each claim, for each free region that nova_accel
+    programmed, and for each device that is disabled or defective. A handle
+    that waits for the operator has a claim without a server. The column Since
+    shows the time (UTC) when the server got the device, the handle began to
+    wait, or the device was disabled. The column Error shows the error of a
+    claim, or why nova-compute withholds the handle. Reads the claim store of
+    nova-compute and changes nothing.
     """
 
     COLUMNS = ('Device', 'Region', 'Handle', 'Server', 'Group', 'State',
@@ -91,8 +92,8 @@ class Claims(output.Lister):
 
 
 def _why(claim, withheld):
-    """Return why a handle is withheld from other servers, or why its server
-    may not start: from the claim, and from nova-compute's last report."""
+    """Return why nova-compute withholds the handle of a claim, according to
+    its last report, or the error of the claim."""
     return holds.reasons((
         *offers.of_claims({}, [claim]),
         *(hold for hold in withheld
@@ -104,7 +105,7 @@ def _region(index):
 
 
 def _state(claim):
-    """Return the state of a claim, followed by 'old' if a resize replaced the
+    """Return the state of a claim. Append 'old' if a resize replaced the
     device."""
     state = claim.state.value
     return state if claim.role is model.Role.CURRENT else f'{state}, old'

@@ -197,16 +197,16 @@ class Cloud:
 
     def trees(self, names: Iterable[str] = (), nested: bool = False,
               ) -> list[list[reasons.Provider]]:
-        """Return the resource providers of compute nodes as Placement lists
-        them, without the contents, which read() adds.
+        """Return the resource providers of compute nodes from Placement,
+        without their contents; see read().
 
         Sends one request, or two for each name.
 
-        :param names: of the compute nodes; empty for all of them.
-        :param nested: whether a name may be that of another provider of the
+        :param names: of compute nodes; empty for all nodes.
+        :param nested: whether a name may also be that of a provider below a
             node.
-        :returns: a list for each node, in the order of the nodes' names: the
-            provider of the node first, the others by name.
+        :returns: a list of providers for each node, in the order of the nodes'
+            names: the root provider first, then its other providers by name.
         :raises NotThere: Placement has no compute node with one of the names.
         :raises: as asking().
         """
@@ -237,12 +237,13 @@ class Cloud:
 
     def read(self, providers: Iterable[reasons.Provider],
              parts: Iterable[str] = PARTS) -> list[reasons.Provider]:
-        """Return providers with their contents. A provider that is deleted
-        during the call gets no contents.
+        """Return providers with their contents: inventories, traits,
+        allocations. If a provider is deleted during the call, its contents
+        stay empty.
 
-        Sends a request for each part of each provider, several at a time. The
-        allocations of a provider without an inventory are not requested: it
-        has none.
+        Sends a request for each part of each provider, several at a time.
+        Allocations are not requested for a provider without an inventory,
+        because it cannot have any.
 
         :param parts: the contents to read, of PARTS.
         :raises: as asking().
@@ -307,10 +308,10 @@ class Cloud:
     def set_flavor(self, flavor: dict, specs: Mapping[str, str],
                    description: str | None = None) -> bool:
         """Change the extra specs and the description of a flavor if they
-        differ.
+        differ from the given ones.
 
         :param flavor: as flavors() returned it.
-        :param description: None keeps the present one.
+        :param description: None keeps the present description.
         :returns: whether anything has changed.
         :raises: as asking().
         """
@@ -423,8 +424,8 @@ def _quoted(value: str) -> str:
 
 @contextlib.contextmanager
 def asking(service: str, what: str) -> Iterator[None]:
-    """Convert errors of a request, and of reading its body, inside the
-    context.
+    """Convert errors of a request into errors of nova_accel, inside the
+    context. The context sends the request and reads the body of the response.
 
     :param service: type of the service.
     :param what: the requested thing, as a noun.

@@ -29,18 +29,19 @@ _PLANNED, _DONE = 'planned', 'done'
 class Defrag(clouds.Asks, output.Table):
     """Plan the fewest cold migrations that make room for servers of a flavor.
 
-    With --near, room in one domain of that level; or, with --group, those that
-    bring the members of a server group into one. Prints a line for each
-    migration, in their order. Without --do the command changes nothing, and
-    stderr has the option --do that carries out the plan: one migration after
-    the other, each confirmed before the next, until one fails. A server is
-    stopped while it is migrated. If the plan has changed since it was shown,
-    nothing is migrated. The plan is based on Placement, as in fits; if Nova
+    With --near, the servers must fit into one domain of that level. With
+    --group, the plan brings the members of a server group into one domain.
+    Prints a line for each migration, in the order of execution. Without --do
+    the command changes nothing, and stderr shows the option --do for this
+    plan. With --do it carries out the plan: it confirms each migration before
+    it begins the next one, and ends if one fails. A server is stopped while it
+    is migrated. If the plan has changed since it was shown, no server is
+    migrated. The plan is based on Placement, as in nova-accel fits; if Nova
     refuses a host for a server, the migration fails. Uses the credentials of
     the openstack command.
 
-    The exit status is 0 if there is room or it can be made, and 1 otherwise or
-    if a migration failed.
+    The exit status is 0 if the servers fit or a plan was found, and 1
+    otherwise or if a migration failed.
     """
 
     COLUMNS = 'Step', 'Server', 'Server ID', 'From', 'To', 'Result'
@@ -161,7 +162,8 @@ class Defrag(clouds.Asks, output.Table):
 
 
 def _reached(goal, number):
-    """Return the predicate of a sentence: servers are, or fit, together."""
+    """Return the predicate of a sentence about a number of servers: "fit", or
+    for a server group "are", and the domain."""
     is_one = number == 1
     verb = (('is' if is_one else 'are') if goal.members
             else f'fit{"s" * is_one}')
@@ -169,8 +171,8 @@ def _reached(goal, number):
 
 
 def _check(now, goal, plan, step):
-    """Check that the remaining moves of a plan are possible and reach the
-    goal."""
+    """Check that the moves of a plan from ``step`` on are still possible, and
+    reach the goal."""
     try:
         then = defrag.after(plan.moves[step:], now.hosts, now.servers, goal)
     except defrag.Changed as error:
@@ -185,7 +187,7 @@ def _check(now, goal, plan, step):
 
 
 def _together(cloud, now, uuid, level):
-    """Return the goal that all members of a server group are in one domain.
+    """Return the goal to bring all members of a server group into one domain.
 
     :raises InvalidRequest: a member cannot be migrated, or the group is empty.
     """

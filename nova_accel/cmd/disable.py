@@ -55,8 +55,9 @@ class _Disables(_OfDevice):
 
 
 def _line(option: str, value: str) -> str:
-    """Return the value of an option, a reason.
+    """Return the value of an option that takes a reason.
 
+    :param option: name of the option, for the error.
     :raises InvalidRequest: the reason is too long, or has more than one line.
     """
     if len(value) > values.LONGEST_REASON or not (
@@ -86,14 +87,15 @@ class Disable(_Disables):
 class Drain(_Disables, output.Table):
     """Take a device out of service, and show the servers that still use it.
 
-    Prints a row for each claim of a server on it. Move or delete these
+    Prints a row for each claim of a server on the device. Move or delete these
     servers, and run the command again. The exit status is 3 while a claim is
     left, and 0 when no server has the device or can get it.
 
     With --at, the device is taken out of service at that time. Until then, the
-    metadata of its servers show the time and --because to their owners, and
-    servers that could live longer by accel:max_hours of their flavor do not
-    get the device. nova-accel undrain cancels this.
+    metadata of servers with the device show the time and --because to their
+    owners. A new server does not get the device if accel:max_hours of its
+    flavor permits a life beyond that time. nova-accel undrain cancels the
+    plan.
     """
 
     COLUMNS = ('Device', 'Handle', 'Server', 'State', 'Error')
@@ -167,7 +169,7 @@ class Drain(_Disables, output.Table):
 class Undrain(_OfDevice):
     """Cancel nova-accel drain --at of a device, before its time.
 
-    After that time the device is disabled: nova-accel enable.
+    After that time the device is disabled: use nova-accel enable.
     """
 
     def take_action(self, parsed_args):
@@ -185,11 +187,10 @@ class Undrain(_OfDevice):
 
 
 class Enable(_OfDevice):
-    """Undo nova-accel disable or drain of a device, and end what owners have
-    reported of it.
+    """Undo nova-accel disable or drain, and end owners' reports of the device.
 
-    It is refused while nova-accel prove, clean, program or drill works on the
-    device.
+    The command is refused while nova-accel prove, clean, program or drill
+    works on the device.
     """
 
     def take_action(self, parsed_args):

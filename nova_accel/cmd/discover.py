@@ -151,8 +151,8 @@ class Discover(output.Lister):
             return None
 
     def _gone(self, known):
-        """Return address -> (device, hold with the reason) for devices that
-        nova-compute knows but the driver does not find."""
+        """Return address -> (device, hold with the reason), for devices in the
+        store that drivers did not find."""
         if not known:
             return {}
         notes = known.notes()
@@ -211,8 +211,8 @@ class Discover(output.Lister):
                     for hold in self._why(part))]
 
     def _offers(self, found, known):
-        """Return which handles nova-compute offers, according to the store and
-        the last report of nova-compute."""
+        """Return which handles nova-compute offers to servers, computed from
+        the claim store and from nova-compute's last report."""
         claims = known.all_claims() if known else ()
         listed = listing.read(known) if known else []
         facts = (*found.table.all_holds(),
@@ -230,17 +230,17 @@ class Discover(output.Lister):
             hold.key, '')) for hold in self._offered.why(part)]
 
     def _with_why(self, hold):
-        """Return a hold. If it is of a disabled device, add the stored reason,
-        which owners of servers must not read."""
+        """Return a hold. If an operator disabled the device, append the
+        operator's reason, which owners of servers must not read."""
         why = self._reasons.get((hold.device, hold.kind))
         return dataclasses.replace(
             hold, reason=f'{hold.reason} ({why})') if why else hold
 
     def _use(self, part, held):
-        """Return (total, used, held by) of a device or region.
+        """Return (total, used, holders) of the handles of a device or region.
 
-        A driver reports only vGPUs that can be created now. This adds the
-        vGPUs that servers have.
+        A driver reports only vGPUs that can still be created. Hence the total
+        also counts vGPUs of servers.
         """
         if held is None:
             return len(part.handles), '?' if self.for_people else '', ''
@@ -265,7 +265,7 @@ class Discover(output.Lister):
         return rows
 
     def _row(self, provider, devices):
-        """Return a provider as nova-compute would report it."""
+        """Return the row of a provider for --long."""
         index = provider.region_index
         resource_class = naming.resource_class(devices[0].type)
         total = provider.inventory.get(resource_class, 0)
@@ -282,7 +282,7 @@ class Discover(output.Lister):
                 '\n'.join(self._healths(devices, index)))
 
     def _healths(self, devices, index):
-        """Return a line about a device, or about each pool device with a hold.
+        """Return a line for each device of a provider that has holds, or OK.
         """
         lines = []
         for device in devices:
@@ -344,7 +344,7 @@ class Discover(output.Lister):
 def _disable(memory, known):
     """Copy the disabled devices of the store ``known`` into ``memory``.
 
-    They are matched by address, because serial numbers are not read here.
+    Devices are matched by address, because serial numbers are not read here.
 
     :returns: (address, kind of the hold) -> reason.
     """

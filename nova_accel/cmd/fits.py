@@ -59,13 +59,13 @@ def hosts(cloud: clouds.Cloud, names: Iterable[str] = (),
 
 
 def wanted(question: why.Question) -> capacity.Wanted:
-    """Return the part of a question that concerns one host."""
+    """Return the demands of one server, as planning.capacity needs them."""
     return capacity.Wanted(question.groups, question.server.wanted,
                            question.policy, question.server.affinity)
 
 
 class OfFlavors(clouds.Asks, output.Lister):
-    """A command about the flavors that questions() returns."""
+    """A command that counts servers of flavors, see questions()."""
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -135,8 +135,8 @@ class Fits(OfFlavors):
             parsed_args.by_host, parsed_args.near)
 
     def _publish(self, parsed_args) -> str:
-        """Write how often each public flavor fits into the file of --public and
-        into properties of the flavors. Return a sentence about both."""
+        """Write how often each public flavor fits: into the file of --public,
+        and into properties of flavors. Return a sentence about the result."""
         cloud = self.cloud(parsed_args)
         found = [(flavor, str(number) if parsed_args.numbers
                   else 'none' if not number
@@ -178,13 +178,14 @@ def public(cloud: clouds.Cloud, flavors: Iterable[str] = (),
 def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
          names: Iterable[str] = (), by_host: bool = False,
          level: str | None = None) -> list[tuple[str, str, int, str]]:
-    """Return (flavor, host or ALL, number of servers that fit, limit).
+    """Return how many servers of each flavor fit, as rows of (flavor, host or
+    domain or ALL, number of servers, limit).
 
     :param flavors: names or ids; empty for all that request accelerators.
     :param names: of compute nodes; empty for all.
     :param by_host: whether to add a row for each host.
-    :param level: adds a row for each domain of this level; the row ALL then
-        has the number of the domain into which most servers fit.
+    :param level: if given, add a row for each domain of this level. The number
+        in the row ALL is then that of the domain into which most servers fit.
     :raises AcceleratorError: as hosts(), or no host has a domain of the level.
     """
     asked = questions(cloud, flavors)
@@ -253,7 +254,7 @@ def questions(cloud, names) -> list[tuple[dict, typing.Any]]:
 
 
 def of_host(asked: capacity.Wanted, host: Host) -> tuple[int, capacity.Limit]:
-    """Return how many servers fit on a host, and the limit."""
+    """Return how many servers fit on a host, and what limits their number."""
     if host.wrong:
         return 0, capacity.Limit(host.wrong, host.wrong)
     domains = naming.near_of(host.known.providers[0].traits)

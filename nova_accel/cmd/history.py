@@ -26,14 +26,14 @@ _READ = ('time', 'device', 'serial', 'handle', 'server', 'result', 'since')
 class History(output.Lister):
     """Show which servers had a device, or which devices a server had.
 
-    One row for each time that a server had a device, from the journal of
-    hand-overs, and from the claims for the servers that have it now. From is
-    the time when the server got it or, if that is not recorded, the time of
-    the previous hand-over. Rows without a server are commands of the operator.
+    One row for each time that a server had a device. Past uses come from the
+    journal of hand-overs, and present uses from the claims. From is the time
+    when the server got the device or, if that is not recorded, the time of the
+    previous hand-over. Rows without a server are commands of the operator.
     Reports of owners have their own rows. An address selects all cards that
-    were there, and the card that is there now, also at its earlier addresses.
-    Reads the claim store of nova-compute, or files of many hosts, and changes
-    nothing.
+    were at this address, and the card that is there now, also at its earlier
+    addresses. Reads the claim store of nova-compute, or files of many hosts,
+    and changes nothing.
     """
 
     COLUMNS = ('Host', 'From', 'Until', 'Device', 'Serial', 'Handle', 'Server',
@@ -99,8 +99,8 @@ class History(output.Lister):
             found, key=lambda row: (row[2] or '~', *row))
 
     def _hosts(self, parsed_args):
-        """Yield (host, hand-overs, claims, reports of owners, identity of the
-        card that is at the named address or None)."""
+        """Yield (host, hand-overs, claims, reports of owners, key of the card
+        at the address that the operator gave, or None) of each host."""
         for path in parsed_args.journal:
             host = os.path.basename(path).removesuffix('.json')
             yield host, read(path), (), (), None

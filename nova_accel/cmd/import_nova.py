@@ -185,9 +185,10 @@ class Translation:
     def _scan(self, **options,
               ) -> tuple[dict[str, model.Device], dict[str, str],
                          offers.Offers]:
-        """Read the devices as nova-compute would.
+        """Read the devices as nova-compute would with other options of
+        [accel].
 
-        :param options: options of [accel] that differ from nova.conf.
+        :param options: options that replace those of nova.conf.
         :returns: devices by address, Inventory.failures(), and Offered.now().
         """
         for name, value in options.items():
@@ -294,8 +295,8 @@ class Translation:
         return self._seen[card].driver if card in self._seen else 'pci'
 
     def _obstacle(self, spec, card) -> str:
-        """Return why nova_accel cannot offer a card as Nova does, as a clause,
-        or ''."""
+        """Return a clause with the reason why nova_accel cannot offer a card
+        as Nova does. Return '' if it can."""
         device = self._seen.get(card)
         if card in self._failed:
             return f'{card} could not be examined ({self._failed[card]})'
@@ -329,8 +330,9 @@ class Translation:
     def _rules_for(self, text: str | None, cards: set[str]) -> list[str]:
         """Return rules that match exactly these cards of the host.
 
-        :param text: a rule to use if it matches these cards alone. Otherwise,
-            or if it is None, each card gets a rule by its address.
+        :param text: a rule to prefer, if it matches exactly these cards. If it
+            does not, or is None, the result has a rule with the address of
+            each card.
         """
         if text is not None:
             rule, = rules.parse('a rule', [text], rules.KEYS)
@@ -352,8 +354,8 @@ class Translation:
         self._new[option] += [v for v in values if v not in there]
 
     def _leave_vfs(self):
-        """Exclude VFs that Nova does not give to servers, of cards whose other
-        VFs move."""
+        """Exclude VFs that Nova does not give to servers, if other VFs of the
+        same card move to nova_accel."""
         for card in sorted({self._functions[vf].card for vf in self._vfs}):
             self._add('exclude_devices', *(
                 f'address={vf}' for vf
@@ -361,7 +363,8 @@ class Translation:
                 if vf not in self._vfs))
 
     def _tags(self, spec, of, by_driver):
-        """Translate the tags of a specification for its devices."""
+        """Translate tags of a device specification into options of [accel],
+        and note tags that have no translation."""
         cards = sorted(set().union(*by_driver.values()))
         if strutils.bool_from_string(spec.tags.get('one_time_use')):
             self._add('handover', *(f'{card}=operator' for card in cards))
@@ -464,12 +467,12 @@ class Translation:
     # [accel]
 
     def _choose_rules(self):
-        """Add rules of include_devices, if they are needed.
+        """Add rules to include_devices, if the translated devices need rules.
 
         Without rules, the drivers gpu and nvme offer nothing, and other
         drivers offer all devices that they find. As soon as a rule names a
-        device of a driver, the driver offers only named devices. Hence its
-        present devices need rules, too.
+        device of a driver, the driver offers only devices with a rule. Hence
+        the devices that the driver already offers need rules, too.
         """
         enabled = CONF.accel.enabled_drivers
         loaded = drivers.load({self._driver_of(card) for card in self._cards},
@@ -564,10 +567,11 @@ class Translation:
                 'them.')
 
     def _alias(self, name, policy, wanted, specs) -> bool:
-        """Create a profile from an alias, if its devices move to nova_accel.
+        """Create a profile from an alias, if devices of the alias move to
+        nova_accel.
 
-        :returns: whether the profile replaces the alias: no device that stays
-            with Nova on this host needs it.
+        :returns: whether the alias can be removed, because the profile
+            replaces it.
         """
         moved: set[str] = set()
         left: set[str] = set()
@@ -636,8 +640,8 @@ class Translation:
                 f'{actual}: correct it, and run this again.')
 
     def _group(self, cards: set[str]) -> dict[str, str] | None:
-        """Return a request group that any of these devices satisfies but no
-        other device of the host, or None if no trait distinguishes them."""
+        """Return a request group that all these devices and no others of the
+        host satisfy, or None if no trait distinguishes these devices."""
         devices = [self._after[card] for card in cards if card in self._after]
         types = {device.type for device in devices}
         if len(types) != 1 or len(devices) < len(cards):

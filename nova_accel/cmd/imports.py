@@ -63,7 +63,7 @@ class ImportProfiles(configuration.Reader):
 
 
 def path_of(name: str) -> str:
-    """Return the file for a profile.
+    """Return the path of the file for a profile.
 
     :raises ConfigurationError: [accel] device_profiles is not a directory.
     """
@@ -112,10 +112,10 @@ def is_name(name: typing.Any) -> typing.TypeGuard[str]:
 
 
 def text_of(made: Mapping[str, typing.Any]) -> str:
-    """Return the text of the file of a profile.
+    """Return a profile as text of a file of [accel] device_profiles.
 
-    :param made: with the keys of a file, see nova_accel.profiles.
-    :raises InvalidProfile: nova-api would refuse it.
+    :param made: the profile, with the keys of such a file.
+    :raises InvalidProfile: nova-api would refuse the file.
     """
     name = made['name']
     text = yaml.safe_dump(dict(made), sort_keys=False)

@@ -52,7 +52,7 @@ class File(iniparser.BaseParser):
     # called by oslo.config
 
     def new_section(self, section):
-        """Note the beginning of a section, see iniparser.BaseParser."""
+        """Note the beginning of a section, for iniparser.BaseParser."""
         self._section = section if section == 'DEFAULT' else section.lower()
         self._last[self._section] = self.lineno - 1
         self._headers.setdefault(self._section, []).append(self.lineno - 1)
@@ -62,7 +62,7 @@ class File(iniparser.BaseParser):
         return super()._split_key_value(line)
 
     def assignment(self, key, value):
-        """Note an option, see iniparser.BaseParser."""
+        """Note the setting of an option, for iniparser.BaseParser."""
         end = self._begin + len(value)
         self.entries.append(Entry(self._section, key, '\n'.join(value),
                                   self._begin, end))
@@ -74,8 +74,8 @@ class File(iniparser.BaseParser):
         return section in self._headers
 
     def drop(self, entry: Entry) -> None:
-        """Remove an option, and also the section if no option is left there.
-        """
+        """Remove an option. Remove its section, too, if no option is left
+        there."""
         self.put(entry)
         if not any(any(self._after[e.begin:e.end]) for e in self.entries
                    if e.section == entry.section
@@ -84,7 +84,7 @@ class File(iniparser.BaseParser):
                 self._after[line] = []
 
     def put(self, entry: Entry, *values: str) -> None:
-        """Set the values of an option, each in a line of its own."""
+        """Set an option to these values, each on its own line."""
         for number in range(entry.begin, entry.end):
             self._after[number] = []
         self._after[entry.begin] = [f'{entry.key} = {value}\n'
@@ -107,10 +107,11 @@ class File(iniparser.BaseParser):
             ) + ''.join(self._more)
 
     def diff(self) -> Iterator[str]:
-        """Yield the lines of a unified diff.
+        """Yield the lines of a unified diff between the file and its planned
+        changes.
 
-        It has no context lines, because nova.conf contains passwords. Each
-        hunk names its section.
+        The diff has no context lines, because nova.conf contains passwords.
+        The header of each hunk names the section of nova.conf.
         """
         for line in difflib.unified_diff(
                 self._before, self.text().splitlines(True), self.path,

@@ -22,16 +22,16 @@ importutils.import_class('nova.virt.' + sys.argv[1])
 
 
 def nova_compute() -> str:
-    """Return the path of nova-compute: in the directory of this command, else
-    in PATH, or '' if it is in neither."""
+    """Return the path of nova-compute, or '' if it is not found. The directory
+    of the running command is searched first, then PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), 'nova-compute')
     return (beside if os.path.exists(beside)
             else shutil.which('nova-compute') or '')
 
 
 def python_of(program: str) -> str:
-    """Return the path of the Python that runs an installed program, or of the
-    Python of this process if the program names none."""
+    """Return the path of the Python interpreter of an installed program, from
+    its first line. If that line names none, return sys.executable."""
     try:
         with open(program, encoding='utf-8') as file:
             first = file.readline(1024)

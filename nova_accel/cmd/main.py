@@ -19,8 +19,8 @@ _DOCSTRING = r'^class {}\b[^"]*"""(.+?)\.?(?:"""|$)'
 class Commands(commandmanager.CommandManager):
     """The commands. Only the module of the command that runs is imported.
 
-    cliff's own manager (4.17) imports the modules of all commands: each
-    command would take as long to start as all of them together.
+    cliff's own manager (4.17) imports the modules of all commands. Then each
+    command would need as much time to start as all of them together.
     """
 
     def load_commands(self, namespace):
@@ -30,8 +30,8 @@ class Commands(commandmanager.CommandManager):
 
 
 def _description(entry_point) -> str:
-    """Return the first line of a command's docstring, from the source file of
-    its module if there is one: this saves importing the module."""
+    """Return the first line of a command's docstring. Read it from the source
+    file if possible, because an import of the module takes longer."""
     # cliff before 4.17 passes other objects
     module, _, name = getattr(entry_point, 'value', '').partition(':')
     spec = importlib.util.find_spec(module) if module else None

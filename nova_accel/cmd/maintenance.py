@@ -66,11 +66,12 @@ class Clean(_OfDevice):
 class Program(_OfDevice):
     """Program a free region of an FPGA with an image of the operator.
 
-    nova-compute, which must run, downloads the image from Glance: it must be
-    public or belong to a project of [accel] bitstream_owners. Disable the
-    device first (nova-accel disable); otherwise the command is refused, with
-    exit status 1. A region of [accel] fixed_devices is not programmed; if it
-    carries the function of the image, it gets the name of that function.
+    nova-compute, which must run, downloads the image from Glance. The image
+    must be public or belong to a project of [accel] bitstream_owners. Disable
+    the device first (nova-accel disable); otherwise the command is refused,
+    with exit status 1. A region of [accel] fixed_devices is not programmed. If
+    such a region carries the function of the image already, nova-compute only
+    stores the name of the function.
     """
 
     VERB = 'program'

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Translate flavors that request Nova's own PCI devices and vGPUs, into
-requests for nova_accel.
+"""Translate flavors that request Nova's own PCI devices and vGPUs: their extra
+specs become requests for nova_accel.
 
 Sources: extra specs of Nova 31 to 34, pci_passthrough:alias (nova.pci.request)
 and resources<group>:<class> (nova.api.validation.extra_specs.resources).
@@ -31,7 +31,7 @@ class Replacement:
 
     @property
     def asked(self) -> str:
-        """Return the replaced extra spec up to the amount: resources:VGPU=."""
+        """Return the old extra spec without amount, like resources:VGPU=."""
         return (f'{ALIAS}={self.alias}:' if self.alias
                 else f'resources:{self.resource_class}=')
 
@@ -39,8 +39,8 @@ class Replacement:
         return f'accel:device_profile={self.profile["name"]}'
 
     def group_specs(self, suffix: str, amount: object) -> list[str]:
-        """Return the extra specs of a group that requests an amount, and the
-        profile's extra specs for the whole server."""
+        """Return the extra specs that replace old ones: a group with suffix
+        and amount, and the profile's extra specs for the whole server."""
         (resources, _), (trait, _) = self.profile['groups'][0].items()
         return [f'{resources.replace(":", f"{suffix}:")}={amount}',
                 f'{trait.replace(":", f"{suffix}:")}=required',

@@ -41,7 +41,7 @@ class Function:
 
     @property
     def type(self) -> str:
-        """Return the device_type that nova.virt.libvirt.host determines."""
+        """Return the device_type that Nova's libvirt driver determines."""
         if self.pf:
             return 'type-VF'
         return 'type-PF' if self.is_pf else 'type-PCI'
@@ -80,14 +80,14 @@ def is_of_network(tags) -> bool:
 
 
 def traits(text) -> set[str]:
-    """Return traits in Nova's spelling, see _normalized()."""
+    """Return the traits of a comma-separated text, see _normalized()."""
     return {_normalized(name.strip(), os_traits.get_traits(), os_traits)
             for name in (text or '').split(',') if name.strip()}
 
 
 def _class_of(name, function) -> str:
-    """Return the name of a resource class in Nova's spelling, see
-    _normalized()."""
+    """Return a resource class in Nova's spelling. Without a name, the class is
+    named after the ids of the function."""
     return _normalized(
         name or f'CUSTOM_PCI_{function.vendor}_{function.product}',
         os_resource_classes.STANDARDS, os_resource_classes)
@@ -105,10 +105,10 @@ def _normalized(name, standard, module):
 
 
 def pairs_of(spec, products: set[str]) -> str | None:
-    """Return a device specification as the text of a rule of nova_accel.
+    """Translate a device specification of Nova into a rule of nova_accel.
 
-    :param products: product ids of the physical functions.
-    :returns: None if no rule can express the specification.
+    :param products: product ids of the PFs that the specification matches.
+    :returns: the rule as text, or None if no rule has the same meaning.
     """
     pairs = []
     pattern = _pattern(spec.address.pci_address_spec)
@@ -124,9 +124,9 @@ def pairs_of(spec, products: set[str]) -> str | None:
 
 
 def _pattern(spec) -> str | None:
-    """Return the address of a device specification with shell wildcards.
+    """Return the address of a device specification as a shell pattern.
 
-    :returns: None if the address is a regular expression that shell wildcards
+    :returns: None if the address is a regular expression that a shell pattern
         cannot express.
     """
     parts = []
@@ -143,7 +143,7 @@ def _pattern(spec) -> str | None:
 
 
 def asks_for(wanted, spec, function) -> bool:
-    """Return whether an alias requests a function, as in Nova.
+    """Return whether Nova would give a function to a request for an alias.
 
     :param wanted: one specification of the alias.
     :param spec: the device specification of the function.
@@ -153,7 +153,7 @@ def asks_for(wanted, spec, function) -> bool:
 
 
 def is_like(wanted, spec, function) -> bool:
-    """Return what asks_for() would return if it ignored the device_type."""
+    """Return the result of asks_for() without a check of the device_type."""
     name = wanted.get('resource_class')
     return (wanted.get('vendor_id', function.vendor).lower()
             == function.vendor

@@ -1,12 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The plugin of the command openstack: its commands are those of nova-accel.
+"""The plugin that adds the commands of nova-accel to the command openstack.
 
-OpenStackClient loads this module by the entry point openstack.cli.extension and
-reads these names (openstackclient.common.clientmanager, 10.5). It contains
-Cyborg's former plugin: commands such as "accelerator device list" and
-"accelerator arq list", which query Cyborg's API. It skips another module with
-the API_NAME accelerator, and warns whenever a command runs whose name is taken.
-Hence this module has an API_NAME of its own, and commands with other names.
+OpenStackClient loads this module by the entry point openstack.cli.extension
+and reads these names (openstackclient.common.clientmanager, 10.5).
+OpenStackClient also contains Cyborg's former plugin, with the API_NAME
+accelerator and commands such as "accelerator device list", which query
+Cyborg's API. OpenStackClient skips a second module with the same API_NAME, and
+warns when a command runs whose name is taken. Hence this module has its own
+API_NAME, and its commands have other names.
 """
 
 import sys

@@ -77,8 +77,8 @@ def carry_out(known: claim_store.ClaimStore, verb: str, argument: str,
 
 
 def _answered(known, verb, argument, seconds):
-    """Wait for the end of an order, and return the order. After the time
-    limit, return it as it is, or None if the store no longer has it."""
+    """Give an order, and wait until nova-compute has ended it. Return the
+    order, also after the time limit, or None if the store no longer has it."""
     began = time.monotonic()
     number = known.give_order(verb, argument)
     try:

@@ -33,11 +33,11 @@ _COLORED = re.compile(r'(\033\[\d+m)(.*)\033\[0m', re.DOTALL)
 
 
 class NoEpilog:
-    """A command whose help omits the name of its package, because cliff (4.17)
-    would read the metadata of all packages at each start."""
+    """A command without an epilog in its help. cliff (4.17) would print the
+    name of the package there, and read the metadata of all packages for it."""
 
     def get_epilog(self):
-        """Return no epilog; see cliff.command.Command."""
+        """Return '', in place of the epilog of cliff.command.Command."""
         return ''
 
 
@@ -68,7 +68,7 @@ class Table(NoEpilog, lister.Lister):
         return super().produce_output(parsed_args, column_names, data)
 
     def check_columns(self, parsed_args, column_names):
-        """Refuse an unknown --column before the command acts.
+        """Refuse an unknown --column before the command begins.
 
         :raises SystemExit: after a sentence on stderr, like argparse.
         """
@@ -121,7 +121,7 @@ class Lister(Table):
         return 0
 
     def _stacked(self, data):
-        """Return (headings, rows) with cells stacked as STACKS defines."""
+        """Return (headings, rows), with cells combined as STACKS defines."""
         rows = []
         for row in data:
             known = {name: str(cell).removesuffix('+00:00')
@@ -168,8 +168,8 @@ class Lister(Table):
 
 
 def _fitted(names, rows, shown, width):
-    """Return the rows with long cells broken between words, so the table fits
-    into this width as far as possible."""
+    """Return the rows for a table of this width. Break long cells between
+    words until the table fits, as far as possible."""
     texts = [[str(cell) for cell in column] for column in zip(*rows)]
     widths = [[max(map(len, (name, *map(_plain, split(column)))))
                for name, column in zip(names, texts)]
@@ -190,8 +190,8 @@ def _lines(column):
 
 
 def _words(column):
-    """Return the parts of a column that must not be broken: words, or a whole
-    line of two words."""
+    """Return the parts of a column's cells that must stay on one line: single
+    words, or both words of a line with two words."""
     return [word for line in _lines(column)
             # a cell of a tree begins with spaces
             for word in re.findall(r'^ *[^ ]+(?: [^ ]+)?$|^ *[^ ]+|[^ ]+',

@@ -141,8 +141,8 @@ def _metrics(path: str) -> list[str]:
 
 
 def _by_project(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """Yield (project, product, number of delivered, healthy, held and idle
-    accelerators, number of withheld accelerators for each reason)."""
+    """Yield (project, product, number of delivered, of healthy, of held, of
+    idle accelerators, text with numbers of withheld ones by reason)."""
     found: dict[tuple[str, str], collections.Counter[str]] = (
         collections.defaultdict(collections.Counter))
     for line in lines:
@@ -161,8 +161,8 @@ def _by_project(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _findings(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
-    """Yield (provider, text) for each finding and each hold in a metrics file.
-    A device without a provider is named by its address and the file name."""
+    """Yield (provider, text) for each finding and hold in a metrics file. In
+    place of a missing provider, yield device address and file name."""
     for line in lines:
         if not line.startswith(_FINDINGS):
             continue
@@ -181,7 +181,7 @@ def _findings(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
 
 
 def _hold(name: str) -> str:
-    """Return the name of a kind of holds, and who lifts holds of this kind."""
+    """Return the name of a kind of holds, and who lifts such holds."""
     # imported late: it loads modules of nova-compute, most of a second
     from nova_accel.inventory import holds
     # a host of another release may report other kinds

@@ -179,8 +179,8 @@ def _word(state: str) -> str:
 
 
 def _attention(found, facts) -> Iterator[str]:
-    """Return a table of providers that have findings, or unavailable or
-    degraded accelerators."""
+    """Yield HTML of a table of providers that need attention: those with
+    findings, or with unavailable or degraded accelerators."""
     findings = collections.defaultdict(list)
     for name, finding in facts.findings:
         findings[name].append(finding)
@@ -214,7 +214,7 @@ def _text(value: str) -> str:
 
 def _amounts(provider: tree.Provider) -> Amounts:
     """Return the numbers of a provider's accelerators by state. Accelerators
-    in use count as used, even if they are fenced from other servers."""
+    of servers count as used, even if they are fenced from other servers."""
     used = sum(provider.held.values())
     # an inventory may be smaller than its allocations
     left = max(0, provider.total - used)
@@ -230,8 +230,8 @@ def _of(providers: Iterable[tree.Provider]) -> Amounts:
 
 
 def _sums(found, hosts) -> Iterator[str]:
-    """Return a table with the numbers of accelerators of each product by
-    state."""
+    """Yield HTML of a table with the numbers of accelerators of each product
+    by state."""
     sums: dict[str, Amounts] = collections.defaultdict(Amounts)
     for host, providers in found.items():
         for provider in providers:
@@ -281,8 +281,8 @@ def _days(counts: Mapping[tuple[str, bool], int]) -> Iterator[str]:
 
 
 def _by_domain(found, domains, level) -> Iterator[str]:
-    """Return the hosts of each domain of a level, and how many accelerators
-    the hosts of the domain have."""
+    """Yield HTML of the hosts by domain of a level, with the number of
+    accelerators in each domain."""
     hosts = collections.defaultdict(set)
     for host in found:
         hosts[domains.get(host, {}).get(level, '')].add(host)
@@ -296,7 +296,7 @@ def _by_domain(found, domains, level) -> Iterator[str]:
 
 
 def _map(found, shown) -> Iterator[str]:
-    """Return a tile for each host in ``shown``."""
+    """Yield HTML with a tile for each host in ``shown``."""
     yield '<div class="map">'
     for position, (host, providers) in enumerate(found.items()):
         if host not in shown:

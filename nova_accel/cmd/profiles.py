@@ -19,7 +19,7 @@ CONF = conf.CONF
 
 
 class _Reads(configuration.Reader):
-    """A command that reports unusable files on stderr."""
+    """A command that reads profiles, and reports unusable files on stderr."""
 
     SERVICE = configuration.API
 
@@ -110,11 +110,11 @@ class ShowProfile(_Reads, output.Table):
 class CheckProfiles(_Reads):
     """Check files of device profiles with the reader of nova-api.
 
-    Each malformed file is named on stderr with the line and the remedy. The
-    exit status is 1 if there is one, or if another file of [accel]
-    device_profiles has the same profile name. A warning names each group that
-    requests a function without a region type; it does not change the exit
-    status.
+    stderr names each malformed file, with the line and the remedy. The exit
+    status is 1 if a file is malformed, or if another file of [accel]
+    device_profiles has a profile of the same name. A warning names each
+    profile that requests a function without a region type; it does not change
+    the exit status.
     """
 
     def get_parser(self, prog_name):
@@ -138,8 +138,8 @@ class CheckProfiles(_Reads):
 
 
 def _without_shell(found):
-    """Yield a sentence for each profile that requests a function without the
-    trait of a region type."""
+    """Yield a warning for each profile that requests a function without the
+    type of the region, because regions may have several types."""
     for profile in found:
         specs = profiles.expand({request.PROFILE_KEY: profile.name},
                                 lambda name: profile)
@@ -156,8 +156,8 @@ def _without_shell(found):
 
 
 def _taken(found):
-    """Yield a sentence for each profile whose name another file of nova-api
-    uses. The file with the same file name is ignored: it will be replaced."""
+    """Yield a sentence for each profile whose name another file already uses.
+    A file of the same name does not count, because it will be replaced."""
     for path, there in profiles.load(CONF.accel.device_profiles).good.items():
         where = {p.name: p.where for p in there}
         for profile in found:

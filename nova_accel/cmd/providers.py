@@ -71,10 +71,10 @@ class PurgeProviders(cloud.Asks, output.Table):
 
 
 def refuse_own_host(host: str) -> None:
-    """Check that the nova-compute of this host would not create purged
+    """Refuse a purge if the nova-compute of this host would create the
     providers again.
 
-    :raises ConfigurationError: it is configured to do so.
+    :raises ConfigurationError: compute_driver is the driver of nova_accel.
     """
     try:
         CONF.register_opt(cfg.StrOpt('compute_driver'))
@@ -93,10 +93,10 @@ def purge(service: cloud.Cloud, host: str, dry_run: bool = False,
     """Remove the providers of nova_accel below a root provider.
 
     :param host: name of the root provider.
-    :param dry_run: whether to remove nothing.
-    :returns: the removed providers, or those to remove, children first.
+    :param dry_run: whether to remove nothing, and only return the providers.
+    :returns: the removed providers, children first.
     :raises DeviceUnavailable: a provider has an allocation. If the allocation
-        is new, some providers may have been removed before.
+        was made during the call, some providers have been removed before.
     :raises PlacementUnavailable: Placement refused to remove a provider.
     :raises NotThere: Placement does not know the root provider.
     """

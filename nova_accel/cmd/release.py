@@ -13,10 +13,11 @@ class Release(command.Command):
     """Release the claim of a server that does not exist, or one that waits.
 
     nova-compute must be running. It checks whether a guest, an allocation in
-    Placement or a server in Nova needs the claim. If so, the command refuses,
-    with exit status 1; otherwise nova-compute cleans the device, which is then
-    free. A handle that waits for you (policy operator of [accel] handover) is
-    free at once: clean it first.
+    Placement or a server in Nova needs the claim. If so, the command is
+    refused, with exit status 1. Otherwise nova-compute cleans the device, and
+    other servers can get it. With the policy operator of [accel] handover, a
+    handle waits for you after its server. The command releases such a handle
+    without cleaning: clean the device first.
     """
 
     def get_parser(self, prog_name):

@@ -59,10 +59,10 @@ def to_write(parsed_args) -> claim_store.ClaimStore:
 
 def given_whole(known: claim_store.ClaimStore, kernel,
                 ) -> dict[str, model.Device]:
-    """Return address -> device, as nova-compute read it earlier, for devices
-    that guests have.
+    """Return the devices that guests have as a whole: address -> device, as
+    nova-compute read the device before.
 
-    The host cannot read such a device, except that a guest may have it.
+    The host cannot read such a device now, apart from its driver (vfio-pci).
     """
     held = {claim.handle.address for claim in known.claims()}
     return {address: device for address, device in known.devices().items()

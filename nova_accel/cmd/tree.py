@@ -116,10 +116,10 @@ class Tree(cloud.Asks, output.Lister):
         return 0
 
     def rows(self, found, servers, functions):
-        """Return (names of columns, rows).
+        """Return (names of columns, rows) of the table.
 
         :param found: host -> its providers, parents before children.
-        :param servers: UUID -> name.
+        :param servers: UUID of a server -> name.
         :param functions: UUID of a provider -> name of its function.
         """
         if not self.for_people or self._names_columns:
@@ -189,8 +189,9 @@ def providers(service: cloud.Cloud, hosts: Iterable[str],
               ) -> dict[str, list[Provider]]:
     """Return the providers of nova_accel by host, parents before children.
 
-    Sends one request for all hosts, or two for each named host, then three for
-    each provider without children: other providers have no inventory.
+    Sends one request for all hosts, or two for each named host. Then sends
+    three requests for each provider without children, because providers with
+    children have no inventory.
 
     :raises NotThere: a host has no provider.
     """
@@ -273,14 +274,14 @@ def server_names(service: cloud.Cloud, hosts: Iterable[str],
 
 def _drained_at(server: Mapping) -> str:
     """Return the earliest time at which a device of a server will be drained,
-    or ''. The owner of the server may have written other text as the time."""
+    or ''. It can be any text, because owners can change the metadata."""
     return min((found[0] for key, value in server['metadata'].items()
                 if naming.is_maintenance_key(key)
                 and (found := _TIME.match(value))), default='')
 
 
 def _just(host: str) -> str:
-    """Return the filter with which Nova lists servers of one node only."""
+    """Return a pattern for Nova's filter of servers by exactly this host."""
     return f'^{re.escape(host)}$'
 
 

@@ -69,12 +69,13 @@ _CLAIM = tuple(name.capitalize() for name in Use._fields)
 class Usage(output.Lister):
     """Show for how many hours servers had devices.
 
-    One row for each day (UTC), project, product, part of a device and flavor. A
-    part is a vGPU type, or the function of an FPGA region. nova-compute counts
-    every minute, and keeps each use for 400 days. The use ends when the server
-    releases the device, before cleaning. Reads the claim store of nova-compute,
-    or files of many hosts, and changes nothing. Unreadable or doubtful rows of
-    a file are named on stderr, and the exit status is 1; the rest is counted.
+    One row for each day (UTC), project, product, part of a device and flavor.
+    A part is a vGPU type, or the function of an FPGA region. nova-compute
+    counts every minute, and keeps each use for 400 days. The use ends when the
+    server releases the device, before cleaning. Reads the claim store of
+    nova-compute, or files of many hosts, and changes nothing. If rows of a
+    file are unreadable or doubtful, stderr names them, the exit status is 1,
+    and the other rows are counted.
     """
 
     COLUMNS: tuple[str, ...] = (

@@ -185,9 +185,10 @@ class _Chain:
 
 
 def _checked(certificate: dict[str, str], public: Iterable[str]) -> str:
-    """Return whether the host signed a certificate, as a word for the table.
+    """Return the word of the table for a certificate: 'signed' if the host
+    signed it, otherwise the word for a forged one.
 
-    :param public: keys of the host.
+    :param public: public keys of the host.
     """
     message = chain.spelled({name: value for name, value in certificate.items()
                              if name not in ('hash', 'signature')})

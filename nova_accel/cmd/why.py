@@ -46,13 +46,13 @@ FOUND, NONE, UNKNOWN = 0, 1, 2
 class Why(clouds.Asks, output.Table):
     """Show which hosts can take a server of a flavor, and why others cannot.
 
-    One row for each provider of the wanted classes. Hosts that can take the
-    server come first, the one that costs least at the top, and Rank is the
-    order in which its devices are taken; the other rows have the first
-    condition that is not met. Asks Placement, Nova and Glance with your
+    One row for each provider of the requested classes. Hosts that can take the
+    server come first, in the order of their cost. The column Rank shows the
+    order in which devices of a host are taken. Other rows show the first
+    condition that is not met. Queries Placement, Nova and Glance with your
     credentials and changes nothing. Run it on a host of nova-api, whose device
-    profiles it reads. The exit status is 0 if a host was found, 1 if none was,
-    and 2 if this could not be found out.
+    profiles it reads. The exit status is 0 if a host can take the server, 1 if
+    no host can, and 2 after an error.
     """
 
     COLUMNS = 'Host', 'Cost', 'Group', 'Provider', 'Rank', 'Why'
@@ -125,7 +125,7 @@ class Question:
 
     @classmethod
     def of(cls, flavor: Mapping, properties: Mapping[str, str]) -> 'Question':
-        """Return the demands of a server of a flavor with accelerators.
+        """Return the question for a server of a flavor with accelerators.
 
         :raises InvalidRequest: nova-api would refuse the flavor.
         :raises NotThere: the flavor has no accelerators.
@@ -141,7 +141,8 @@ class Question:
     @classmethod
     def of_any(cls, flavor: Mapping, properties: Mapping[str, str],
                ) -> 'Question':
-        """Return the question of a server with any flavor, also a plain one.
+        """Return the question for a server of any flavor, with or without
+        accelerators.
 
         :param flavor: as Nova's API shows it.
         :param properties: of the image of the server.
@@ -186,10 +187,11 @@ class _Spec:
 
 
 def of_service(node, root) -> str:
-    """Return why the nova-compute of a host gets no servers, or ''.
+    """Return why Nova schedules no server to a host: its nova-compute is
+    missing, disabled or down. Return '' if it is none of these.
 
     :param node: Nova's entry of the compute node, or None.
-    :param root: the provider of the host.
+    :param root: the root provider of the host.
     """
     if node is None:
         return ('Nova has no compute node for it: compare openstack hypervisor '
@@ -213,9 +215,9 @@ class Host(typing.NamedTuple):
 
 
 class Answer:
-    """The answers of Placement and Nova to a question.
+    """The answer to a Question, from queries of Placement and Nova.
 
-    :param host: name of the only host to query, or None.
+    :param host: name of the only host to query, or None for all hosts.
     """
 
     def __init__(self, cloud: clouds.Cloud, question: Question,
@@ -311,8 +313,8 @@ class Answer:
     # Hosts
 
     def others(self) -> list[tuple]:
-        """Return rows for hosts that report no accelerators, and for problems
-        of all hosts."""
+        """Return rows for hosts without accelerators, and for problems that
+        concern all hosts."""
         rows = []
         rows += [_row(_ALL, why=why)
                  for why in (self._refusal, self._advice) if why]
@@ -371,8 +373,8 @@ class Answer:
             _row(name, cost, *row) for row in rows])
 
     def _of_whole(self, providers, offered, kept):
-        """Return why a host cannot take the server although each single
-        provider may fit, as clauses."""
+        """Return reasons why a host cannot take the server, as clauses, apart
+        from reasons of a single provider."""
         wrong = of_service(self._nodes.get(providers[0].root), providers[0])
         if wrong:
             return [wrong]
@@ -402,8 +404,8 @@ class Answer:
                 'examined is free: ask again']
 
     def _ranks(self, ordered):
-        """Return (group, provider UUID) -> rank. The provider that is used
-        first has the rank 1."""
+        """Return (group, UUID of a provider) -> rank, which is 1 for the
+        provider of the group that is used first."""
         ranks: dict[tuple[str, str], int] = {}
         count: collections.Counter[str] = collections.Counter()
         for candidate in ordered:
@@ -417,8 +419,8 @@ class Answer:
     # Providers
 
     def _of_provider(self, need, provider):
-        """Return the text of the table about a provider, and whether the
-        provider can serve the need."""
+        """Return a text about a provider for the column Why, and whether the
+        provider satisfies the need."""
         found = reasons.of_provider(need, provider, self._who)
         if found:
             return found, False
@@ -430,8 +432,8 @@ class Answer:
         return f'free{self._unseen_place(need, provider)}', True
 
     def _unseen_place(self, need, provider) -> str:
-        """Return a clause about a place that the flavor requires and the
-        provider does not show, or ''."""
+        """Return a warning if only the host can check the location that the
+        flavor requires, because no trait shows it. Otherwise return ''."""
         affinity = self._scheduling.affinity
         node, root = naming.place_of(provider.traits)
         if not affinity.is_strict or (root if affinity.one_root else node) or (
@@ -477,10 +479,11 @@ class Answer:
         return self._images[key]
 
     def _look_up(self, wanted, region_type, vendor):
-        """Return the (choice, image) that nova-compute will find, if the
-        header of the image's file is valid.
+        """Return what nova-compute will program: (choice, image). A choice is
+        a request for one of the acceptable functions. The header of the
+        image's file is checked.
 
-        :raises AcceleratorError: no image fits.
+        :raises AcceleratorError: no image fits, or the header is invalid.
         """
         client = self._cloud.images()
         # the operator can see all images: their own, and those of tenants
@@ -505,8 +508,8 @@ class Answer:
 
     @staticmethod
     def _is_named(choice, image, region):
-        """Return whether a region carries the function of an image, which the
-        operator has named since. nova-compute recognizes it when a server
+        """Return whether a region carries the function of an image that the
+        operator named only later. nova-compute stores the name when a server
         arrives."""
         function = glance.function_id(image)
         return bool(

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Keep commands that work on a device outside nova-compute from each other.
+"""Prevent two commands from working on one device outside of nova-compute.
 
 Such a command locks a file beside the claim store. The kernel ends the lock
 with the process, also after SIGKILL. A file without a lock has no meaning.
@@ -15,7 +15,8 @@ from nova_accel import exception
 
 @contextlib.contextmanager
 def on(store: str, address: str, command: str) -> Iterator[None]:
-    """Lock a device against other commands, and enable, inside the context.
+    """Lock a device inside the context. Other commands that work on devices,
+    and nova-accel enable, then refuse the device.
 
     :param store: path of the claim store.
     :param command: name of the command, for errors of other commands.
