@@ -50,8 +50,8 @@ def largest(kernel, address: str) -> int:
 
 def guest_bits(host_bits: int, cpu_mode: str | None, mode: str | None,
                bits: object) -> int | None:
-    """Return how many physical address bits a guest under KVM sees, or None if
-    the number depends on its CPU model.
+    """Return how many bits of physical addresses a guest under KVM has, or
+    None if the number depends on the guest's CPU model.
 
     :param host_bits: physical address bits of the host's CPU.
     :param cpu_mode: of the guest, as [libvirt] cpu_mode.
@@ -65,8 +65,8 @@ def guest_bits(host_bits: int, cpu_mode: str | None, mode: str | None,
 
 
 def unseen(memory: int, sizes: Sequence[int], bits: int) -> str:
-    """Return a clause why a guest cannot see all of its devices, or '' if it
-    can.
+    """Return a clause with the reason why a guest cannot address all of its
+    devices. Return '' if it can.
 
     :param memory: of the guest, bytes.
     :param sizes: the largest region of each device, bytes.
@@ -82,11 +82,12 @@ def unseen(memory: int, sizes: Sequence[int], bits: int) -> str:
 
 
 def placed(memory: int, sizes: Iterable[int], bits: int) -> int:
-    """Return how many devices fit above a guest's memory.
+    """Return how many devices have room for their regions above a guest's
+    memory.
 
-    A region begins at a multiple of its size. The small regions of the same
-    device are beside the large one in the window of the device's port. Hence
-    the next large region begins one further multiple later (issue 12997 of
+    A region begins at a multiple of its size. The small regions of a device
+    are beside its large region, in the window of the device's port. Hence one
+    multiple is left out before the next large region (issue 12997 of
     tianocore/edk2).
 
     :param memory: of the guest, bytes.

@@ -33,8 +33,9 @@ Reset = Callable[[], None]
 @contextlib.contextmanager
 def by_vfio(sys: str, dev: str, function: str,
             ) -> Iterator[tuple[Read, Reset]]:
-    """Open a function that is bound to vfio-pci, by its VFIO group, or by the
-    node of the function on kernels without VFIO groups.
+    """Open a function that is bound to vfio-pci, and yield functions to read
+    its BAR0 and to reset its bus. On kernels without VFIO groups, the node of
+    the function is opened in place of the node of its group.
 
     :param sys: directory of sysfs.
     :param dev: directory of device nodes.
@@ -85,7 +86,8 @@ def by_vfio(sys: str, dev: str, function: str,
 @contextlib.contextmanager
 def by_sysfs(sys: str, function: str, write: Callable[[str, str], None],
              ) -> Iterator[tuple[Read, Reset]]:
-    """Map BAR0 of a function without a driver. Its reset_method must be bus.
+    """Map BAR0 of a function without a driver, and yield functions to read it
+    and to reset the bus. The reset_method of the function must be bus.
 
     If the function does not answer, reads return only ones, after the
     completion timeout of PCI Express.
@@ -114,7 +116,7 @@ def by_sysfs(sys: str, function: str, write: Callable[[str, str], None],
 
 
 def check_size(size: int, offset: int) -> None:
-    """:raises OSError: ERANGE: a BAR0 of this size has no word at offset."""
+    """Raise ERANGE if a BAR0 of this size has no four bytes at offset."""
     if offset + 4 > size:
         raise OSError(errno.ERANGE, f'its BAR0 has {size} bytes, and no word '
                                     f'at {offset:#x}')

@@ -7,12 +7,12 @@ sysfs-bus-pci-devices-aer_stats (aer_dev_*, since 4.19), sysfs-bus-pci
 (power_state, since 5.12), pci-sysfs.c (current_link_*, max_link_*, since
 4.13), drivers/pci/pcie/aer.c (the names of errors).
 
-GPUs of AMD since Vega 10 and of Intel since Alchemist are below a switch on
-the card. The function of such a GPU shows the link inside the card, which
-never changes, or a meaningless value (2.5 GT/s, one lane, with Intel). The
-upstream port of the switch shows the link of the slot. Sources: the PCI ID
-repository, issue 512 of nokyan/resources, pull request 344 of Syllo/nvtop, and
-topologies of machines in ROCm/rccl.
+GPUs of AMD since Vega 10 and of Intel since Alchemist have a switch on the
+card, above their function. The attributes of the function then show the link
+inside the card, which never changes, or a meaningless value (2.5 GT/s, one
+lane, with Intel). The upstream port of the switch shows the link of the slot.
+Sources: the PCI ID repository, issue 512 of nokyan/resources, pull request 344
+of Syllo/nvtop, and topologies of machines in ROCm/rccl.
 """
 
 from collections.abc import Iterator, Mapping
@@ -73,7 +73,7 @@ SIGNALS = frozenset((
 def readings(kernel, function: str, bridges: tuple[str, ...],
              fixed: dict[str, tuple] | None = None,
              ) -> tuple[signals.Reading, ...]:
-    """Read the signals that the bus has of a physical function.
+    """Read the health signals of a physical function from the PCI bus.
 
     Blocks for up to a minute while the function is reset, and wakes a function
     that sleeps (pci_config_pm_runtime_get() of Linux). Hence it must run in
@@ -82,8 +82,8 @@ def readings(kernel, function: str, bridges: tuple[str, ...],
 
     :param bridges: as pci.bridges(). Errors of the ports at both ends of the
         slot's link count as well.
-    :param fixed: a cache by function: attributes that do not change, and the
-        last values of other attributes with their readings.
+    :param fixed: a cache by function, which is updated: constant attributes,
+        and the last values of other attributes with their readings.
     :raises OSError: the function is absent.
     """
     fixed = {} if fixed is None else fixed
@@ -106,7 +106,8 @@ def readings(kernel, function: str, bridges: tuple[str, ...],
 
 def _meant(kernel, function, own, path, end, port,
            ) -> Iterator[signals.Reading]:
-    """Yield the readings of a slot from attributes.
+    """Yield the readings of a function from its attributes and those of its
+    slot.
 
     :param own: attributes of the function.
     :param path: the result of _to_the_slot().
@@ -131,7 +132,8 @@ def _meant(kernel, function, own, path, end, port,
 
 def of_the_slot(kernel, function: str, bridges: tuple[str, ...],
                 ) -> tuple[int, int]:
-    """Return the maximum of lanes and of MT/s of the link of a card's slot.
+    """Return the maximum (lanes, MT/s) of the link between a card and its
+    slot.
 
     :param bridges: as pci.bridges().
     :raises OSError: one end of the link is absent.
@@ -143,8 +145,9 @@ def of_the_slot(kernel, function: str, bridges: tuple[str, ...],
 
 
 def _to_the_slot(kernel, vendor, path):
-    """Return the path without the functions inside the card. The last function
-    that remains is the card's end of the slot's link.
+    """Return the path of ports to a card, without ports and functions that are
+    behind a switch on the card. The last item is the card's end of the slot's
+    link, and the item before it the other end.
 
     :param path: the ports above the function, and the function.
     """
@@ -195,16 +198,16 @@ def _errors(found, where) -> Iterator[signals.Reading]:
 
 @functools.lru_cache(maxsize=64)
 def _counters(text: str) -> Mapping[str, int]:
-    """Return the counters above 0 from lines '<name> <count>', without the
-    total. The cache helps, because most functions have the same text."""
+    """Return name -> value for lines '<name> <count>' with counts above 0,
+    except the total. Results are cached, because most texts are equal."""
     return {_LONG_NAMES.get(name, name): int(value)
             for name, value in _COUNTER.findall(text)
             if not name.startswith('TOTAL_')}
 
 
 def _link(own, port) -> Iterator[signals.Reading]:
-    """Yield readings of a link that is slower or narrower than both ends
-    support."""
+    """Yield a reading if a link has fewer lanes than both of its ends support,
+    and one if it is slower."""
     width, most = _number(own, _WIDTH), _least(own, port, _MOST_WIDTH)
     # 0, or another width, while the link state is unknown
     if width and most and width < most:
@@ -217,7 +220,7 @@ def _link(own, port) -> Iterator[signals.Reading]:
 
 
 def _least(own, port, name) -> int:
-    """Return the maximum that both ends support, or 0 if one is unknown."""
+    """Return the maximum that both ends of a link support, 0 if unknown."""
     return min(_number(own, name), _number(port, name))
 
 

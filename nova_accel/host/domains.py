@@ -75,8 +75,9 @@ class Domains:
             raise exception.ConfigurationError(' '.join(problems))
 
     def problems(self) -> list[str]:
-        """Determine the domain of each level. If that fails for a level, it
-        keeps its last domain. Return the reasons of the failures.
+        """Determine the domain of each level, and return why this failed for
+        some of the levels. A level whose domain cannot be determined keeps its
+        last domain.
 
         :raises ConfigurationError: the option cannot be read.
         """
@@ -94,8 +95,8 @@ class Domains:
         return failed
 
     def begin(self) -> None:
-        """Call look() for the first time, and wait for at most [accel]
-        device_timeout. Errors are logged."""
+        """Call look() for the first time. Wait at most [accel] device_timeout
+        for its end, and log errors."""
         future = limited.start(self.look)
         try:
             future.result(CONF.accel.device_timeout)

@@ -1,11 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Place files that xclmgmt loads when a guest requests an xclbin.
 
-If its attribute config_xclbin_change is 1, xclmgmt uses only the UUID that a
-guest sends, and programs the file of that name from a directory of the host
-(xclmgmt_xclbin_fetch_and_download() in mgmt-utils.c of XRT). Each card has a
-subdirectory with the file of its present function, and the directory has a
-link to this file. Files of an operator are not touched.
+If the attribute config_xclbin_change of a card is 1, xclmgmt reads only the
+UUID from a guest's request. It programs the card with the file that a
+directory of the host has for this UUID (xclmgmt_xclbin_fetch_and_download() in
+mgmt-utils.c of XRT). This module keeps a subdirectory for each card, with the
+file of the card's present function, and a link to this file in the directory.
+Files of an operator stay untouched.
 """
 
 import contextlib
@@ -45,7 +46,8 @@ def offer(place: str, card: str, name: str, content: bytes, ip_layout: bytes,
     :param card: PCI address of the management function, already checked.
     :param name: see file_name().
     :param content: of the file.
-    :param ip_layout: the IP_LAYOUT for layout() to return.
+    :param ip_layout: the section IP_LAYOUT of the file, which layout()
+        returns.
     :raises OSError: the file cannot be written, for example on a read-only
         file system, or another process keeps the directory locked.
     """
@@ -77,7 +79,7 @@ def withdraw(place: str, card: str) -> None:
 
 
 def is_offered(place: str, name: str) -> bool:
-    """Return whether xclmgmt finds a file, including one of the operator."""
+    """Return whether xclmgmt finds a file of nova-compute or the operator."""
     return os.path.exists(os.path.join(place, name))
 
 
@@ -97,8 +99,8 @@ def _secret(path, flags):
 
 @contextlib.contextmanager
 def _locked(place):
-    """Lock the directory, because several processes may program cards in
-    parallel."""
+    """Lock the subdirectories of cards inside the context, because several
+    processes may place files at the same time."""
     fd = os.open(os.path.join(place, _OURS), os.O_RDONLY | os.O_DIRECTORY)
     try:
         end = time.monotonic() + _SECONDS
@@ -123,7 +125,7 @@ def _empty(own):
 
 
 def _link(place):
-    """Create a link to each card's file, and remove obsolete links."""
+    """Create a link to each card's file, and remove links to missing files."""
     wanted = {name: os.path.join(_OURS, card, name)
               for card in os.listdir(os.path.join(place, _OURS))
               for name in os.listdir(os.path.join(place, _OURS, card))

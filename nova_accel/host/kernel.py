@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Access this machine's kernel, for drivers.
 
-Drivers reach the host only through the class Kernel, which a simulated host
-(nova_accel.sim) can replace. Reads run in this process, and operations in the
-privileged process. Reads and operations raise OSError as the kernel does.
+Drivers reach the host only through the class Kernel. Hence a simulated host
+(nova_accel.sim) can replace it. Reads run in the calling process, and
+operations in the privileged process. Both raise OSError with the kernel's
+errno.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -113,9 +114,9 @@ class Kernel:
         """Yield the kernel's messages about devices that are added, removed or
         unhealthy.
 
-        Ends within a second after ``over`` is set. Yields None after a second
-        without a message. Source: kobject_uevent of Linux, which needs no
-        privileges.
+        Yield None after each second without a message, and Change('') if
+        messages were lost. The iteration ends within a second after ``over``
+        is set. Source: kobject_uevent of Linux, which needs no privileges.
 
         :raises OSError: the kernel sends no events, for example inside a
             container.
@@ -141,9 +142,10 @@ class Kernel:
 
     @limited.blocking
     def mounted_devices(self) -> dict[str, str]:
-        """Return the block devices in use and their uses.
+        """Return the block devices that this machine uses, with the kind of
+        use.
 
-        Covers swap and the mounts of this process and of the host, which
+        The uses are swap, and mounts of this process and of the host, which
         differ if nova-compute runs in a container. Source: proc(5).
 
         :returns: '<major>:<minor>' -> 'mounted at /srv' or 'used as swap'.
@@ -205,12 +207,12 @@ class Kernel:
 
     @limited.blocking
     def has_iova_bitmap(self) -> bool:
-        """Return whether the kernel can report to QEMU what a device has
-        written.
+        """Return whether the kernel can report to QEMU which memory a device
+        has written.
 
-        Without CONFIG_IOMMUFD_DRIVER the kernel lacks the functions that VFIO
-        needs for this (include/linux/iova_bitmap.h of Linux). Then QEMU begins
-        a migration, and fails.
+        VFIO needs functions for this that the kernel lacks without
+        CONFIG_IOMMUFD_DRIVER (include/linux/iova_bitmap.h of Linux). QEMU then
+        begins a migration nevertheless, and the migration fails.
         """
         # a module can add the function
         return _has_iova_bitmap(
@@ -249,11 +251,12 @@ class Kernel:
     write_timecard = staticmethod(privileged.write_timecard)
 
     def call(self, operation: Callable, function: str, *args):
-        """Call an operation of a driver's own package.
+        """Call a privileged operation that a driver's own package defines.
 
-        :param operation: a privileged function of that package, whose first
-            parameter is the PCI address of a function. On a simulated host,
-            the card simulates the operation (sim.card.Card.OPERATIONS).
+        :param operation: a privileged function, whose first parameter is the
+            PCI address of a function. On a simulated host, the simulated card
+            replaces the operation (sim.card.Card.OPERATIONS).
+        :param args: further arguments of the operation.
         :returns: the result of the operation.
         :raises OSError: as the operation does.
         """
@@ -263,8 +266,9 @@ class Kernel:
                by: Callable[[str, str], None] = privileged.rebind) -> None:
         """Unbind a function from its driver, and bind it to another one.
 
-        :param by: the privileged function to call. The default accepts only
-            privileged.DRIVERS. A driver's own package can have another one.
+        :param by: the privileged function that does it. The default accepts
+            only privileged.DRIVERS; a driver's own package can pass another
+            function.
         """
         by(function, driver)
 
@@ -296,16 +300,17 @@ class Kernel:
                         = privileged.write_attribute) -> None:
         """Write an attribute of a PCI function.
 
-        :param by: the privileged function to call. The default accepts only
-            privileged.WRITABLE. A driver's own package can have another one.
+        :param by: the privileged function that does it. The default accepts
+            only privileged.WRITABLE; a driver's own package can pass another
+            function.
         """
         by(function, attribute, value)
 
     def offer_xclbin(self, function: str, path: str, size: int,
                      function_uuid: str, interface: str, layout: bytes,
                      ) -> None:
-        """Place the file that the guest of an XRT card may load, and remove
-        the card's earlier file; see nova_accel.host.firmware.
+        """Place the xclbin file that the guest of an XRT card may load, and
+        remove the card's earlier file; see nova_accel.host.firmware.
 
         :param function: PCI address of the management function.
         :param path: as for program_xclbin().
@@ -313,16 +318,16 @@ class Kernel:
         :param function_uuid: UUID of the xclbin file.
         :param interface: the interface UUID, spelled as in the card's shell.
         :param layout: the IP_LAYOUT of the file, at most a page.
-        :raises OSError: the file cannot be written; ValueError: a name is
-            malformed.
+        :raises OSError: the file cannot be written.
+        :raises ValueError: a name is malformed.
         """
         privileged.offer_xclbin(
             function, path, size,
             firmware.file_name(function_uuid, interface), layout)
 
     def offers_xclbin(self, function_uuid: str, interface: str) -> bool:
-        """Return whether guests can load a function, because nova-compute or
-        the operator has placed its file; see offer_xclbin()."""
+        """Return whether guests can load a function: whether its file is
+        there, from nova-compute or the operator. See offer_xclbin()."""
         return firmware.is_offered(
             firmware.XCLBINS, firmware.file_name(function_uuid, interface))
 
@@ -332,13 +337,14 @@ class Kernel:
         return firmware.layout(firmware.XCLBINS, function)
 
     def read_signatures(self, function: str) -> list[tuple[str, str]]:
-        """Return the signatures on the disks of a function, as found by
-        wipefs(8): file systems, partition tables, swap, and members of RAID,
-        LVM, ZFS, LUKS and Ceph. If a disk has no signature, samples of it show
-        whether it has data (nvme_admin.UNSIGNED).
+        """Return the signatures on the disks of a function.
 
-        :returns: (name of the disk, type), for example ('nvme0n1', 'ext4') or
-            ('nvme0n1', nvme_admin.UNSIGNED). Blank disks are omitted.
+        wipefs(8) finds file systems, partition tables, swap, and members of
+        RAID, LVM, ZFS, LUKS and Ceph. If a disk has none of these, but samples
+        of it contain data, its type is nvme_admin.UNSIGNED.
+
+        :returns: (name of the disk, type), for example ('nvme0n1', 'ext4').
+            Blank disks are omitted.
         :raises OSError: ENOENT without wipefs, EIO if it fails, ETIMEDOUT.
         """
         return [(disk, kind) for disk, kind
@@ -346,7 +352,8 @@ class Kernel:
 
     def reset_gpu(self, function: str, by: str, family: str,
                   milliseconds: int) -> nvidia.Watched:
-        """Reset the bus of a GPU of NVIDIA, and read its words in BAR0.
+        """Reset the bus of a GPU of NVIDIA, and read words of BAR0 that show
+        when the GPU has booted and cleared its memory.
 
         :param by: 'VFIO' for a GPU that is bound to vfio-pci, or 'sysfs' for a
             GPU without a driver whose reset_method is bus.
@@ -402,7 +409,8 @@ class Kernel:
     def restore_nvme_namespaces(
             self, function: str, namespaces: Sequence[nvme_admin.Namespace],
             ) -> None:
-        """Delete all namespaces, and create and attach these.
+        """Replace all namespaces of a controller by new ones, and attach
+        these.
 
         :param namespaces: if empty, create one of the full capacity.
         :raises OSError: EOPNOTSUPP if the controller has no Namespace
@@ -459,10 +467,11 @@ def change_of(message: bytes) -> Change | None:
 
 @functools.lru_cache(maxsize=1)
 def _vfio_aliases(path, changed):
-    """Return the lines of modules.alias for VFIO drivers. They are cached,
-    because the file has some ten thousand lines.
+    """Return the lines of modules.alias for VFIO drivers. The result is
+    cached, because the file has some ten thousand lines.
 
-    :param changed: when the file was changed, as a part of the cache's key.
+    :param changed: time of the file's last change. Another value invalidates
+        the cache.
     """
     with open(path, encoding='ascii', errors='replace') as file:
         return tuple(line for line in file
@@ -471,9 +480,9 @@ def _vfio_aliases(path, changed):
 
 @functools.lru_cache(maxsize=1)
 def _has_iova_bitmap(path, modules):
-    """Return the result of Kernel.has_iova_bitmap().
+    """Return Kernel.has_iova_bitmap() from the list of kernel symbols. The
+    result is cached, because the list has some 200,000 lines.
 
-    :param path: of kallsyms, which has some 200,000 lines.
     :param modules: names of loaded modules, as a part of the cache's key.
     """
     with open(path, 'rb') as file:

@@ -37,19 +37,21 @@ _LONGEST = 300
 
 
 class _Pool:
-    """The half of eventlet's pool of threads that nova_accel may use.
+    """A limit for eventlet's pool of threads: nova_accel uses at most half of
+    it. Calls of libvirt run in the other half, which hanging cards cannot
+    block.
 
-    Hanging cards cannot block the other half, in which calls of libvirt run.
-    Only green threads call this, and no thread yields between reading and
-    changing the number of used threads.
+    Only green threads call this class. No lock is needed, because none of them
+    yields between reading and changing the number of used threads.
     """
 
     def __init__(self):
         self._used = 0
 
     def execute(self, tpool, function, args):
-        """Run a function in a thread that nova_accel may use.
+        """Run a function in a thread of the pool, and return the result.
 
+        :param tpool: the module eventlet.tpool.
         :raises DeviceTimeout: all threads that nova_accel may use hang.
         """
         most = max(1, getattr(tpool, '_nthreads', 20) // 2)
@@ -72,10 +74,9 @@ _POOL = _Pool()
 
 
 def blocking(function):
-    """Decorate a function that a green thread must not call directly.
-
-    Under eventlet the function runs in a thread of the operating system, and
-    must not wait for a green thread.
+    """Decorate a function that may block for long. Under eventlet the function
+    then runs in a thread of the operating system, because it would block all
+    green threads. The function must not wait for a green thread.
 
     :raises DeviceTimeout: under eventlet, too many such calls hang.
     """
@@ -143,7 +144,7 @@ os.register_at_fork(after_in_child=_IDLE.clear)
 
 
 def start(function, *args) -> concurrent.futures.Future:
-    """Run function in a thread that does not keep the process alive.
+    """Run a function in a thread that does not keep the process alive.
 
     Idle threads are used again, because a thread that begins or ends can
     receive a signal instead of the main thread; see host.signals. A
@@ -207,13 +208,13 @@ class Background:
             self._fails(error)
 
     def start_if_due(self, seconds: float) -> None:
-        """Run the function if the last run was requested more than ``seconds``
-        ago, or never."""
+        """Run the function if its last run was requested at least this many
+        seconds ago, or never."""
         if time.monotonic() - self._asked_at >= seconds:
             self.start()
 
     def postpone(self) -> None:
-        """Count the run as requested now, because the work has been done."""
+        """Delay start_if_due(), because the work has been done now."""
         self._asked_at = time.monotonic()
 
     def end(self) -> None:
@@ -236,7 +237,7 @@ class Background:
             self.run()
 
     def run(self) -> None:
-        """Call the function in this thread, and log its errors."""
+        """Call the function in the calling thread, and log its errors."""
         try:
             self._function()
             self._once.forget('failure')
@@ -251,10 +252,10 @@ class Background:
 
 
 def wait(future, seconds: float, what: str):
-    """Return the result of a call that was started.
+    """Return the result of a call that was started with start().
 
     :param what: the operation, as the beginning of the error.
-    :raises DeviceTimeout: the call has not ended after seconds. It continues.
+    :raises DeviceTimeout: the call did not end in time. It continues.
     """
     try:
         return future.result(seconds)
@@ -272,7 +273,7 @@ class ProgramFailed(Exception):
 
 
 def run(command: Sequence[str], seconds: float) -> str:
-    """Return the output of a program, without white space around it.
+    """Run a program, and return its output without white space around it.
 
     The program runs in a directory without Python modules. If it takes too
     long or prints too much, it is killed with all processes that it started.
@@ -320,7 +321,7 @@ def run(command: Sequence[str], seconds: float) -> str:
 
 
 def _has_ended(process, end):
-    """Wait for a process, and return whether it ends in time.
+    """Wait for a process, and return whether it ended in time.
 
     :param end: the deadline, as time.monotonic().
     """

@@ -103,10 +103,11 @@ class Failed(Exception):
 
 def change(library: Any, action: str, address: str, wanted: dict[int, Gpu],
            ) -> str:
-    """Activate or deactivate the partition of some GPUs, or only read the
-    state of the partition.
+    """Activate or deactivate the NVSwitch partition of some GPUs, or only read
+    its state.
 
-    A partition in the wanted state is not changed. A change is read back.
+    A partition in the wanted state is not changed. After a change, the state
+    is read again.
 
     :param library: libnvfm.
     :param action: ACTIVATE, DEACTIVATE or LOOK.
@@ -177,10 +178,11 @@ def _connect(library, address):
 
 
 def _find(library, handle, wanted):
-    """Find the partition of the wanted modules.
+    """Find the partition that consists of exactly the wanted modules.
 
-    :returns: the partition with exactly the wanted modules, and the other
-        partitions.
+    :returns: (the partition, all other partitions).
+    :raises Failed: not exactly one partition fits, or Fabric Manager reports
+        another GPU for a module.
     """
     found = _Partitions(_version(_Partitions))
     _check('fmGetSupportedFabricPartitions',
@@ -229,7 +231,7 @@ def _check(call, result):
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Carry out the arguments, and exit.
+    """Run the action of the command line, print the result, and exit.
 
     :param arguments: action, address of Fabric Manager, then
         <module>=<PCI address> or <module>=<PCI address>/<VF> for each GPU.

@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Read the state of GPUs of NVIDIA from BAR0, without a driver.
 
-A GPU clears its memory while it boots. One word of BAR0 reports that the GPU
-has booted, another one that the clearing has ended. Further words contain the
-modes that survive a reset. Source of all offsets and values, but of no code:
-NVIDIA/gpu-admin-tools of 2025-10-21 (82422cc, MIT), wait_for_boot(),
-wait_for_memory_clear(), get_ecc_state(), query_cc_mode_*() and
-query_mig_mode() in nvidia_gpu_tools.py, gpu/regs/*/therm.py, and
+A GPU clears its memory while it boots. One word of BAR0 shows whether the GPU
+has booted, and another one whether the clearing has ended. Further words show
+modes that survive a reset, such as ECC. Source of all offsets and values, but
+of no code: NVIDIA/gpu-admin-tools of 2025-10-21 (82422cc, MIT),
+wait_for_boot(), wait_for_memory_clear(), get_ecc_state(), query_cc_mode_*()
+and query_mig_mode() in nvidia_gpu_tools.py, gpu/regs/*/therm.py, and
 gpu/devid_chips.py. This was not tried with a card.
 """
 
@@ -133,8 +133,8 @@ def watch(read: Callable[[int], int], reset: Callable[[], None], key: str,
 
 
 def failure(key: str, watched: Watched) -> str:
-    """Return a clause why the memory of a GPU is not clear, or '' if the words
-    report that it is clear."""
+    """Return a clause with the reason why the memory of a GPU is not clear.
+    Return '' if the words of BAR0 show that it is clear."""
     milliseconds, *last = watched.seen[-1]
     for word, value in zip(REGISTERS[key].words, last):
         if not _is_read(value):
@@ -147,11 +147,11 @@ def failure(key: str, watched: Watched) -> str:
 
 
 def doubt(key: str, watched: Watched) -> str:
-    """Return a clause why the words of a GPU do not prove that its memory was
-    cleared, or '' if they do.
+    """Return a clause with a reason to doubt that a GPU has cleared its
+    memory. Return '' if the words of BAR0 prove that it has.
 
-    A word that has its final value in every reading may have kept it from the
-    boot before.
+    If a word has its final value in every reading, the value may be that of
+    the boot before the reset.
     """
     for word, values in zip(REGISTERS[key].words, _by_word(watched)):
         if all(value == word.value or not _is_read(value)
@@ -162,7 +162,7 @@ def doubt(key: str, watched: Watched) -> str:
 
 
 def words(key: str, watched: Watched) -> dict[str, list[str]]:
-    """Return the values of each word, before and after the reset."""
+    """Return name of a word -> its values before and after the reset."""
     return {f'{word.name} at {word.offset:#x}': [
         hex(value) for value in (before, *_changes(values))]
         for word, before, values in zip(

@@ -91,14 +91,14 @@ class Namespace:
                    None if metadata is None else int(metadata))
 
     def has_format_of(self, other: 'Namespace') -> bool:
-        """Return whether the known parts of the block formats are equal."""
+        """Return whether the known parts of two block formats are equal."""
         return (self.block_size == other.block_size and (
             None in (self.metadata, other.metadata)
             or self.metadata == other.metadata))
 
     def is_like(self, other: 'Namespace') -> bool:
-        """Return whether the sizes, and the known parts of the two block
-        formats, are equal."""
+        """Return whether two namespaces have the same size, and equal block
+        formats as in has_format_of()."""
         return self.blocks == other.blocks and self.has_format_of(other)
 
 
@@ -274,11 +274,11 @@ def format_namespaces(fd: int, of: str, formats: list[Namespace]) -> None:
     """Erase all namespaces that are attached to a controller.
 
     :param of: the PCI function, for errors.
-    :param formats: a block format for each namespace in the order of their
-        numbers, or [] to keep the present formats.
+    :param formats: the block format of each namespace after the erase, in the
+        order of their numbers, or [] to keep the present formats.
     :raises OSError: EOPNOTSUPP if the controller has no Format NVM or no such
         block format, EBUSY if a namespace is not attached, EINVAL if formats
-        is of another length, EIO if the controller refuses.
+        has another length, EIO if the controller refuses.
     """
     about = _able(fd, of, _OACS_FORMAT, 'Format NVM')
     supported, = struct.unpack_from('<H', about, 256)
@@ -299,11 +299,11 @@ def format_namespaces(fd: int, of: str, formats: list[Namespace]) -> None:
 
 
 def restore_namespaces(fd: int, of: str, wanted: list[Namespace]) -> None:
-    """Delete all namespaces, then create and attach the wanted namespaces.
+    """Delete all namespaces, then create and attach new ones.
 
     :param of: the PCI function, for errors.
-    :param wanted: if empty, create one of the full capacity, with the block
-        format that the first namespace had.
+    :param wanted: the new namespaces. If empty, create one of the full
+        capacity, with the block format of the previous first namespace.
     :raises OSError: EOPNOTSUPP if the controller has no Namespace Management
         or no such block format, EIO if the controller refuses.
     """
@@ -367,8 +367,8 @@ def read_secondaries(fd: int, of: str) -> list[Secondary]:
 
 
 def _namespaces_of(controller, attached):
-    """Return the namespaces of a controller or None if unknown, and the other
-    controllers that share a namespace with it.
+    """Return the namespaces of a controller, and the other controllers that
+    share a namespace with it. The namespaces are None if they are unknown.
 
     :param attached: number of a namespace -> the controllers to which it is
         attached, or None if unknown.
@@ -411,7 +411,8 @@ def set_online(fd: int, controller: int, queues: int,
 
 
 def private_namespaces(fd: int, of: str, controller: int) -> list[int]:
-    """Return the numbers of the namespaces of a secondary controller.
+    """Return the numbers of a secondary controller's namespaces. The primary
+    controller may share a namespace, but no other controller may.
 
     :param of: the PCI function, for errors.
     :raises OSError: EOPNOTSUPP if the primary controller has no Namespace
@@ -433,12 +434,12 @@ def private_namespaces(fd: int, of: str, controller: int) -> list[int]:
 
 
 def format_of_secondary(fd: int, of: str, namespaces: list[int]) -> None:
-    """Erase namespaces of a secondary controller by the primary controller.
+    """Erase namespaces of a secondary controller by its primary controller.
 
-    If the primary controller accepts the command only for its own namespaces,
-    each namespace is attached to it meanwhile, which the namespace must allow
-    (NMIC). The secondary controller always stays attached, even if the process
-    is killed.
+    Some primary controllers accept the command only for their own namespaces.
+    Then each namespace is attached to the primary controller meanwhile, which
+    the namespace must permit (NMIC). The namespace always stays attached to
+    the secondary controller, even if the process is killed.
 
     :param of: the PCI function, for errors.
     :raises OSError: EOPNOTSUPP if the primary controller has no Format NVM or
@@ -467,10 +468,11 @@ def format_of_secondary(fd: int, of: str, namespaces: list[int]) -> None:
 # Commands
 
 def _able(fd, of, bit, what) -> bytes:
-    """Return the Identify data of a controller.
+    """Return the Identify data of a controller that has an optional command.
 
-    :raises OSError: EOPNOTSUPP if the controller lacks the optional command
-        (bit of OACS, what in the error).
+    :param bit: the bit of the command in OACS.
+    :param what: name of the command, for the error.
+    :raises OSError: EOPNOTSUPP if the controller lacks the command.
     """
     about = _identify(fd, _CNS_CONTROLLER)
     supported, = struct.unpack_from('<H', about, 256)
@@ -480,8 +482,8 @@ def _able(fd, of, bit, what) -> bytes:
 
 
 def _format(fd, number, page, about, index):
-    """Format a namespace. If the block format stays the same, the protection
-    of the namespace also stays."""
+    """Erase a namespace with Format NVM. If the block format stays the same,
+    so does the protection information of the namespace."""
     erase = (_CRYPTOGRAPHIC_ERASE if about[524] & _FNA_CRYPTOGRAPHIC
              else _USER_DATA_ERASE)
     used = _used_index(page)
@@ -531,7 +533,8 @@ def _block_format(page, index) -> tuple[int, int]:
 
 
 def _format_index(page, wanted, of) -> int:
-    """Return the index of a block format. Unknown metadata counts as none."""
+    """Return the index of a block format in the Identify data of a namespace.
+    If the wanted size of metadata is unknown, it counts as 0."""
     for index in range(min(page[25], 63) + 1):
         metadata, exponent = struct.unpack_from('<HB', page, 128 + 4 * index)
         if (1 << exponent, metadata) == (wanted.block_size,
@@ -542,8 +545,8 @@ def _format_index(page, wanted, of) -> int:
 
 
 def _namespaces(fd, cns) -> list[int]:
-    """Return the numbers of namespaces, in order. They are read in lists of up
-    to 1024."""
+    """Return the numbers of namespaces, in ascending order. Several lists of
+    up to 1024 numbers are read if needed."""
     found: list[int] = []
     while True:
         last = found[-1] if found else 0

@@ -60,8 +60,9 @@ def address(text: str) -> str:
 
 
 def from_lspci(text: str) -> str:
-    """Convert an address of lspci, or a name of a region that begins with one,
-    to the form of sysfs. Return any other text unchanged.
+    """Convert an address as lspci writes it to the form of sysfs. In a name of
+    a region, convert the address at its beginning. Return any other text
+    unchanged.
 
     lspci omits the domain if all devices of the machine are in 0000.
     """
@@ -72,9 +73,9 @@ def from_lspci(text: str) -> str:
 
 
 def addresses(option: str, texts: Iterable[str]) -> frozenset[str]:
-    """Return the PCI addresses that an option names.
+    """Return the PCI addresses in the value of an option.
 
-    :param option: its name in errors, ``[accel] fixed_devices``.
+    :param option: name of the option for errors, ``[accel] fixed_devices``.
     :raises ConfigurationError: one of the texts is not a PCI address.
     """
     result = set()
@@ -89,7 +90,8 @@ def addresses(option: str, texts: Iterable[str]) -> frozenset[str]:
 
 
 def moved(function: str, card: str, now: str) -> str:
-    """Return the present address of a function of a card that has moved.
+    """Return the present address of a function whose card has moved to another
+    address.
 
     The functions and VFs of a card are at fixed distances in the numbers of
     bus, device and function (PCI Express Base Specification, routing IDs).
@@ -177,18 +179,19 @@ def bridges(kernel, function: str) -> tuple[str, ...]:
 
 
 def ports(kernel, function: str) -> str:
-    """Return the path of ports to a function, which identifies its slot.
+    """Return a name of the slot of a function: the path of ports to the
+    function.
 
-    It has the root complex, and the device and function number of each bridge
-    and of the function. It has no bus numbers, because firmware and kernel
-    assign these at each boot, in the order in which they find bridges. A VF
-    has the path of its PF, and its distance from it. The root complex has the
-    path that ACPI gives it (firmware_node/path; sysfs-devices-firmware_node
-    and sysfs-bus-acpi in Documentation/ABI/testing of Linux), or its name on
-    hosts without ACPI.
+    The path consists of the root complex, and the device and function numbers
+    of each bridge and of the function. It omits the bus numbers, because
+    firmware and kernel assign them at each boot, in the order in which they
+    find bridges. The path of a VF is that of its PF, followed by the distance
+    between the two. The root complex is named as in ACPI (firmware_node/path;
+    sysfs-devices-firmware_node and sysfs-bus-acpi in Documentation/ABI/testing
+    of Linux), or as in sysfs on hosts without ACPI.
 
-    :returns: '\\_SB_.PC00/01.0/00.0', or 'pci0000:00/01.0/00.0'; '' if the
-        kernel does not show it.
+    :returns: for example '\\_SB_.PC00/01.0/00.0', or 'pci0000:00/01.0/00.0';
+        '' if the kernel does not show the path.
     """
     above = bridges(kernel, function)
     if not above:
@@ -206,15 +209,16 @@ def ports(kernel, function: str) -> str:
 
 
 def below_root(above: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the bridges below the last root complex, the root port first. A
-    root complex can be below a function (Intel's VMD)."""
+    """Return the bridges between a function and the closest root complex above
+    it, the root port first. Intel's VMD is a function above a root complex."""
     roots = [number for number, name in enumerate(above)
              if name.startswith('pci')]
     return above[roots[-1] + 1:] if roots else above
 
 
 def ports_between(above: tuple[str, ...], switch: str) -> tuple[str, ...]:
-    """Return the downstream ports between a switch and a function below it.
+    """Return the downstream ports on the way from a switch to a function below
+    it, including the port of the switch itself.
 
     :param above: bridges() of the function.
     :param switch: one of switches().
@@ -223,8 +227,8 @@ def ports_between(above: tuple[str, ...], switch: str) -> tuple[str, ...]:
 
 
 def switches(above: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the upstream ports of the switches among bridges(), the widest
-    first.
+    """Return the upstream ports of the switches above a function, that of the
+    uppermost switch first.
 
     A switch consists of two bridges, one below the other. The last bridge of
     bridges() is the port to the function. NCCL walks up in the same way
@@ -292,15 +296,16 @@ def can_have_vfs(kernel, function: str) -> bool:
 def answers(kernel, function: str) -> bool:
     """Return whether the configuration space of a PF can be read.
 
-    A device that fell off the bus reads as all ones, while the attribute
-    ``vendor`` still has the value from boot. Not for VFs, which read 0xffff by
-    the SR-IOV specification.
+    If a device fell off the bus, each byte of its configuration space reads as
+    0xff, while the attribute ``vendor`` keeps the value from boot. This
+    function is not for VFs, whose ids read as 0xffff by the SR-IOV
+    specification.
     """
     return kernel.read_bytes(path(function, 'config'), 2) != b'\xff\xff'
 
 
 def has_lost_vfs(kernel, function: str) -> bool:
-    """Return whether the VFs that sysfs shows for a PF do not answer any more.
+    """Return whether sysfs shows VFs of a PF that no longer answer.
 
     A failed reset of a PF disables the VFs, but sriov_numvfs still counts
     them. Only a successful reset restores the VFs (sriov_restore_state() in
@@ -336,10 +341,11 @@ def group_members(kernel, function: str) -> list[str] | None:
 
 
 def obstacle(kernel, function: str, companions=()) -> str:
-    """Return why VFIO would refuse to give the function to a guest, or ''.
+    """Return the reason why the function cannot be given to a guest by VFIO,
+    and the remedy. Return '' if it can.
 
-    VFIO accepts a function only if no other member of its IOMMU group is
-    bound to a driver of the host.
+    VFIO accepts a function only if no other member of its IOMMU group is bound
+    to a driver of the host.
 
     :param companions: functions that the guest gets as well.
     """
@@ -388,10 +394,11 @@ def siblings(kernel, function: str) -> list[str]:
 
 
 def _on_bus(kernel, function: str) -> list[str]:
-    """Return the other functions of the same bus.
+    """Return the other functions on the bus of a function.
 
-    They are in the directory of the bridge above, with VFs of other buses
-    (virtfn_add_bus() in drivers/pci/iov.c of Linux).
+    The directory of the bridge above has these functions. It also has VFs on
+    other buses, which are omitted (virtfn_add_bus() in drivers/pci/iov.c of
+    Linux).
     """
     above = os.path.dirname(kernel.readlink(path(function)))
     bus = function.rpartition(':')[0]
@@ -402,14 +409,15 @@ def _on_bus(kernel, function: str) -> list[str]:
 
 
 def reset_methods(kernel, function: str) -> tuple[str, ...]:
-    """Return the reset methods of a function, in the kernel's order.
+    """Return the reset methods that work for a function, in the kernel's
+    order.
 
-    Resets of a whole bus are omitted if the bus has other functions: the
-    kernel lists them for the first function that it finds there, but refuses
-    them later (pci_reset_bus_function() of Linux).
+    A reset of the whole bus is omitted if the bus has other functions. The
+    kernel refuses such a reset, although it lists the method for the first
+    function that it finds on the bus (pci_reset_bus_function() of Linux).
 
-    :returns: names as in the attribute reset_method; ('any',) from kernels
-        before 5.15, which do not name them; () if it cannot be reset.
+    :returns: names as in the attribute reset_method. ('any',) from kernels
+        before 5.15, which do not name the methods. () if no method works.
     """
     try:
         methods = tuple(kernel.read(path(function, 'reset_method')).split())

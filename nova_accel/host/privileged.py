@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Define all privileged functions of nova_accel, and building blocks for those
-of other packages.
+"""Define all privileged functions of nova_accel, and helpers with which other
+packages define theirs.
 
 Each function checks its arguments itself, because the calling process may be
 compromised. A caller names hardware by PCI address and number only; the
@@ -123,8 +123,8 @@ def credentials_for_processes() -> tuple:
 
 
 def credentials_here() -> tuple[int, int]:
-    """Return the effective user id and capabilities (a bit mask) with which
-    calls run. The capabilities are those of this thread. Source: proc(5)."""
+    """Return the effective user id and the capabilities (a bit mask) of this
+    thread, with which privileged calls run. Source: proc(5)."""
     with open('/proc/thread-self/status', encoding='ascii') as file:
         mask, = [int(line.split()[1], 16) for line in file
                  if line.startswith('CapEff:')]
@@ -134,13 +134,14 @@ def credentials_here() -> tuple[int, int]:
 @privsep.ctx.entrypoint
 def program_dfl_port(pf: str, port: int, path: str, offset: int,
                      size: int) -> None:
-    """Reconfigure a port from a part of a file; block until done.
+    """Reconfigure a port with the bitstream in a part of a file. Blocks until
+    the end.
 
     :param pf: PCI address of the function with the FME.
     :param port: the id of the port.
     :param path: absolute path of the bitstream file.
-    :param offset: start of the part for the hardware, bytes.
-    :param size: length of that part, bytes.
+    :param offset: start of the bitstream in the file, bytes.
+    :param size: length of the bitstream, bytes.
     :raises OSError: EIO if the hardware refused (the manager's status has the
         cause), ETIMEDOUT if it did not finish, EBUSY if another process
         programs the card, ENODEV if the function has no FME.
@@ -196,8 +197,9 @@ def _move_port(request, pf, port):
 
 @privsep.ctx.entrypoint
 def reset_dfl_port(function: str, port: int) -> None:
-    """Reset the user logic of a port: its registers and running operations,
-    but neither its function nor the memory of the card.
+    """Reset the user logic of a port. The reset clears registers and ends
+    running operations, but keeps the port's function and the memory of the
+    card.
 
     Source: DFL_FPGA_PORT_RESET in include/uapi/linux/fpga-dfl.h of Linux.
 
@@ -224,15 +226,15 @@ def _ports(function, port) -> list[str]:
 
 @privsep.ctx.entrypoint
 def read_afu(function: str) -> str:
-    """Return the id of the AFU whose registers a function has.
+    """Return the id of the AFU in a function, from the AFU's registers.
 
     For a function that no driver shows as a port. Source: DFH, GUID_L and
     GUID_H at the begin of memory region 0, in drivers/fpga/dfl.h of Linux;
     resource0 in Documentation/PCI/sysfs-pci.rst.
 
     :returns: 32 hex digits.
-    :raises OSError: ENODEV when no AFU is there, or it does not answer;
-        EPERM when the kernel is locked down.
+    :raises OSError: ENODEV when the registers are not those of an AFU, or do
+        not answer; EPERM when the kernel is locked down.
     """
     check_function(function)
     fd = os.open(f'{SYS}/bus/pci/devices/{function}/resource0',
@@ -263,16 +265,17 @@ def clear_dfl_port_errors(function: str, port: int) -> None:
 
 @privsep.ctx.entrypoint
 def program_xclbin(function: str, path: str, size: int) -> None:
-    """Program the user partition of a card under XRT; block until done.
+    """Program the user partition of a card under XRT. Blocks until the end.
 
     :param function: PCI address of the management function.
     :param path: absolute path of the xclbin file.
-    :param size: its length according to its header, bytes.
-    :raises OSError: EINVAL or ENOENT when the file is for another shell,
-        EOPNOTSUPP for the same with a shell without UUIDs, EKEYREJECTED for its
-        signature, EBUSY while the present function is in use, ENOTTY when the
-        card is not ready, ENODEV when it has no device node, EIO and others
-        when the card failed. Source: icap.c and mgmt-ioctl.c of XRT's xclmgmt.
+    :param size: size of the file according to its header, bytes.
+    :raises OSError: the card or its driver refused. EINVAL or ENOENT: the file
+        is for another shell. EOPNOTSUPP: the same, if the shell has no UUIDs.
+        EKEYREJECTED: the signature is not accepted. EBUSY: the present
+        function is in use. ENOTTY: the card is not ready. ENODEV: it has no
+        device node. EIO and others: the card failed. Source: icap.c and
+        mgmt-ioctl.c of XRT's xclmgmt.
     """
     check_function(function)
     with mapped(path, 0, size) as start:
@@ -313,14 +316,15 @@ def bind(function: str, driver: str, drivers: Collection[str]) -> None:
 
 @privsep.ctx.entrypoint
 def set_numvfs(pf: str, count: int, probe: bool = True) -> None:
-    """Enable count VFs; 0 disables all.
+    """Set the number of VFs of a PF. To change a number above 0, first set 0.
 
-    :param probe: whether the kernel binds the VFs to a driver of the host,
-        also when a guest returns one (sriov_drivers_autoprobe in
+    :param count: number of VFs; 0 disables all.
+    :param probe: whether the kernel binds VFs to a driver of the host: new
+        VFs, and later VFs that a guest returns (sriov_drivers_autoprobe in
         Documentation/ABI/testing/sysfs-bus-pci of Linux).
 
-    :raises OSError: EBUSY when another number is enabled, EINVAL when a
-        DFL card has fewer released ports.
+    :raises OSError: EBUSY when another number is enabled, EINVAL when a DFL
+        card has fewer released ports.
     """
     check_function(pf)
     check_number('count', count, MAX_VFS)
@@ -364,10 +368,10 @@ def close_mailbox(function: str, requests: int, opens: int = 0) -> None:
     Source: mgmt-sysfs.c and req_is_disabled() in mailbox.c of XRT.
 
     :param function: PCI address of the management function.
-    :param requests: a bit for each, by the numbers of mailbox_proto.h.
-    :param opens: privileged.FETCHED_REQUESTS, or none. Allowed only if xclmgmt
-        ignores the other data in these requests.
-    :raises OSError: ENOENT when its driver has no such setting.
+    :param requests: bit mask; the numbers of its bits are in mailbox_proto.h.
+    :param opens: bit mask of requests to accept: 0, or FETCHED_REQUESTS if
+        xclmgmt takes nothing but a UUID from them.
+    :raises OSError: ENOENT when the driver has no such setting.
     """
     check_function(function)
     check_number('set of requests', requests, (1 << 64) - 1)
@@ -477,12 +481,12 @@ def read_signatures(function: str) -> list:
 
 
 def _has_data(fd) -> bool:
-    """Return whether samples of a disk differ from an erased one.
+    """Return whether a disk has data, according to samples.
 
-    A deallocated block reads as zeros or as ones (NVM Express NVM Command Set,
-    DLFEAT). Samples are the first and the last MiB, where every signature of
-    libblkid is, apart from copies (util-linux, libblkid/src/superblocks), and
-    4 KiB at 254 places between them.
+    Blocks without data read as zeros or as ones (NVM Express NVM Command Set,
+    DLFEAT). The samples are the first and the last MiB, where libblkid expects
+    all signatures apart from copies (util-linux, libblkid/src/superblocks),
+    and 4 KiB at 254 places between them.
     """
     size = os.lseek(fd, 0, os.SEEK_END)
     places = [(0, _END), (max(0, size - _END), _END)] + [
@@ -547,7 +551,8 @@ def read_device_serial(function: str) -> str:
 
 @privsep.disks.entrypoint
 def read_acs(function: str) -> int | None:
-    """Return how a port treats traffic on the way to another port.
+    """Return how a port treats requests from a device below it to another
+    port.
 
     :returns: the control register of ACS, or None without ACS.
     :raises OSError: its configuration space cannot be read.
@@ -561,8 +566,8 @@ def _capability(function, number) -> bytes:
     """Return the first eight bytes of an extended capability, or b'' if the
     function does not have it.
 
-    Beyond its first 64 bytes the kernel shows the configuration space to
-    CAP_SYS_ADMIN only (pci_read_config() of Linux).
+    The kernel shows all but the first 64 bytes of the configuration space only
+    to processes with CAP_SYS_ADMIN (pci_read_config() of Linux).
     """
     check_function(function)
     with open(f'{SYS}/bus/pci/devices/{function}/config', 'rb') as file:
@@ -730,8 +735,10 @@ _DEAD = errno.ENXIO, errno.ENODEV, errno.ENOENT, errno.EIO
 
 @contextlib.contextmanager
 def _disks_held(*functions):
-    """Hold the disks behind functions that are unbound or reset, to ensure
-    that not even a bug of nova-compute removes a disk under a file system.
+    """Keep the disks of functions open exclusively, inside the context.
+
+    The caller unbinds or resets these functions. Hence not even
+    a bug of nova-compute removes a disk under a file system.
 
     :raises OSError: EBUSY if a disk is used.
     """
@@ -743,10 +750,10 @@ def _disks_held(*functions):
 
 
 def _hold_disks(function, stack, namespaces=None):
-    """Open each disk of a function exclusively.
+    """Open each disk of a function exclusively, until ``stack`` is closed.
 
-    :param namespaces: only NVMe disks with these namespace numbers.
-
+    :param namespaces: numbers of the only NVMe namespaces whose disks are
+        opened, or None for all disks.
     :raises OSError: EBUSY when a disk, or a part of it, is mounted or
         otherwise held.
     """
@@ -755,11 +762,11 @@ def _hold_disks(function, stack, namespaces=None):
 
 def _open_disks(function, stack, flags, namespaces=None, skipped=(),
                 ) -> dict[str, int]:
-    """Open each disk of a function.
+    """Open each disk of a function, until ``stack`` is closed.
 
     :param namespaces: see _hold_disks().
-    :param skipped: errors of open() that disks may have.
-    :returns: name -> file descriptor.
+    :param skipped: errno values of open(), with which a disk is left out.
+    :returns: name of the disk -> file descriptor.
     """
     block = f'{SYS}/class/block'
     places = {name: f'{os.path.realpath(f"{block}/{name}")}/'
@@ -839,16 +846,17 @@ def _fme(pf):
 def device_node(pattern: str, name: re.Pattern, of: str,
                 kind: Callable[[int], bool] = stat.S_ISCHR,
                 flags: int = os.O_RDWR) -> Iterator[int]:
-    """Open the device node of the only such device of a function.
+    """Open the device node of a function's only device of some kind, and yield
+    the file descriptor.
 
-    Yields its file descriptor. The numbers in names change each time the
-    driver is bound, so the node must have the device number in sysfs.
+    The driver numbers its devices again each time it is bound. Hence the node
+    must have the device number that sysfs shows.
 
     :param pattern: path of the device in sysfs, with wildcards.
     :param name: regular expression for the name of the device.
     :param of: the function, for errors.
-    :raises OSError: ENODEV when the function does not have exactly one such
-        device, or the node belongs to another one.
+    :raises OSError: ENODEV when not exactly one device matches, or the node is
+        that of another device.
     """
     found = [path for path in glob.glob(pattern)
              if name.fullmatch(os.path.basename(path))]
@@ -869,17 +877,17 @@ def device_node(pattern: str, name: re.Pattern, of: str,
 
 @contextlib.contextmanager
 def mapped(path: str, offset: int, size: int):
-    """Map a part of a bitstream file and yield its address in memory.
+    """Map a part of a bitstream file into memory, and yield its address.
 
-    The pages are those of the page cache: a large bitstream is not copied.
-    Privileged functions of other packages use it, too, because it checks the
-    path.
+    A large bitstream is not copied, because the mapping has the pages of the
+    page cache. Privileged functions of other packages use this as well,
+    because it checks the path.
 
     :param offset: start of the part in bytes. Offset and size are limited to
         [accel] bitstream_max_size, and must be below 4 GiB.
     :raises OSError: the file is not in [accel] bitstream_cache, cannot be
-        opened, is a link, is not a regular file, or is shorter; a number is
-        too large.
+        opened, is a link, is not a regular file, or is too short; or a number
+        is too large.
     """
     limit = min(CONF.accel.bitstream_max_size << 20, 0xffffffff)
     check_number('offset', offset, limit)

@@ -1,10 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Find the processes of the host that have device nodes of a function open.
 
-When a function is unbound, its driver may wait for the last close without a
-limit: nvidia does (nv_pci_remove() in nv-pci.c of its open kernel modules), and
-sound (snd_card_free() of Linux). libvirt would wait as well. Therefore
-nova-compute asks which processes have a node open before it unbinds a function.
+When a function is unbound, some drivers wait without a limit until all
+processes have closed its nodes: nvidia (nv_pci_remove() in nv-pci.c of its
+open kernel modules), and sound (snd_card_free() of Linux). libvirt, which
+unbinds the function, would wait as well. Hence nova-compute searches for such
+processes first.
 """
 
 from collections.abc import Iterable
@@ -45,12 +46,12 @@ def named(found: Iterable[Process]) -> str:
 
 def keeping(kernel, device: model.Device, handle: model.AttachHandle,
             attempts: int = _ATTEMPTS) -> str:
-    """Return a clause with the processes that block unbinding a handle from
-    the host's drivers.
+    """Return a clause with the processes that keep drivers of the host from
+    releasing the functions of a handle.
 
-    :param attempts: how often to ask while a process has a node open, because
-        a tool such as nvidia-smi ends soon.
-    :returns: '' if no process blocks, or if the processes cannot be read.
+    :param attempts: how often to search for such processes. A tool such as
+        nvidia-smi soon ends, and is then no obstacle.
+    :returns: '' if no such process was found, or if processes cannot be read.
     """
     found: list[Process] = []
     with contextlib.suppress(OSError):
@@ -66,8 +67,8 @@ def keeping(kernel, device: model.Device, handle: model.AttachHandle,
 
 def of_host(kernel, device: model.Device, handle: model.AttachHandle,
             ) -> list[str]:
-    """Return the functions of a handle, and of the slot of a device, that are
-    bound to drivers of the host.
+    """Return the functions that drivers of the host have, among those of a
+    handle and the other functions in the slot of its device.
 
     :raises OSError: sysfs cannot be read.
     """
@@ -76,10 +77,11 @@ def of_host(kernel, device: model.Device, handle: model.AttachHandle,
 
 
 def take(kernel, handle: model.AttachHandle) -> None:
-    """Take the functions of a handle from the host's drivers.
+    """Unbind the functions of a handle from drivers of the host, for a guest.
 
-    libvirt binds them to VFIO, and has the kernel choose their drivers again
-    when the guest ends. May block while a process has a function open.
+    libvirt then binds the functions to VFIO. When the guest ends, libvirt lets
+    the kernel choose their drivers again. This function may block while a
+    process has a function open.
 
     :raises OSError: the kernel refuses.
     """
@@ -88,7 +90,7 @@ def take(kernel, handle: model.AttachHandle) -> None:
 
 
 def is_taken(kernel, handle: model.AttachHandle) -> bool:
-    """Return whether no driver of the host has a function of a handle.
+    """Return whether no function of a handle is bound to a driver of the host.
 
     :raises OSError: sysfs cannot be read.
     """
@@ -104,8 +106,8 @@ def _of_host(kernel, handle) -> list[str]:
 
 
 def restore_drivers(kernel, handle: model.AttachHandle) -> None:
-    """Let the kernel choose drivers for functions without one, for example
-    after take(), if libvirt has not done so.
+    """Let the kernel choose drivers for functions of a handle that have none.
+    They have none after take() if libvirt has not bound them again.
 
     :raises OSError: the kernel refuses.
     """

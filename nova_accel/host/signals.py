@@ -40,10 +40,11 @@ class Waker:
         self._ends: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """Start the thread, unless another library has set a wakeup.
+        """Start the thread that wakes the main thread.
 
-        Does nothing outside of the main thread. Does nothing under eventlet
-        either, because the hub of the main thread waits with a limit.
+        Do nothing if another library has called signal.set_wakeup_fd(), or if
+        the calling thread is not the main thread. Do nothing under eventlet
+        either, because its hub in the main thread waits with a time limit.
         """
         patcher = sys.modules.get('eventlet.patcher')
         if (self._ends or threading.current_thread()

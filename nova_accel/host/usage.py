@@ -14,7 +14,8 @@ _UP = 0x1
 
 
 def usage(kernel, function: str) -> str:
-    """Return a clause how the host uses a function, or '' without a use.
+    """Return a clause that describes how the host uses a function. Return ''
+    if it does not use the function.
 
     :param function: PCI address.
     :raises OSError: an attribute cannot be read.

@@ -1,15 +1,16 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Determine which devices can move with a guest in a live migration.
 
-QEMU asks the VFIO driver of a device twice: whether it saves and loads the
-state of the device (VFIO_DEVICE_FEATURE_MIGRATION), and whether it logs which
-memory the device has written meanwhile (VFIO_DEVICE_FEATURE_DMA_LOGGING). The
-IOMMU can do the latter too, for devices that QEMU opens by iommufd
-(virt.live_migration). nova-compute cannot ask the driver, because only a
-process that has opened the device gets an answer. Opening resets a function,
-and is possible only while no guest has it (a vGPU of NVIDIA even requires a
-guest). Hence this module lists the answers of each driver. If a driver answers
-differently, libvirt refuses before a guest moves.
+QEMU asks the VFIO driver of a device two questions: whether it saves and loads
+the state of the device (VFIO_DEVICE_FEATURE_MIGRATION), and whether it logs
+which memory the device has written meanwhile
+(VFIO_DEVICE_FEATURE_DMA_LOGGING). The IOMMU can log writes, too, for devices
+that QEMU opens by iommufd (virt.live_migration). nova-compute cannot ask the
+driver, because only a process that has opened the device gets an answer.
+Opening resets the function, and is possible only while no guest has it (a vGPU
+of NVIDIA even requires a guest). Hence this module contains the known answers
+of each driver. If a driver answers differently, libvirt refuses the migration
+before the guest moves.
 """
 
 from collections.abc import Iterable
@@ -51,11 +52,12 @@ _BANDWIDTH = 10 ** 10 / 8 / 2 ** 20
 
 def migrates(kernel, handle: model.AttachHandle, device: str,
              ) -> tuple[str, str]:
-    """Return whether the state of a handle can move to another host.
+    """Return by which driver the state of a handle can move to another host,
+    or why it cannot.
 
     :param device: address of the device.
     :returns: (driver with version, ''), for example ('nvidia 550.54.16', ''),
-        or ('', reason) if it cannot move.
+        or ('', reason) if the state cannot move.
     """
     if len(handle.functions) > 1:
         return '', (f'it is {len(handle.functions)} functions, whose states '
@@ -82,8 +84,8 @@ def migrates(kernel, handle: model.AttachHandle, device: str,
 
 def shared_groups(kernel, device: model.Device,
                   ) -> tuple[tuple[str, ...], ...]:
-    """Return the members of the IOMMU groups of a device and of its VFs, for
-    groups with more than one handle."""
+    """Return the members of each IOMMU group that a handle of a device shares
+    with a function outside of the handle."""
     found = set()
     for own in _units(kernel, device):
         for function in own:
@@ -95,8 +97,8 @@ def shared_groups(kernel, device: model.Device,
 
 
 def _units(kernel, device) -> list[set[str]]:
-    """Return a set with the functions of each handle of a device, and a set
-    for each of its functions without a handle."""
+    """Return the sets of functions that are allocated together: the functions
+    of a handle, or a single PF or VF without a handle."""
     found = [{*handle.addresses} for handle in device.all_handles
              if handle.type is model.HandleType.PCI]
     with contextlib.suppress(OSError):
@@ -117,16 +119,17 @@ def is_open(kernel, handle: model.AttachHandle) -> bool:
 
 def opened(kernel, handle: model.AttachHandle,
            others: Iterable[str] = ()) -> str:
-    """Return the first function of a handle, or of others, that a process has
-    open by VFIO, or ''.
+    """Return the first function, of a handle or of others, that a process has
+    open by VFIO. Return '' if no process has one open.
 
     vfio-pci and its variants enable a function that is opened
-    (vfio_pci_core_enable() of Linux), but a driver of the host may have left it
-    enabled. A group can be opened once: vfio_group_fops_open() in
-    drivers/vfio/group.c refuses it with EBUSY while a process has the group
-    open, or a device of it by /dev/vfio/devices (vfio_device_block_group(),
-    Linux 6.6). If the group has no node, for example without CONFIG_VFIO_GROUP,
-    the processes with an open node of the function are searched.
+    (vfio_pci_core_enable() of Linux), but a driver of the host may have left
+    it enabled. Hence the group of an enabled function is opened:
+    vfio_group_fops_open() in drivers/vfio/group.c refuses this with EBUSY
+    while a process has the group open, or a device of it by /dev/vfio/devices
+    (vfio_device_block_group(), Linux 6.6). If the group has no node, for
+    example without CONFIG_VFIO_GROUP, the processes with an open node of the
+    function are searched.
 
     :param others: the other functions in the IOMMU groups of the handle.
     """
@@ -175,7 +178,8 @@ def check_not_in_use(kernel, handles: Iterable[model.AttachHandle],
 
 
 def is_by_iommu(migrates_by: str) -> bool:
-    """Return whether a device migrates because the IOMMU logs its writes.
+    """Return whether a device can migrate only because the IOMMU logs its
+    writes to memory.
 
     :param migrates_by: model.Device.migrates_by.
     """
@@ -183,21 +187,21 @@ def is_by_iommu(migrates_by: str) -> bool:
 
 
 def versions(migrates_by: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the versions of libvirt and QEMU that can move the state of a
-    device."""
+    """Return the oldest versions of libvirt and QEMU that can move the state
+    of a device."""
     return IOMMUFD_VERSIONS if is_by_iommu(migrates_by) else VERSIONS
 
 
 def named(both: Iterable[Iterable[int]]) -> str:
-    """Return versions of libvirt and QEMU as words."""
+    """Return the versions as text, like 'libvirt 10.0.0 and QEMU 9.1.0'."""
     return ' and '.join(
         f'{name} {".".join(map(str, version))}' for name, version
         in zip(('libvirt', 'QEMU'), both))
 
 
 def seconds_to_copy(memory: int, bandwidth: int) -> float:
-    """Return the maximum number of seconds for which a guest is paused while
-    the memory of its devices is copied.
+    """Return for how many seconds a guest may be paused while the memory of
+    its devices is copied.
 
     :param memory: MiB.
     :param bandwidth: MiB/s, as [libvirt] live_migration_bandwidth; 0 means no
@@ -220,10 +224,10 @@ def _driver(kernel, handle, device) -> str:
 
 
 def driver_of_types(names: Iterable[str]) -> str:
-    """Return the kernel module that creates mediated devices of types with
-    these names, or '' without names.
+    """Return the kernel module that creates mediated devices of these types,
+    or '' without types.
 
-    The names begin with the name of the module (mdev_type_add() in
+    The name of a type begins with the name of the module (mdev_type_add() in
     drivers/vfio/mdev/mdev_sysfs.c of Linux).
     """
     return min(names, default='').partition('-')[0]
