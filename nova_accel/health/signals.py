@@ -1,13 +1,14 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Define the health signals and their consequences for devices. Pure.
 
-A guest can cause some signals: it can write the error masks and the error
+A guest can cause some signals. It can write the error masks and the error
 status of its device, and provoke requests that the device refuses
 (vfio_pci_config.c of Linux 6.12: the AER capability is not virtualized). A
-guest with the whole device can also take its link down, for example by a reset
-that the host does not see. A finding of such a signal (see Cause) is at most
-SUSPECT while the server has the device, and ends with the reset after the
-server. Later readings decide again.
+guest with the whole device can also take the device's link down, for example
+by a reset that the host does not see. Hence a finding of a signal that the
+guest can cause (see Cause) is at most SUSPECT while the server has the device,
+and ends with the reset after the server. Later readings show whether the
+device is well.
 """
 
 from collections.abc import Mapping
@@ -111,10 +112,11 @@ class Signal(typing.NamedTuple):
     recovers: bool = False
 
     def state(self, is_held: bool, is_whole: bool) -> State:
-        """Return the state of a device with a finding of this signal.
+        """Return the state that a finding of this signal gives a device.
 
         :param is_held: whether a server has the device or a part of it.
-        :param is_whole: whether a server has a whole function of the slot.
+        :param is_whole: whether a server has a whole function of the slot, and
+            hence may be the cause of the signal.
         """
         state = self.held if is_held else self.free
         if is_whole and self.cause is Cause.WHOLE:
@@ -232,7 +234,7 @@ def is_off() -> bool:
 
 
 def acts() -> bool:
-    """Return whether findings are also reported to Placement and owners."""
+    """Return whether findings of a signal change Placement and metadata."""
     return Mode.ACT in modes().values()
 
 
@@ -240,12 +242,12 @@ def state_of(is_gone: bool, is_withheld: bool, suspect: bool, is_read: bool,
              is_given_whole: bool) -> State:
     """Return the state of a device from its holds and findings.
 
-    :param is_gone: whether its driver does not find it.
+    :param is_gone: whether the device's driver does not find it.
     :param is_withheld: whether the whole device has a hold.
-    :param suspect: whether a finding makes it suspect.
-    :param is_read: whether its signals could be read at the last look.
-    :param is_given_whole: whether a server has the device itself, not only a
-        VF, a region or a vGPU: then only the bus can be read.
+    :param suspect: whether the device is suspect because of a finding.
+    :param is_read: whether its signals could be read in the last round.
+    :param is_given_whole: whether a server has the whole device, not only a
+        VF, a region or a vGPU. Then only the bus can be read.
     """
     if is_gone:
         return State.GONE

@@ -2,10 +2,11 @@
 """Turn readings of all devices into findings, round by round. No I/O.
 
 A *round* reads all signals of all devices. A *glance* is a round that reads
-only some signals (inventory.looks); several glances lie between two full
-rounds. The least growth of a counter, and the limit on devices that fail
-together, are measured from one full round to the next. A *level* is a state
-that is read, neither a counter nor an event.
+only some signals (inventory.looks). There are several glances between two full
+rounds. Two limits are counted from one full round to the next: the least
+growth of a counter that is a finding, and the number of devices that may fail
+together. A *level* is a signal that shows a present state, unlike a counter or
+an event.
 
 =====================  ================================  ===================
 A finding              begins with                       ends with
@@ -97,8 +98,9 @@ class _Known:
 
 
 def may_be_the_host(bad: int, alike: int) -> bool:
-    """Return whether the host may be the cause of devices being bad: at least
-    half of the devices of a kind, and more than one, are.
+    """Return whether the host may be the cause of bad devices, rather than the
+    devices. This is assumed if at least two devices, and at least half of
+    their kind, are bad.
 
     :param bad: number of bad devices.
     :param alike: number of all devices of their kind.
@@ -123,15 +125,16 @@ class Watch:
         self._turned: dict[tuple[str, str], dict[str, None]] = {}
 
     def begin(self) -> None:
-        """Announce that devices are read from now on, for the next round."""
+        """Begin to read the devices for the next round."""
         self._looks += 1
 
     def restart_counters(self, address: str, is_reset: bool) -> None:
         """Drop the findings of counters and events of a device.
 
         A reset causes errors, and errors that a server has caused must not
-        withhold the device from other servers. Ignore the next reading, and
-        also the one after it if a look runs now: counters restart from there.
+        withhold the device from other servers. Hence the next reading is
+        ignored, and also the one after it if devices are being read now. The
+        counters restart from there.
 
         :param is_reset: whether the whole device was reset. If not, findings
             that no server can cause stay.
@@ -142,8 +145,8 @@ class Watch:
         self._events.pop(address, None)
 
     def is_current(self, address: str) -> bool:
-        """Return whether a device was read since the start of nova-compute,
-        and since restart_counters()."""
+        """Return whether a device's health is known: it was read since the
+        start of nova-compute and since restart_counters()."""
         return (address in self._known and self._known[address].was_read
                 and address not in self._again)
 
@@ -153,7 +156,7 @@ class Watch:
 
     def acknowledge(self, address: str,
                     findings: Iterable[Finding]) -> None:
-        """Drop findings of counters and events that the store has as holds."""
+        """Drop findings of counters and events that have become holds."""
         known = self._known.get(address, _Known())
         for finding in findings:
             known.kept.pop((finding.signal, finding.about), None)
@@ -167,17 +170,17 @@ class Watch:
                       key=lambda f: (-f.state.rank, f.signal, f.about))
 
     def is_read(self, address: str) -> bool:
-        """Return whether the health of a device could be read at the last
-        look."""
+        """Return whether the signals of a device were readable in the last
+        round."""
         return address in self._known and self._known[address].is_read
 
     def fencing(self, address: str,
                 readings: Iterable[signals.Reading]) -> list[str]:
-        """Return why a device must be withheld, from a reading between two
-        servers.
+        """Return reasons to withhold a device from the next server, from
+        readings after a server has released it.
 
-        Ignore counters, because a reset causes errors, and signals that are
-        only observed.
+        Counters are ignored, because a reset causes errors. Signals that are
+        only observed are ignored, too.
         """
         modes = signals.modes()
         known = self._known.get(address, _Known())
@@ -192,14 +195,15 @@ class Watch:
     def round(self, cards: Mapping[str, Card],
               readings: Mapping[str, Iterable[signals.Reading] | None],
               is_glance: bool = False) -> dict[tuple[str, str], list[str]]:
-        """Update findings from the readings of all devices.
+        """Update the findings from the readings of one round.
 
         :param cards: all present devices, by address.
-        :param readings: address -> readings of an examined device, or None if
-            it could not be read: then its findings stay.
-        :returns: kind -> addresses of devices of which too many would be
-            quarantined at once, so the host or nova_accel may be the cause:
-            they become SUSPECT instead.
+        :param readings: address -> readings of a device that was examined.
+            None if the device could not be read; then its findings stay.
+        :param is_glance: whether only some signals were read.
+        :returns: kind -> addresses of devices, for kinds of which too many
+            devices would be quarantined at once. The host or nova_accel may be
+            the cause. Hence these devices become SUSPECT instead.
         """
         modes = signals.modes()
         events, self._events = self._events, {}
@@ -287,10 +291,11 @@ class Watch:
             if before else state, mode is _Mode.ACT)
 
     def _breaks(self, cards, kind, addresses) -> bool:
-        """Keep devices SUSPECT if too many of their kind would be quarantined
-        in this round.
+        """Reduce the state of devices from QUARANTINED to SUSPECT, if too many
+        devices of their kind would be quarantined in this round.
 
-        :returns: whether they were kept.
+        :param addresses: the devices of the kind that would be quarantined.
+        :returns: whether too many would be.
         """
         alike = sum(card.kind == kind for card in cards.values())
         if not may_be_the_host(len(addresses), alike):
