@@ -1,11 +1,12 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Read and write captures, and replay one as a kernel.
+"""Read and write captures, and replay a capture as a kernel.
 
 The file is YAML with the keys ``capture`` (the version of the format),
 ``sysfs`` (a tree of names) and ``answers`` (the results of operations). In the
 tree, ``!link`` is a link with the path of its target below /sys, ``!error`` an
 attribute that cannot be read, and ``!!binary`` an attribute that is not text.
-A capture is read-only: drivers can read it, and change nothing.
+A replayed capture is read-only: drivers can read it, but operations that
+change devices fail.
 """
 
 from collections.abc import Iterable
@@ -67,7 +68,8 @@ _Dumper.add_representer(sysfs.Errno, lambda dumper, number: (
 def is_capture(path: str) -> bool:
     """Return whether a file is a capture, by its first key.
 
-    False for an unreadable file, because loading it reports the reason.
+    Return False for an unreadable file, because the caller then loads it as a
+    description, and reports the reason.
     """
     try:
         with open(path, encoding='utf-8', errors='replace') as file:
@@ -92,7 +94,7 @@ def dump(tree: sysfs.Directory, answers: Iterable[recorder.Answer],
 
 
 def plain(value: typing.Any) -> typing.Any:
-    """Return an answer as lists, mappings and scalars."""
+    """Convert an answer to lists, mappings and scalars, for YAML."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain(dataclasses.astuple(value))
     if isinstance(value, (list, tuple)):

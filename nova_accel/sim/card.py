@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A simulated PCI device, the base class of all kinds of devices.
 
-A card is frozen and holds the description. The state of the card and of the
-kernel is a dictionary, the first argument of its methods. A kind of devices is
-a subclass in a module of its own and an entry in description.KINDS; another
-package provides one behind an entry point (description.NAMESPACE).
+A card is frozen and contains the description. The states of the card and of
+the host are dictionaries, which the caller passes to each method. A kind of
+devices is a subclass in a module of its own and an entry in description.KINDS.
+Another package can provide a kind by an entry point (description.NAMESPACE).
 """
 
 import dataclasses
@@ -201,22 +201,22 @@ class Card:
                 'device_serial': self.device_serial, 'ids': list(self.ids)}
 
     def at_first(self, state) -> dict:
-        """Return fresh(), plus the initial state of the description."""
+        """Return fresh(), changed by the initial state in the description."""
         mine = self.fresh(state)
         if self.vfs and mine['driver'] == self.driver:
             self.make_vfs(state, mine, self.vfs)
         return mine
 
     def keeps(self) -> tuple[str, ...]:
-        """Return the keys that survive a reboot of the host."""
+        """Return the keys of the state that survive a reboot of the host."""
         return ('faults', 'device_serial', 'ids')
 
     def power_on(self, mine) -> None:
-        """Apply a loss of power to the state in the keys of keeps()."""
+        """Change the state in the keys of keeps() as a loss of power does."""
         mine['faults'].pop('dead', None)
 
     def settle(self, mine) -> None:
-        """Update the state for the time that has passed."""
+        """Update the state for the time that passed since the last call."""
 
     def faulty(self, mine) -> dict:
         """Return the present faults, by name."""
@@ -231,12 +231,12 @@ class Card:
                 *filter(None, (self.driver, self.vf_driver))}
 
     def in_use(self, mine) -> list[str]:
-        """Return the names of devices, except the card's own address, that a
-        guest may have open."""
+        """Return the names under which a guest may have a part of the card
+        open, except the card's own address."""
         return [self.vf_address(n) for n in range(len(mine['vfs']))]
 
     def is_busy(self, mine) -> bool:
-        """Return whether unbinding the driver blocks."""
+        """Return whether an operation now blocks unbinding the driver."""
         return False
 
     def is_kept(self, mine, vf) -> bool:
@@ -249,10 +249,11 @@ class Card:
             bound is not None and not sysfs.is_for_vfio(bound))
 
     def bound(self, state, mine, driver) -> None:
-        """Bind the physical function to another driver.
+        """Update the state after the physical function was bound to another
+        driver.
 
-        The new driver has none of its VFs: each driver calls
-        pci_disable_sriov() when it is unbound (pci-iov-howto.rst of Linux).
+        The card then has no VFs, because each driver calls pci_disable_sriov()
+        when it is unbound (pci-iov-howto.rst of Linux).
         """
         mine.update(driver=driver, number=number(state), vfs=[])
         if driver == self.driver:
@@ -292,8 +293,8 @@ class Card:
                 mine['faults'].pop(name, None)
 
     def check_vfs(self, mine, count) -> None:
-        """:raises OSError: the driver refuses this number of VFs, as
-            sriov_numvfs_store() in drivers/pci/iov.c of Linux."""
+        """Raise OSError if the driver refuses this number of VFs, as
+        sriov_numvfs_store() in drivers/pci/iov.c of Linux."""
         if not self.total_vfs or mine['driver'] is None:
             raise sysfs.error(errno.ENOENT, self.address)
         if not 0 <= count <= self.total_vfs:
@@ -306,7 +307,7 @@ class Card:
         mine['faults'].pop('lost_vfs', None)
 
     def ends_vfs(self, attribute, value) -> bool:
-        """Return whether writing the attribute removes the VFs."""
+        """Return whether writing this value to the attribute removes VFs."""
         return False
 
     def write(self, mine, vf, attribute, value) -> None:
@@ -395,14 +396,14 @@ def _resettable(function, method):
 
 
 def number(state) -> int:
-    """Return an unused number for device names. The next nine numbers are also
-    unused."""
+    """Return an unused number for the names of a device. The caller may also
+    use the next nine numbers."""
     state['number'] += 10
     return state['number']
 
 
 def forget(mine, port: int, *kinds: str) -> None:
-    """Remove data that guests left.
+    """Remove data that guests have left on a card.
 
     :param port: number of the VF or region.
     :param kinds: 'registers' (of the VF or region) or 'memory' (of the card).
@@ -412,6 +413,6 @@ def forget(mine, port: int, *kinds: str) -> None:
 
 
 def place_of(port: int, kind: str) -> str:
-    """Return the key of data that a guest left in a region. All regions share
-    one key for the memory of the card."""
+    """Return the key under which the state of a card has the data of a guest.
+    All regions share one key for the memory of the card."""
     return 'card' if kind == 'memory' else str(port)

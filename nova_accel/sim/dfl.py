@@ -120,10 +120,10 @@ class DflCard(card.Card):
         mine.update(functions=list(self.functions), left={})
 
     def settle(self, mine):
-        """End a programming whose time is over.
+        """End a programming operation whose time is over.
 
-        The first process that reads the state afterwards does this. Hence a
-        programming continues, as with hardware, if its process is killed.
+        Any process that reads the state does this first. Hence an operation
+        continues, as with hardware, if the process that began it is killed.
         """
         program = mine['program']
         if not program or time.time() < program['until']:
@@ -150,16 +150,17 @@ class DflCard(card.Card):
         return bool(mine['program'])
 
     def is_ofs(self) -> bool:
-        """Return whether the card has a *slot*: a port that the FME lists as a
-        feature, and whose AFU is in the VFs.
+        """Return whether the card is like one of the Open FPGA Stack (OFS),
+        which has a *slot*: a port in the list of the FME whose AFU is in the
+        VFs.
 
         The port is a device of the PF without afu_id (FME_PORT_OFST_BAR_SKIP
         in dfl-pci.c of Linux 5.19; parse_feature_fiu() in dfl.c, with NEXT_AFU
         0; port_afu_attrs_visible() in dfl-afu-main.c). Mainline Linux creates
         as many VFs as ports were released (dfl_fpga_cdev_config_ports_vf() in
-        dfl.c). linux-dfl (github.com/OFS) creates any number of VFs if no port
-        was released. Its find_dfls_by_default() binds to a VF that begins with
-        an AFU, but shows no attributes of the AFU.
+        dfl.c). The fork linux-dfl (github.com/OFS) creates any number of VFs
+        if no port was released. The driver binds to a VF that begins with an
+        AFU (find_dfls_by_default()), but shows no attributes of the AFU.
         """
         return self.ids[1] == 'bcce'
 
@@ -184,7 +185,8 @@ class DflCard(card.Card):
                                     else sorted(mine['released']))]
 
     def outcome(self, mine, faults, payload):
-        """Return (name of the error or None, seconds) of a programming."""
+        """Return how a programming operation ends: (name of the error or None,
+        seconds until the end)."""
         seconds = self.programming_seconds
         count = faults.get('pr_error_count')
         error = faults.get('pr_error')
@@ -399,7 +401,8 @@ class DflOperations(operations.Operations):
             mine['lost'].append(port)
 
     def guest_loads(self, pf: str, function: str) -> None:
-        """Let the guest with a whole card program port 0 through its FME.
+        """Let a guest that has the whole card program port 0, by the card's
+        FME.
 
         :raises OSError: ENODEV if no guest has the physical function.
         """

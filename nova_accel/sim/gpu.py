@@ -21,7 +21,8 @@ from nova_accel.sim import tree as sysfs
 
 @dataclasses.dataclass(frozen=True)
 class GpuCard(card.Card):
-    """The graphics function; other functions of the slot are `others`."""
+    """A graphics card, which has the address of its graphics function. The
+    field `others` has the other functions of the slot."""
 
     ids: tuple[str, str, str, str] = ('10de', '26b9', '10de', '0000')
     class_code: str = '0x030200'

@@ -216,9 +216,9 @@ class SimulatedKernel(sysfs.Reads,
         return found
 
     def reset_function(self, function, hot=False):
-        """See Kernel.
+        """Reset a function, as Kernel.reset_function().
 
-        :param hot: whether by VFIO's hot reset, which resets the bus.
+        :param hot: whether to do VFIO's hot reset, which resets the bus.
         """
         while True:
             with self._update() as (host, state):
@@ -298,12 +298,13 @@ class SimulatedKernel(sysfs.Reads,
 
     @classmethod
     def _rebind(cls, host, state, function, driver) -> bool:
-        """Bind a function to a driver, unless a guest has the function or a
-        VF, or the card is busy. Linux blocks then (unbind_store() in
-        drivers/base/bus.c, vfio_unregister_group_dev() in
+        """Bind a function to a driver, if Linux would not block then: no guest
+        has the function or a VF of it, and the card is not busy
+        (unbind_store() in drivers/base/bus.c, vfio_unregister_group_dev() in
         drivers/vfio/vfio_main.c).
 
-        :returns: whether the function was bound.
+        :returns: whether the function was bound. If not, the caller tries
+            again.
         """
         if function in state['guests']:
             return False
@@ -353,7 +354,7 @@ class SimulatedKernel(sysfs.Reads,
                 mine['errors'] = {}
 
     def says(self, subsystem: str, function: str, said: str) -> None:
-        """Let the kernel send an event, see host.kernel.Change."""
+        """Simulate an event of the kernel, see host.kernel.Change."""
         with self._update() as (_, state):
             state.setdefault('said', []).append([subsystem, function, said])
 
@@ -372,17 +373,17 @@ class SimulatedKernel(sysfs.Reads,
         """Give functions to a guest, as libvirt does for managed hostdevs
         (virHostdevPreparePCIDevices() in virhostdev.c).
 
-        libvirt attaches all functions of a starting guest at once, and those of
-        a running guest one by one. An IOMMU group with a driver of the host is
-        not viable (vfio.rst in Documentation/driver-api), and only one process
-        can open functions of a group (vfio_group_fops_open() in
-        drivers/vfio/group.c).
+        libvirt attaches all functions of a starting guest at once, and
+        functions of a running guest one by one. VFIO refuses an IOMMU group if
+        a function of it is bound to a driver of the host (vfio.rst in
+        Documentation/driver-api). Only one process can open functions of a
+        group (vfio_group_fops_open() in drivers/vfio/group.c).
 
         :param guest: name of the process that gets the functions, or '' for a
             new process.
-        :raises OSError: EPERM if an IOMMU group is not viable, ENODEV if a
-            function does not exist, EBUSY if another guest has a function of
-            the same group.
+        :raises OSError: EPERM if the host has a function of an IOMMU group,
+            ENODEV if a function does not exist, EBUSY if another guest has a
+            function of the same group.
         """
         guest = guest or f'process {uuid.uuid4()}'
         self._check_groups(addresses, guest)
@@ -424,10 +425,10 @@ class SimulatedKernel(sysfs.Reads,
             time.sleep(operations.TICK)
 
     def guest_returns(self, address: str) -> None:
-        """Undo guest_takes().
+        """Take a function from a guest, as libvirt does when the guest ends.
 
-        A function that was bound to VFIO before guest_takes() stays bound to
-        it. For other functions, the kernel chooses a driver.
+        If the function was bound to VFIO before guest_takes(), it stays bound
+        to VFIO. Otherwise, the kernel chooses its driver again.
         """
         with self._update() as (host, state):
             state['guests'].remove(address)
@@ -452,7 +453,7 @@ class SimulatedKernel(sysfs.Reads,
         return self._look()[1].get('disturbed', [])
 
     def reboot(self) -> None:
-        """Reset the state of the kernel. Cards keep Card.keeps()."""
+        """Reboot the host. Of a card's state, only Card.keeps() survives."""
         with self._update() as (host, state):
             state.update(guests=[], stay=[], opened={})
             for address, card in host.cards.items():
@@ -505,9 +506,10 @@ class SimulatedKernel(sysfs.Reads,
         return port or 0, mine
 
     def power_cycle(self) -> None:
-        """Reboot, and restore the factory functions of the cards.
+        """Switch the power off and on: reboot the host, and load the factory
+        functions of the cards.
 
-        A dead card answers again.
+        A card with the fault ``dead`` answers again.
         """
         self.reboot()
         with self._update() as (host, state):
@@ -597,8 +599,8 @@ def _stamp(path):
 
 
 def _members(tree, function):
-    """Return all functions in the IOMMU group of a function, or only the
-    function if it has no group."""
+    """Return all functions in the IOMMU group of a function, itself included.
+    If the function has no group, return only the function."""
     try:
         return sysfs.find(tree, f'{_PCI}/{function}/iommu_group/devices')[0]
     except OSError:
@@ -613,8 +615,8 @@ def _is_of_a_guest(host, state, function):
 
 
 def _is_harmless(tree, function):
-    """Return whether the driver of a function allows guests to have the other
-    functions of the IOMMU group."""
+    """Return whether the driver of a function permits VFIO to give the other
+    functions of the IOMMU group to guests."""
     bound = sysfs.find(tree, f'{_PCI}/{function}')[0].get('driver')
     return bound is None or os.path.basename(bound) in _HARMLESS or (
         sysfs.is_for_vfio(os.path.basename(bound)))

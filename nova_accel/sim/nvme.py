@@ -1,16 +1,17 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """NVMe disks: their use by the host, their namespaces and their data.
 
-Data stands for the content of the media: Format NVM erases it if the namespaces
-cover the whole capacity, Sanitize always.
+The data of a disk are a text in the simulation. Format NVM erases it only if
+the namespaces cover the whole capacity, and Sanitize always.
 
-Sources: the NVM Express Base Specification 2.0 for the behavior of a controller
-(Format NVM; Sanitize, during which and in whose failure mode other commands are
-refused; Namespace Management; secondary controllers, which lose their flexible
-resources when they go offline, and which a reset of the primary controller
-takes offline); drivers/nvme/host of Linux for sysfs and for the states of a
-controller (nvme_ctrl_state). Errors are those into which host.nvme_admin
-converts a status. Trials with QEMU's controller are in tests/lab.
+Sources: the NVM Express Base Specification 2.0 for the behavior of a
+controller (Format NVM; Sanitize, during which and in whose failure mode other
+commands are refused; Namespace Management; secondary controllers, which lose
+their flexible resources when they go offline, and which a reset of the primary
+controller takes offline); drivers/nvme/host of Linux for sysfs and for the
+states of a controller (nvme_ctrl_state). Errors are those into which
+host.nvme_admin converts a status. Trials with QEMU's controller are in
+tests/lab.
 """
 
 import dataclasses
@@ -284,8 +285,8 @@ class NvmeCard(card.Card):
 
 
 def _set_online(vf, online, resources=_RESOURCES):
-    """Set a secondary controller online with resources, like an operator,
-    or offline without resources."""
+    """Set a secondary controller online, with resources, or offline, without
+    any."""
     vf['online'], vf['resources'] = online, resources if online else (0, 0)
 
 
@@ -333,7 +334,7 @@ class NvmeOperations(operations.Operations):
         return [(f'nvme{mine["number"]}n1', kind) for kind in kinds]
 
     def _nvme(self, host, state, function, hold=False):
-        """Return card, state and faults of a disk that the nvme driver has.
+        """Return (card, its state, its faults) of a disk with the driver nvme.
 
         :param hold: whether the caller opens the disk exclusively.
         """
@@ -530,11 +531,11 @@ class NvmeOperations(operations.Operations):
             _set_online(state['cards'][pf]['vfs'][vf - 1], online, resources)
 
     def share_namespaces(self, pf: str, vf: int, *others: int) -> None:
-        """Attach the namespaces of a VF to other controllers as well.
+        """Share the namespaces of a VF with other controllers.
 
         :param vf: number of the VF, from 1.
-        :param others: numbers of VFs, 0 for the PF. Without numbers, detach
-            the namespaces from all other controllers.
+        :param others: numbers of VFs, 0 for the PF, whose controllers share
+            the namespaces from now on. Without numbers, none of them do.
         """
         with self._update() as (_, state):
             state['cards'][pf]['shared'][str(vf)] = list(others)
@@ -570,7 +571,7 @@ class NvmeOperations(operations.Operations):
                 mine['vf_data'][vf] = data
 
     def sign_disk(self, address: str, *kinds: str) -> None:
-        """Write signatures to a disk, like mkfs and others.
+        """Write signatures to a disk, as mkfs and similar tools do.
 
         :param kinds: types as in the output of wipefs. Without types, erase
             all signatures, like wipefs --all.
@@ -590,7 +591,8 @@ class NvmeOperations(operations.Operations):
 
     @staticmethod
     def _media(host, state, address):
-        """Return (state of the card, number of the VF as text or None)."""
+        """Return where the state has the data of a disk or VF: (state of the
+        card, number of the VF as text, or None for the whole disk)."""
         for pf, found in host.cards.items():
             if address in found.addresses():
                 vf = found.addresses().index(address)

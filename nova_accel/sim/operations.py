@@ -44,12 +44,12 @@ class Operations:
     path: str
 
     def _look(self) -> tuple[Host, State]:
-        """Return the present description and state. Do not change the two."""
+        """Return the present description and state, for reading only."""
         raise NotImplementedError
 
     def _update(self) -> contextlib.AbstractContextManager[
             tuple[Host, State]]:
-        """Lock the state for a change. Store it unless the block raises."""
+        """Lock the state for changes. Store it if the context succeeds."""
         raise NotImplementedError
 
     # Any stands for the card class that the caller expects

@@ -37,7 +37,7 @@ def compose(path: str) -> 'Mapping':
 
 
 class Mapping:
-    """A mapping in the file, with its line numbers."""
+    """A mapping in the file, which knows the line of each key for errors."""
 
     def __init__(self, path, node, of):
         self.path, self.of = path, of
@@ -61,10 +61,11 @@ class Mapping:
             f'it.')
 
     def take(self, key, convert, *default):
-        """Remove and convert the value of a key.
+        """Remove a key, and return its value after conversion.
 
-        :param default: the result if the key is missing. If no default is
-            given, the key is required.
+        :param convert: converts the value, or raises ValueError.
+        :param default: result if the key is missing. Without a default, the
+            key is required.
         """
         node = self.items.pop(key, None)
         if node is None:
@@ -81,7 +82,7 @@ class Mapping:
             raise self.error(key, node, f'is {value!r} ({e})') from None
 
     def sequence(self, key):
-        """Yield the mappings of a list."""
+        """Remove a key with a list of mappings, and yield the mappings."""
         node = self.items.pop(key, None)
         if node is None:
             return
@@ -91,7 +92,8 @@ class Mapping:
             yield Mapping(self.path, item, f'{key}[{number}]')
 
     def pairs(self, key):
-        """Yield (name, value, node) of a mapping with any keys."""
+        """Remove a key whose value is a mapping with any keys. Yield (name,
+        value, YAML node of the name) for each."""
         node = self.items.pop(key, None)
         if node is None:
             return
@@ -194,7 +196,8 @@ def counts(value):
 
 
 def attribute_fault(value):
-    """Return None for "missing", the number of an errno, or the text."""
+    """Return what a faulty attribute has, from its value in the description:
+    None if it is missing, the errno of reading it, or its text."""
     if value == 'missing':
         return None
     return getattr(errno, value, value) if value.isupper() else value

@@ -36,10 +36,11 @@ class Answer:
 
 
 class Recorder:
-    """Records the reads of a host.kernel.Kernel. Thread-safe.
+    """Records everything that is read from a host.kernel.Kernel. Thread-safe.
 
-    The recorded tree has each attribute at its real path, like the kernel.
-    Hence drivers also find the attribute through other links.
+    The recorded tree has each attribute at its real path, as in sysfs. Hence
+    drivers that replay the tree find the attribute through other links as
+    well.
     """
 
     def __init__(self, kernel):

@@ -2,8 +2,9 @@
 """Replace the identity of a host and its devices in a capture by stand-ins.
 
 Within a capture, equal values have equal stand-ins, and different values have
-different ones. A stand-in has the form of its value, because drivers check it:
-the letters and digits of a serial number become a number.
+different stand-ins. A stand-in has the form of the replaced value, because
+drivers check the form: the letters and digits of a serial number become
+digits.
 """
 
 from collections.abc import Iterable, Iterator
@@ -44,7 +45,7 @@ class Redaction:
 
     def learn(self, tree: sysfs.Directory,
               answers: Iterable[recorder.Answer]) -> None:
-        """Find the serial numbers, in the order of their paths."""
+        """Find the serial numbers of a capture, and choose their stand-ins."""
         for path, value in _attributes(tree):
             if path.rpartition('/')[2] in _ATTRIBUTES:
                 self._stand_in(value.strip())
@@ -55,7 +56,8 @@ class Redaction:
                 self._stand_in(answer.value.serial.strip())
 
     def _stand_in(self, value: str) -> str:
-        """Return the stand-in of a value, or the value if it is not unique."""
+        """Return the stand-in of a serial number. If the value does not
+        identify a device, for example only zeros, return the value itself."""
         places = sum(map(str.isalnum, value))
         if not re.search('[1-9]', value):
             # all zeros, or a word such as "unknown": not a serial number
@@ -80,8 +82,8 @@ class Redaction:
         return node
 
     def name(self, path: str) -> str:
-        """Return a path with stand-ins. Names of hosts stay, because the kernel
-        uses none in paths."""
+        """Return a path with stand-ins. No names of hosts are replaced,
+        because paths of the kernel have none."""
         for value, stand_in in self._long():
             path = path.replace(value, stand_in)
         return _NAMED_BY_MAC.sub(lambda m: self._of_mac(m[0]), path)
@@ -107,8 +109,8 @@ class Redaction:
             digits[n:n + 2] for n in range(0, 12, 2))).replace(':', '')
 
     def _long(self):
-        """Return the values, the longest first, because a value may contain a
-        shorter one."""
+        """Return (value, stand-in) of the values to replace in texts, the
+        longest value first, because it may contain a shorter one."""
         return sorted(((v, s) for v, s in self.stand_ins.items()
                        if sum(map(str.isalnum, v)) >= _LEAST),
                       key=lambda item: -len(item[0]))

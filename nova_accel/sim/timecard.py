@@ -1,11 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """PTP hardware clocks: OCP time cards under ptp_ocp, and other clocks.
 
-Attributes and their texts are those of drivers/ptp/ptp_ocp.c and ptp_sysfs.c of
-Linux 7.2. The settings after a reset (SETTINGS) are an assumption.
-
-The fault "attributes" sets values that change on real cards, such as the
-offset.
+Attributes and their texts are those of drivers/ptp/ptp_ocp.c and ptp_sysfs.c
+of Linux 7.2. The settings after a reset (SETTINGS) are an assumption. A real
+card changes some attributes itself, such as the offset; here the fault
+"attributes" sets them.
 """
 
 import dataclasses

@@ -53,14 +53,14 @@ def find(tree: Directory, path: str, follow_last: bool = True,
 
 
 class Reads:
-    """The reads of host.kernel.Kernel, from a tree."""
+    """The reading methods of host.kernel.Kernel, for a simulated tree."""
 
     def _tree(self) -> Directory:
         """Return the present /sys."""
         raise NotImplementedError
 
     def _reads(self, place: str) -> None:
-        """Wait, or raise OSError, before an attribute is read."""
+        """Simulate a fault of reading an attribute: wait, or raise OSError."""
 
     def read(self, path):
         node = self._attribute(path)
@@ -147,19 +147,20 @@ _ERRORS = {attribute: errors(attribute) for attribute in _ERROR_NAMES}
 
 
 def is_for_vfio(driver: str | None) -> bool:
-    """Return whether a driver is vfio-pci or a variant, by the end of its name,
-    which all drivers in drivers/vfio/pci of Linux 7.2 share."""
+    """Return whether a driver is vfio-pci or a variant. All their names in
+    drivers/vfio/pci of Linux 7.2 end in vfio-pci or vfio_pci."""
     return bool(driver) and str(driver).replace('_', '-').endswith('vfio-pci')
 
 
 def add_function(tree, place, ids, class_code, driver, group):
     """Add a PCI function with the attributes that all functions have.
 
-    :param place: its directory below /sys, which ends with its address.
+    :param place: directory of the function below /sys, which ends with the
+        address.
     :param ids: vendor, device, subsystem vendor, subsystem device: four hex
         digits each.
-    :param group: number of its IOMMU group, None without IOMMU.
-    :returns: its directory.
+    :param group: number of the function's IOMMU group, or None without IOMMU.
+    :returns: the directory.
     """
     vendor, device, subsystem_vendor, subsystem = ids
     config = bytes.fromhex(vendor)[::-1] + bytes.fromhex(device)[::-1]
@@ -198,7 +199,7 @@ def add_function(tree, place, ids, class_code, driver, group):
 
 
 def spoil(node, attributes):
-    """Apply the fault "attributes" to the attributes below a node."""
+    """Change attributes below a node, for the fault "attributes"."""
     for name in list(node):
         if isinstance(node[name], dict):
             spoil(node[name], attributes)

@@ -2,9 +2,9 @@
 """GPUs divided into vGPUs, and parents of mediated devices without PCI.
 
 Sources: drivers/vfio/mdev and samples/vfio-mdev of Linux, and reports about
-NVIDIA's vGPU drivers. Unless configured otherwise, one GPU has vGPUs of one
-size at a time. A vGPU on one VF reduces the types that the catalogs of the
-other VFs list.
+NVIDIA's vGPU drivers. Unless configured otherwise, all vGPUs of a GPU have the
+same size at any time. If a VF has a vGPU, the types that still fit on the GPU
+decrease in the catalogs of the other VFs.
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ class MdevParent(card.Card):
         return [self.type(m['type']) for m in mine['mdevs'].values()]
 
     def room(self, mine, wanted: VgpuType) -> int:
-        """Return the number of vGPUs of a type that could be created now."""
+        """Return how many vGPUs of a type can still be created."""
         made = self.made(mine)
         if not self.mixed and any(t.units != wanted.units for t in made):
             return 0
@@ -106,7 +106,7 @@ class MdevParent(card.Card):
         return [self.address]
 
     def available(self, mine, parent, wanted) -> int:
-        """Return available_instances of a parent."""
+        """Return available_instances of a type of mediated devices."""
         return self.room(mine, wanted)
 
     # Sysfs
@@ -153,7 +153,7 @@ class MdevParent(card.Card):
                 supported[mdev['type']]['devices'][uuid] = devices[uuid]
 
     def more_of(self, one) -> dict:
-        """Return further attributes of a type."""
+        """Return attributes of a type that only some kinds of parents have."""
         return {}
 
 
@@ -272,9 +272,9 @@ class VgpuCard(MdevParent):
         return 0 if there else min(room, 1)
 
     def catalog(self, mine) -> dict[str, str | None]:
-        """Return number -> name of the types that can be created now.
+        """Return number -> name of the vGPU types that can be created now.
 
-        All VFs have the same catalog.
+        The catalogs of all VFs are equal.
         """
         return {t.id: t.name for t in self.types if self.room(mine, t)}
 
@@ -349,7 +349,7 @@ class MdevOperations(operations.Operations):
 
     @staticmethod
     def _sharing(host, state, parent):
-        """Return (card, its state) of a parent."""
+        """Return (card, its state) of a parent of mediated devices."""
         for address, found in host.cards.items():
             mine = state['cards'][address]
             if (isinstance(found, MdevParent)
@@ -393,8 +393,9 @@ class MdevOperations(operations.Operations):
     # Actions of tests and demonstrations on the host
 
     def guest_opens(self, name: str) -> None:
-        """Let a guest open a device that has a VFIO driver already: a mediated
-        device, or the function of a hostdev that libvirt does not manage.
+        """Let a guest open a device that has a VFIO driver already. This is a
+        mediated device, or the function of a hostdev that libvirt does not
+        manage.
 
         :param name: UUID of the mediated device, or PCI address.
         :raises OSError: ENODEV if the device does not exist, EINVAL if the

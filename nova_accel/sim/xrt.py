@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Cards under XRT, from the sources of its drivers (2026), without hardware.
 
-Sources below src/runtime_src/core/pcie/driver/linux/xocl: attributes from
-mgmt-sysfs.c and xocl_sysfs.c; loss of state when a driver is bound from
-xclmgmt_probe() in mgmt-core.c and xocl_drv.c; programming and its errors from
-mgmt-ioctl.c and icap.c; the reset from icap.c.
+Sources below src/runtime_src/core/pcie/driver/linux/xocl. Attributes:
+mgmt-sysfs.c and xocl_sysfs.c. Loss of state when a driver is bound:
+xclmgmt_probe() in mgmt-core.c, and xocl_drv.c. Programming and its errors:
+mgmt-ioctl.c and icap.c. The reset: icap.c.
 """
 
 import dataclasses
@@ -249,14 +249,14 @@ class XrtOperations(operations.Operations):
         self._load_xclbin(function, data)
 
     def guest_programs(self, user, path):
-        """Program the card like the xocl of its guest, which XRT since 2.15
-        does whenever an application opens a function.
+        """Let a guest program its card by xocl, the driver in the guest. Since
+        XRT 2.15, xocl does this whenever an application opens a function.
 
-        Source: __icap_peer_xclbin_download() in icap.c, which ignores a closed
-        mailbox (mailbox_request(): EFAULT) and fails after its 50 seconds
-        without a registered compute unit; xclmgmt_mailbox_srv() in mgmt-core.c
-        for xclmgmt's side, and with FETCH xclmgmt_xclbin_fetch_and_download()
-        in mgmt-utils.c.
+        xocl ignores a closed mailbox (mailbox_request(): EFAULT), and fails
+        after 50 seconds without a compute unit. Sources:
+        __icap_peer_xclbin_download() in icap.c for xocl; xclmgmt_mailbox_srv()
+        in mgmt-core.c for xclmgmt, and xclmgmt_xclbin_fetch_and_download() in
+        mgmt-utils.c if xclmgmt fetches files from the host.
 
         :param user: PCI address of the user function.
         :raises OSError: ETIMEDOUT if the mailbox refuses the request, ENOENT
@@ -324,13 +324,13 @@ class XrtOperations(operations.Operations):
             mine['mailbox'] = (mine['mailbox'] | requests) & ~opens
 
     def loaded_xclbin(self, function):
-        """Return the UUID of the loaded function, or None. No driver shows
-        this UUID."""
+        """Return the UUID of the loaded function, or None, as the card has it.
+        No driver shows this UUID."""
         loaded = self._look()[1]['cards'][function]['loaded']
         return loaded and loaded['function']
 
     def opens_mailbox(self, function):
-        """Let the mailbox accept all requests, as after xclmgmt was bound."""
+        """Make the mailbox accept all requests, as after binding xclmgmt."""
         with self._update() as (_, state):
             state['cards'][function].update(mailbox=0, fetches=False)
 
@@ -381,7 +381,8 @@ class XrtOperations(operations.Operations):
 
     @staticmethod
     def _begin_xclbin(found, mine, interface, payload, loaded):
-        """Begin to program and return the errno at its end, or None.
+        """Begin to program. Return the errno with which programming will end,
+        or None if it will succeed.
 
         :raises OSError: the file is refused before the card is touched.
         """
