@@ -290,9 +290,9 @@ CONF.register_opts(ALL_OPTS, group=GROUP)
 
 
 def register_novas() -> None:
-    """Register those options of Nova that defaults in nova_accel refer to.
+    """Register options of Nova that defaults of nova_accel refer to.
 
-    For a command or a privileged process, which does not load Nova's options.
+    For commands and privileged processes, which do not load Nova's options.
     """
     # like nova.conf.netconf and nova.conf.paths
     for option in (cfg.StrOpt('host', default=socket.gethostname()),
@@ -323,10 +323,11 @@ def files() -> list[str]:
 
 
 def sections() -> dict[str, dict[str, list[str]]]:
-    """Return the content of the configuration files, also of unknown options.
+    """Return the content of the configuration files, including unknown
+    options.
 
-    Names of sections, except DEFAULT, are in lower case, as oslo.config
-    compares them.
+    Names of sections are in lower case, except DEFAULT, because oslo.config
+    ignores their case.
 
     :returns: section -> option -> values.
     """
@@ -363,7 +364,7 @@ def unknown() -> list[str]:
 
 
 def _is_like(section: str) -> bool:
-    """Return whether a section resembles [accel], and no service reads it."""
+    """Return whether a section is probably a misspelling of [accel]."""
     return section not in CONF and bool(
         'accel' in section
         or difflib.get_close_matches(section, ['accel'], 1))
@@ -376,7 +377,7 @@ def malformed() -> list[str]:
 
 
 def unreadable() -> dict[str, str]:
-    """Return name -> error, for options in [accel] with a malformed value."""
+    """Return name -> error for each malformed option of [accel]."""
     found = {}
     for option in ALL_OPTS:
         try:

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Count how often functions are requested, to keep popular ones in regions.
 
-Each scheduler counts, in memory, the requests that it handles. If there are
-several schedulers, each counts a sample with the proportions of the whole.
+Each scheduler counts, in memory, the requests that it handles. With several
+schedulers, each counts a sample with about the same proportions.
 """
 
 import collections
@@ -21,7 +21,8 @@ _COPIES = 2
 
 
 class Demand:
-    """Decaying counts of requests, by the trait that a request looks for.
+    """Counts of requests by the wanted trait, in which old requests weigh
+    less.
 
     A new request reduces the weight of earlier requests; time does not. Hence
     the counts keep their proportions in a quiet cloud, and follow changes in a
@@ -57,20 +58,20 @@ class Demand:
         self._unit = 1.0
 
     def counts(self, traits: Iterable[str]) -> dict[str, float]:
-        """Return trait -> decayed number of requests, at least 0.0."""
+        """Return trait -> weighted number of requests, at least 0.0."""
         with self._lock:
             return {trait: self._sums.get(trait, 0.0) / self._unit
                     for trait in traits}
 
     def losses(self, contents: Iterable[tuple[str, ...]],
                idle: Mapping[str, int]) -> dict[tuple[str, ...], float]:
-        """Return content -> the cost of overwriting it in an idle region.
+        """Return content of a region -> the cost of overwriting it.
 
-        The cost is the demand for the content, in requests, divided among the
+        The cost is the number of requests for the content, divided among the
         idle regions that have it. An empty region costs nothing.
 
-        :param contents: traits of the contents of idle regions
-            (naming.is_content()), one tuple for each content.
+        :param contents: the contents of idle regions, each as a tuple of its
+            traits (naming.is_content()).
         :param idle: trait -> number of idle regions that have it, at least 1
             for each trait of contents.
         """
@@ -84,7 +85,8 @@ class Demand:
 def copies(contents: Mapping[tuple[str, ...], int]) -> dict[str, int]:
     """Return trait -> number of idle regions that have it.
 
-    :param contents: traits of a content -> number of idle regions with it.
+    :param contents: a content, as a tuple of its traits -> number of idle
+        regions with it.
     """
     idle: collections.Counter[str] = collections.Counter()
     for content, regions in contents.items():

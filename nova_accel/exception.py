@@ -29,10 +29,11 @@ class AcceleratorError(Exception):
 
     def __init__(self, *args: object, found: str = ''):
         """:param args: the sentence, for the operator.
-        :param found: text for the owner of a server in place of the sentence,
-            without a full stop. If it is '', the owner reads the sentence.
-            Reasons of holds and messages of the kernel are for the operator
-            only.
+        :param found: the finding as the owner of a server may read it, a
+            clause without a full stop. It replaces the sentence, for example
+            if the sentence has a reason of a hold or a message of the kernel,
+            which only operators may read. If found is '', the owner reads the
+            sentence.
         """
         super().__init__(*(text.one_line(arg) if isinstance(arg, str)
                            else arg for arg in args))
@@ -46,8 +47,8 @@ class AcceleratorError(Exception):
 
 
 def sentence(error: BaseException) -> str:
-    """Return the text of an error, after its type if it is not of nova_accel.
-    """
+    """Return the text of an error. If it is not an error of nova_accel, put
+    its type before the text."""
     if not str(error):
         return repr(error)
     if isinstance(error, AcceleratorError):
@@ -61,13 +62,14 @@ def clause(error: BaseException) -> str:
 
 
 def for_owner(error: Exception) -> str:
-    """Return the part of an error that the owner of a server may read in the
-    fault or the metadata of the server, or in a response of the API.
+    """Return the text about an error that the owner of a server may read: in
+    the fault or the metadata of the server, or in a response of the API.
 
-    Errors of nova_accel name only resources of the owner, except for paths of
-    the host, addresses of services inside the cloud, and sentences that
-    AcceleratorError.found replaces. Errors of libvirt, the kernel and Python
-    may name other servers. for_owner_and_log() logs the whole text.
+    An error of nova_accel names only resources of the owner, apart from three
+    things that are replaced: paths of the host, addresses of services inside
+    the cloud, and sentences that have AcceleratorError.found. Other errors, of
+    libvirt, the kernel or Python, may name other servers. Hence the owner only
+    learns that the log has the reason; see for_owner_and_log().
     """
     if not isinstance(error, AcceleratorError):
         return _IN_THE_LOG
@@ -77,14 +79,15 @@ def for_owner(error: Exception) -> str:
 
 
 def without_sentence(error: Exception) -> Exception | None:
-    """Return the value for exc_info of a logger: the error, or None for errors
-    of nova_accel, whose sentence is logged without a stack."""
+    """Return the value of exc_info to log an error. It is None for errors of
+    nova_accel, because their sentence suffices without a stack trace."""
     return None if isinstance(error, AcceleratorError) else error
 
 
 def for_owner_and_log(error: Exception, log: Callable[..., None], about: str,
                       room: int | None = None) -> str:
-    """Return for_owner(), and log the whole error if for_owner() shortens it.
+    """Return for_owner() of an error. If this omits a part of the error, log
+    the whole error.
 
     :param log: method of a logger for the level.
     :param about: subject of the error, which begins the log line.
@@ -99,7 +102,7 @@ def for_owner_and_log(error: Exception, log: Callable[..., None], about: str,
 
 
 class InvalidRequest(AcceleratorError):
-    """A flavor, profile or extra spec that no host can satisfy."""
+    """A flavor, profile or extra spec is invalid: no host can satisfy it."""
 
     elsewhere = False
 
@@ -129,7 +132,7 @@ class BitstreamError(AcceleratorError):
 
 
 class ImageNotFound(BitstreamError):
-    """An image that does not exist or that the requester may not see."""
+    """An image does not exist, or the requester may not see it."""
 
 
 class ImageRefused(BitstreamError):
@@ -214,7 +217,7 @@ class UnusableDriver(ConfigurationError):
 
 
 class IllegalTransition(AcceleratorError):
-    """A change of state that is not in the table of transitions.
+    """A change of state is not in the table of transitions.
 
-    It is a defect of nova_accel, never of the request.
+    This is a defect of nova_accel, and never a fault of the request.
     """

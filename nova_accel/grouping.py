@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Refuse flavors that have a trait in another request group than its device.
+"""Refuse flavors in which a trait of a device is not in the device's request
+group.
 
-Placement satisfies a numbered group, resources and traits, from one provider.
-Hence a group that requires a trait of a device without requesting the device
-fits no host. Flavors of existing servers are not checked.
+Placement satisfies the resources and traits of a numbered group from one
+provider. Hence no host fits a group that requires a trait of a device, but not
+the device. Flavors of existing servers are not checked.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,10 @@ from nova_accel import request
 
 
 def check(extra_specs: Mapping[str, str]) -> None:
-    """Check that a provider can satisfy each group of a flavor.
+    """Check that the groups of a flavor can be satisfied: each has the device
+    whose traits it requires.
 
-    :param extra_specs: with the profile expanded.
+    :param extra_specs: those of the flavor, with its profile expanded.
     :raises InvalidRequest: a required trait is not in the group of its device,
         or a numbered group has traits but no resources.
     """
@@ -49,8 +51,8 @@ def check(extra_specs: Mapping[str, str]) -> None:
 
 
 def _home(trait: str, homes: Mapping[str, Mapping[str, int]]) -> str | None:
-    """Return the suffix of the group whose device can have a trait, or None if
-    no group has such a device.
+    """Return the suffix of the group that a trait belongs to, because a device
+    of this group can have the trait. Return None if no such group exists.
 
     :param homes: suffix of a group -> its accelerator classes.
     """

@@ -66,10 +66,10 @@ class Lock:
                  = exception.LockTimeout,
                  reentrant: bool = False):
         """:param name: one of ORDER.
-        :param what: the protected objects, in the plural, as subject of the
-            error.
+        :param what: the objects that the lock protects, a plural noun with
+            which the error begins.
         :param seconds: returns the time limit.
-        :param error: class to raise at the limit.
+        :param error: class of the error when the limit has passed.
         :param reentrant: whether the holding thread may take the lock again.
         """
         self.name = name
@@ -141,8 +141,8 @@ def _frame(thread: threading.Thread) -> types.FrameType | None:
 
 
 def condition(name: str) -> threading.Condition:
-    """Return a condition with a named lock. The lock is reentrant, because a
-    signal handler may interrupt the main thread while this thread holds it."""
+    """Return a condition with a lock of ORDER. The lock is reentrant, because
+    a signal handler may need it in the main thread, which may hold it."""
     lock: typing.Any = Lock(name, reentrant=True)
     return threading.Condition(lock)
 

@@ -20,7 +20,7 @@ class Lines(str):
 
 
 class _Shown:
-    """A value that is escaped only when its line is written."""
+    """A value for a log line, escaped only if the line is written."""
 
     def __init__(self, value: object):
         self._value = value
@@ -47,7 +47,7 @@ def _escape(record: logging.LogRecord) -> bool:
 
 
 class Once:
-    """Logs a line about a subject only if it differs from the one before.
+    """Logs a line about a subject only if it differs from the last such line.
 
     A subject is a tuple, and its first item is the kind. Thread-safe.
     """
@@ -72,11 +72,12 @@ class Once:
         return about in self._logged
 
     def forget(self, *about: object) -> None:
-        """Forget the last line about a subject, so an equal one is written."""
+        """Forget the last line about a subject. Its next line is written."""
         self._logged.pop(about, None)
 
     def only(self, kind: str, names: Collection[object]) -> bool:
-        """Forget the subjects of a kind whose second item is not in names.
+        """Forget subjects that no longer exist: those of a kind whose second
+        item is not in names.
 
         :returns: whether a subject was forgotten.
         """

@@ -3,9 +3,9 @@
 
 If all items have equal amounts, this is a transport problem, which successive
 shortest paths solve in polynomial time. Otherwise it is a packing problem, for
-which no polynomial method is known. Then the relaxed problem, in which several
-places may share an item, gives a lower bound of the cost, and the search
-branches on the items that the relaxed solution splits.
+which no polynomial method is known. In the *relaxed* problem, an item may be
+divided among several places. The cost of the relaxed solution is a lower
+bound, and the search branches on the items that this solution divides.
 """
 
 import collections
@@ -28,10 +28,11 @@ class Item:
 def assign(items: Sequence[Item],
            places: Mapping[str, Mapping[str, int]],
            ) -> list[str] | None:
-    """Choose a place for each item, at the least sum of costs.
+    """Choose a place for each item, with the least sum of costs.
 
-    Among equal costs, the order of items and places decides. If amounts of a
-    kind differ, the choice is deterministic, but need not be the first one.
+    If several choices cost the same, the order of items and places decides,
+    and the first one is returned. If amounts of a kind differ, the result is
+    still deterministic, but may be another one of these choices.
 
     :param places: {place: {kind: available amount}}.
     :returns: the place of each item, in the order of items, or None if the
@@ -66,10 +67,11 @@ class _Search:
         self._bounds = 0
 
     def best(self, items, places, below=math.inf):
-        """Return the lightest assignment, as (weight, {item: place}).
+        """Return the assignment of the least weight, as (weight, {item:
+        place}).
 
-        :param below: cost that the assignment must not reach.
-        :returns: None if no assignment costs less.
+        :param below: the cost of the assignment must be below this limit.
+        :returns: None if no such assignment exists.
         """
         self._bounds += 1
         relaxed = self._bounds <= self.LIMIT and _relax(items, places)
@@ -108,7 +110,7 @@ def _fits(item, there):
 
 
 def _relax(items, places):
-    """Solve the relaxed problem, in which several places may share an item.
+    """Solve the relaxed problem, in which an item may be divided among places.
 
     :returns: (cost, {item: set of its places}), or None if it has no solution.
     """
@@ -177,8 +179,9 @@ def _transport(supplies, costs, room):
 
 
 def _shortest_path(source, costs, flow, room):
-    """Return the cheapest path by Bellman-Ford as [(source, node), (displaced
-    source, node) ...], or None if no path exists."""
+    """Return the cheapest way to give a source one more unit, by Bellman-Ford.
+    A unit can take the place of a unit of another source, which then moves on:
+    [(source, node), (displaced source, its new node) ...], or None."""
     users = collections.defaultdict(list)
     for user, given in flow.items():
         for node in given:

@@ -73,8 +73,8 @@ def _decoded(kind: Any, value: Any) -> Any:
 
 
 class Health(enum.Enum):
-    """Health as a driver reports it. The host keeps further reasons to withhold
-    a device as holds (inventory.holds)."""
+    """Health as a driver reports it. The host has further reasons to withhold
+    a device, which are holds (inventory.holds)."""
 
     OK = 'ok'
     #: present, but no server may get it; the reason is in the field reason
@@ -90,7 +90,7 @@ class HandleType(enum.Enum):
 class AttachHandle:
     """A PCI function or mediated device that one guest can get.
 
-    Identified by type and address: a PCI address in sysfs form
+    Its type and address identify it: a PCI address in sysfs form
     ('0000:3b:00.1'), or the UUID of the mediated device.
     """
 
@@ -118,19 +118,19 @@ class AttachHandle:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """Return the addresses of the PCI functions that are the accelerator
-        in the guest: one, or several VFs."""
+        """Return the addresses of the PCI functions that the guest uses as the
+        accelerator: one function, or several VFs."""
         return (self.address, *(self.companions if self.parent else ()))
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return all addresses that the guest gets, also of companions."""
+        """Return the addresses that the guest gets, including companions."""
         return (self.address, *self.companions)
 
 
 @dataclasses.dataclass(frozen=True)
 class CreatableType:
-    """A type that a handle can be created as on demand: a vGPU type."""
+    """A type of handles that are created on demand, such as vGPUs."""
 
     #: the driver's name, which is the same on all hosts and stays when the host
     #: is updated; claims store it
@@ -182,16 +182,17 @@ class Region:
 
     @property
     def has_projects_content(self) -> bool:
-        """Return whether a project may have loaded the content. An unknown
-        origin means False: only operator images were programmed at that time.
-        """
+        """Return whether a project may have loaded the content. If the origin
+        is unknown, return False: the content was programmed before origins
+        were recorded, when only images of operators were programmed."""
         return self.origin not in (OPERATOR, None)
 
     def origin_with(self, image: str | None) -> str | None:
-        """Return the origin to assume after a programming that may have
-        failed: the less trusted one of the present content's and the image's.
+        """Return the origin to record while the region is programmed. If this
+        fails, the region may have the present content or the new one. Hence
+        the less trusted origin of the two is returned.
 
-        :param image: origin of the image. None means an unknown project.
+        :param image: origin of the new image. None means an unknown project.
         """
         if image != OPERATOR:
             return image or SOME_PROJECT
@@ -199,8 +200,8 @@ class Region:
 
     @property
     def operators_bitstream(self) -> str | None:
-        """Return the image of the content, or None if a project may have
-        loaded it."""
+        """Return the id of the image that the content is from, or None if a
+        project may have loaded the content."""
         return None if self.has_projects_content else self.bitstream_id
 
 
@@ -324,14 +325,15 @@ class Device:
         return CardKey(self.address, self.serial, self.ids, self.ports)
 
     def is_of(self, row: 'CardKey') -> bool:
-        """Return whether a row of the store may concern this device. A row
-        with another serial number may, if servers can change the number."""
+        """Return whether a row of the store may be about this device. Its
+        serial number may differ if servers can change that of the device."""
         return row.means(self.card) or self.serial_can_change and row.means(
             self.card._replace(serial=''))
 
     def functions(self) -> set[str]:
-        """Return all PCI functions of the device that nova_accel uses: the
-        device's own, its handles and its company."""
+        """Return all PCI functions of the device that nova_accel uses: its
+        own, those of its handles, and its company (other functions of the
+        slot)."""
         handles = self.all_handles
         return {self.address, *self.company,
                 *(h.address for h in handles if h.type is HandleType.PCI),
@@ -405,11 +407,12 @@ class MigratableDevice(NamedTuple):
 
 
 class Role(enum.Enum):
-    """Whether a claim belongs to a server itself, or to a move of the server
-    that has not ended.
+    """The reason for which a claim exists: for its server (CURRENT), or for a
+    move of the server that has not ended.
 
-    A move holds the old devices of a resize until it is confirmed or reverted,
-    and the new devices of a live migration until the guest has arrived.
+    A resize keeps a claim on the old devices until it is confirmed or
+    reverted. A live migration has a claim on the new devices until the guest
+    arrives.
     """
 
     CURRENT = 'current'
@@ -494,15 +497,15 @@ class Claim:
 
     @property
     def is_use(self) -> bool:
-        """Return whether the server of the claim uses the handle. It does not
-        if the claim is released, or if a move keeps or expects it."""
+        """Return whether the server uses the handle now: the claim is not
+        released, and is not for a move that has not ended."""
         return (self.role is Role.CURRENT and self.instance_uuid != ''
                 and self.state is not ClaimState.DELETING)
 
     @property
     def waits(self) -> bool:
-        """Return whether the handle waits for the operator, and no server has
-        it."""
+        """Return whether the handle waits for the operator. No server has it
+        then."""
         return self.state is ClaimState.WAITING
 
     @property
@@ -512,15 +515,15 @@ class Claim:
 
     @property
     def key(self) -> str:
-        """Return the key for calls of inventory.cards: the address of the
-        device, or the key of the handle if it is a VF or vGPU."""
+        """Return the key for inventory.cards: the address of the device if a
+        server has it whole, otherwise the key of its VF or vGPU."""
         return (self.device_address
                 if self.handle.address == self.device_address
                 else self.handle.key)
 
     def that_waits(self) -> 'Claim':
-        """Return a new claim without a server, which replaces this one while
-        the handle waits for the operator."""
+        """Return the claim to replace this one while the handle waits for the
+        operator. It has a new UUID and no server."""
         return Claim(
             str(uuid.uuid4()), '', self.provider_uuid, self.resource_class, '',
             self.device_address, self.region_index, self.handle, '',
@@ -550,14 +553,14 @@ AS_READ = Loaded(None, None, None, '', OPERATOR)
 
 
 def are_other_products(one: str, other: str) -> bool:
-    """Return whether two Device.ids differ. The subsystems are compared only
-    if both are known."""
+    """Return whether two values of Device.ids are of different products. Their
+    subsystems are compared only if both are known."""
     return any(a != b for a, b in zip(one.split(), other.split(),
                                       strict=False))
 
 
 class CardKey(NamedTuple):
-    """The features by which a row of the store recognizes a card."""
+    """The data by which a row of the store recognizes a card."""
 
     #: '' in a row matches any address, if the row has no serial number and no
     #: ports
@@ -570,16 +573,16 @@ class CardKey(NamedTuple):
     ports: str = ''
 
     def identifies(self, card: 'CardKey') -> bool:
-        """Return whether a row is about a card, which may have moved: compare
-        the serial numbers if both are known, otherwise ports and product."""
+        """Return whether a row is about a card, even if the card has moved.
+        Serial numbers decide if both are known, else ports and product."""
         if self.serial and card.serial:
             return self.serial == card.serial
         return (bool(self.ports) and self.ports == card.ports
                 and not are_other_products(self.ids, card.ids))
 
     def means(self, card: 'CardKey') -> bool:
-        """Return whether a row is about a card: by identifies() if both serial
-        numbers or both ports are known, otherwise by address and product."""
+        """Return whether a row is about a card. identifies() decides if both
+        serial numbers or both ports are known, else address and product."""
         if (self.serial and card.serial) or (self.ports and card.ports):
             return self.identifies(card)
         return ((self.address == card.address

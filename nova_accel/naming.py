@@ -153,10 +153,11 @@ def resource_class(type_: str) -> str:
 
 
 def class_in_force(name: str) -> str:
-    """Return a class from a device profile in the configured spelling.
+    """Return a class from a device profile, as [accel] resource_classes spells
+    it.
 
-    In a profile FPGA and CUSTOM_ACCELERATOR_FPGA mean the same class. Classes
-    that have no standard spelling are returned unchanged.
+    In a profile, FPGA and CUSTOM_ACCELERATOR_FPGA mean the same class. A class
+    that has no standard spelling is returned unchanged.
     """
     for type_, standard in _STANDARD.items():
         if name in (standard, _CLASS_PREFIX + type_):
@@ -165,10 +166,11 @@ def class_in_force(name: str) -> str:
 
 
 def flavor_class(name: str) -> str:
-    """Return a class from a flavor in the configured spelling.
+    """Return a class from a flavor, as [accel] resource_classes spells it.
 
-    If the custom spelling is configured, VGPU, PGPU and FPGA are Nova's
-    classes: unlike class_in_force(), this function leaves them unchanged.
+    With the custom spelling, the classes VGPU, PGPU and FPGA in a flavor are
+    Nova's own. Hence this function returns them unchanged, unlike
+    class_in_force().
     """
     return class_in_force(name) if name.startswith(_CLASS_PREFIX) else name
 
@@ -180,13 +182,13 @@ def _standard_names() -> tuple[frozenset[str], frozenset[str]]:
 
 
 def is_class(name: str) -> bool:
-    """Return whether Placement accepts a name as a resource class."""
+    """Return whether a text has the form of a resource class of Placement."""
     return bool(_CUSTOM.fullmatch(name)) or name in _standard_names()[0]
 
 
 def is_trait(name: str) -> bool:
-    """Return whether a name is a custom or a standard trait. An older
-    Placement may not have the standard trait."""
+    """Return whether a trait is custom, or a standard trait of os-traits. An
+    older Placement may not have the standard trait."""
     return bool(_CUSTOM.fullmatch(name)) or name in _standard_names()[1]
 
 
@@ -197,10 +199,11 @@ def is_custom(name: str) -> bool:
 
 
 def is_accelerator_class(name: str) -> bool:
-    """Return whether only providers of nova_accel have the class.
+    """Return whether a class means accelerators of nova_accel under the
+    present configuration.
 
-    A standard class qualifies only if the standard spelling is configured:
-    otherwise ``resources:VGPU`` is Nova's own vGPU.
+    A standard class does so only if the standard spelling is configured.
+    Otherwise ``resources:VGPU`` requests Nova's own vGPU.
     """
     if name.startswith(_CLASS_PREFIX):
         return not is_memory_class(name)
@@ -209,7 +212,7 @@ def is_accelerator_class(name: str) -> bool:
 
 
 def is_our_class(name: str) -> bool:
-    """Return whether nova_accel reports the class, under any value of [accel]
+    """Return whether nova_accel can report a class, with any value of [accel]
     resource_classes."""
     return (name.startswith((_CLASS_PREFIX, _MEMORY_PREFIX))
             or name in _STANDARD.values())
@@ -224,9 +227,9 @@ def accelerators(resources: Mapping[str, int]) -> dict[str, int]:
 # Traits
 
 def function_trait(function: str) -> str:
-    """Return the trait of a loaded function.
+    """Return the trait of regions in which a function is loaded.
 
-    It is the same for all vendors, because requests name no vendor.
+    The trait is the same for all vendors, because requests name no vendor.
     """
     return f'CUSTOM_FPGA_FUNCTION_{_dashed(function)}'
 
@@ -320,8 +323,8 @@ def type_of(resource_class: str) -> str:
 
 
 def type_in(traits: Iterable[str]) -> str:
-    """Return the first word of the device type from the traits of a device, or
-    '' if they do not show the type."""
+    """Return the first word of a device type from the traits of the device,
+    for example GPU. Return '' if the traits do not show the type."""
     known = {t for t in traits if re.match('CUSTOM_[^_]+_', t)
              and not is_volatile(t)}
     # the vendor's trait: those of product and family begin with it
@@ -334,19 +337,19 @@ def type_in(traits: Iterable[str]) -> str:
 def is_of_device(trait: str, type_: str) -> bool:
     """Return whether only providers of devices of a type can have a trait.
 
-    The trait with the type alone does not count: hosts may have it, too.
+    The trait of the type alone does not count, because hosts may have it, too.
     """
     return trait != ONE_TIME_USE and is_volatile(trait) or trait.startswith(
         tuple(f'CUSTOM_{type_}_{vendor}' for vendor in _VENDORS))
 
 
 def product_of(type_: str, traits: Iterable[str]) -> tuple[str, list[str]]:
-    """Return vendor and product names from device_traits().
+    """Return vendor and product of a device from its device_traits().
 
     :param type_: as Device.type.
-    :returns: vendor, and the names of product and family, in the spelling of
-        traits, or '' and [] if the traits do not show them. PCI ids are left
-        out if there are names.
+    :returns: (vendor, names), in the spelling of traits. The names are those
+        of the product and the family, or PCI ids if they are the only names.
+        ('', []) if the traits do not show the vendor.
     """
     prefix = f'CUSTOM_{normalize(type_, "the type")}_'
     words = {t.removeprefix(prefix) for t in traits if t.startswith(prefix)
@@ -365,8 +368,8 @@ def product_of(type_: str, traits: Iterable[str]) -> tuple[str, list[str]]:
 
 
 def is_volatile(trait: str) -> bool:
-    """Return whether a trait shows a state that changes. nova_accel removes it
-    when it is outdated."""
+    """Return whether a trait shows a state that can change. nova_accel removes
+    such a trait when it no longer applies."""
     return bool(_VOLATILE.fullmatch(trait)) or trait in class_traits().values()
 
 
@@ -418,9 +421,9 @@ def device_traits(device: model.Device) -> set[str]:
 
 
 def place_traits(device: model.Device) -> set[str]:
-    """Return the traits of a device's NUMA node, PCI root complex and live
-    migration. The provider of a pool gets the traits that all its devices
-    share."""
+    """Return the traits of a device for its NUMA node, its PCI root complex,
+    and the driver with which it can migrate live. A pool's provider has the
+    traits that all devices of the pool share."""
     traits = set()
     if by := re.sub('[^A-Z0-9]+', '_', device.migrates_by.upper()).strip('_'):
         # Placement's limit is 255 characters
@@ -434,10 +437,11 @@ def place_traits(device: model.Device) -> set[str]:
 
 
 def place_of(traits: Iterable[str]) -> tuple[str | None, str | None]:
-    """Return the traits of a provider's NUMA node and PCI root complex.
+    """Return the two traits that show the place of a provider: (that of the
+    NUMA node, that of the PCI root complex).
 
-    :returns: None in place of a missing trait: the place is unknown, or the
-        provider's devices have different places.
+    :returns: None in place of a missing trait. The place is then unknown, or
+        the provider's devices have different places.
     """
     node = root = None
     for trait in traits:
@@ -466,9 +470,9 @@ def is_near(trait: str) -> bool:
 
 
 def near_of(traits: Iterable[str]) -> dict[str, str]:
-    """Return level -> trait of the host's domain.
+    """Return level -> trait of the domain, from the traits of a host.
 
-    A level with several traits is left out.
+    A level for which the host has several traits is left out.
     """
     found: dict[str, str] = {}
     twice = set()
@@ -483,14 +487,15 @@ def near_of(traits: Iterable[str]) -> dict[str, str]:
 
 
 def region_traits(device: model.Device, region: model.Region) -> set[str]:
-    """Return the traits of a region: device, region type, loaded function.
+    """Return the traits of a region: those of the device, of the region type,
+    and of the loaded function.
 
-    The function is shown only if the operator loaded it, because a tenant's
-    bitstream may claim any function UUID, and only if it identifies its
-    bitstream (see model.SHARED_FUNCTIONS).
+    A trait of a function appears only if the operator loaded the function,
+    because the bitstream of a tenant can have any function UUID. The UUID must
+    also identify the bitstream (see model.SHARED_FUNCTIONS).
 
-    CUSTOM_PROGRAMMABLE is missing here, because it depends on the use of the
-    region, which the device does not show.
+    CUSTOM_PROGRAMMABLE is never returned here, because it depends on servers
+    that use the region, which this function does not know.
 
     :raises InvalidName: a name cannot become a trait; the error names the
         device.
@@ -524,8 +529,8 @@ def _type_traits(vendor, region):
 
 
 def identity_traits(device: model.Device) -> frozenset[str]:
-    """Return the traits of a card and of its region types, or an empty set if
-    a name cannot become a trait."""
+    """Return the traits of a card that do not change, including those of its
+    region types. Return an empty set if a name cannot become a trait."""
     try:
         vendor = normalize(device.vendor, device.address)
         return frozenset(device_traits(device)).union(*(
@@ -547,12 +552,12 @@ def property_trait(type_: str, *words: str) -> str:
 
 
 def vgpu_trait(vendor: str, product_id: str, title: str) -> str:
-    """Return the trait of a GPU that can create a vGPU of a type now.
+    """Return the trait of GPUs on which a vGPU of a type can be created now.
 
     :param product_id: PCI device id (four hex digits), or the driver's name
         for a GPU that is not a PCI device.
-    :param title: the vendor's name of the type. The trait omits the vendor in
-        it, and has '_' for characters other than A-Z and 0-9.
+    :param title: the vendor's name of the type. The trait omits a leading
+        vendor name, and has '_' for characters other than A-Z and 0-9.
     :raises InvalidName: title has no usable character.
     """
     of = f'the vGPU type {title!r}'
@@ -581,13 +586,13 @@ def provider_uuid(root_uuid: str, node: str, name: str) -> str:
 
 def pool_provider_name(node: str, device: model.Device,
                        numa_node: int | None = None) -> str:
-    """Return the provider name of the pool that a device belongs to.
+    """Return the name of the provider of the pool to which a device belongs.
 
-    Devices share a pool if they have the same type, vendor, product,
-    subsystem, family, driver and traits, and are all allocated whole or all by
-    VFs. The name ends in a digest of these; the words before it are for
-    people. The name does not depend on other devices of the host, or on a
-    restart.
+    Devices are in the same pool if they have the same type, vendor, product,
+    subsystem, family, driver and traits, and if either all or none of them are
+    divided into VFs. The name ends with a digest of these properties, and
+    begins with words for people. It does not depend on other devices of the
+    host, and stays the same after a restart.
 
     :param numa_node: of the device, if each NUMA node has its own pools.
     :raises InvalidName: a value cannot become a part of the name; the error
@@ -615,8 +620,8 @@ def _digest(driver, type_, vendor, product, family, subsystem, traits,
 
 
 def set_provider_name(node: str, addresses: Iterable[str]) -> str:
-    """Return the provider name of a set. It has the form of a pool's name, and
-    depends only on the addresses."""
+    """Return the name of the provider of a set ([accel] device_sets). It has
+    the form of a pool's name, and depends only on the addresses of the set."""
     digest = hashlib.sha256(json.dumps(sorted(addresses)).encode()).hexdigest()
     return device_provider_name(node, f'{_POOL}SET_{digest[:8]}')
 
@@ -626,10 +631,10 @@ _POOL = 'pool_'
 
 
 def part_of_provider(node: str, name: str) -> str | None:
-    """Return the device or pool that a provider belongs to.
+    """Return the part of a provider's name that names the device, pool or set.
 
-    :returns: the address of a device, also for its regions, or the name of a
-        pool or set (is_pool()), or None if the provider is not nova_accel's.
+    :returns: the address of a device, also for its regions; or the name of a
+        pool or set (is_pool()); or None for a provider of another service.
     """
     prefix = device_provider_name(node, '')
     if not name.startswith(prefix):
@@ -638,5 +643,5 @@ def part_of_provider(node: str, name: str) -> str | None:
 
 
 def is_pool(part: str) -> bool:
-    """Return whether a part_of_provider() is a pool or a set."""
+    """Return whether a result of part_of_provider() is a pool or a set."""
     return part.startswith(_POOL)

@@ -75,9 +75,10 @@ def shared(wanted: Iterable[Level], members: Iterable[Domains],
 
 def unreported(wanted: Iterable[Level], domains: Iterable[Domains],
                ) -> dict[Level, str]:
-    """Return level -> a clause, for each level in which no host has a domain.
+    """Return a clause for each level of which no host has a domain: level ->
+    clause.
 
-    :param domains: of the hosts that satisfy all other conditions.
+    :param domains: domains of each host that satisfies all other conditions.
     """
     known = set().union(*domains)
     return {level: f'{KEY} {"requires" if level.required else "prefers"} the '
@@ -104,12 +105,13 @@ def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
            domains: Mapping[str, Domains], members: Collection[Domains] = (),
            chance: Callable[[], float] = random.random, *,
            fullest: bool = True) -> Choice:
-    """Choose domains for servers that are scheduled together.
+    """Choose domains, and hosts in them, for servers that are scheduled
+    together.
 
     All servers get one domain of each required level: the domain in which they
-    use the fewest domains of the preferred levels, and among equal ones the
-    fullest. Farther preferred levels take precedence: servers that do not fit
-    into one NVLink domain stay in one rack.
+    use the fewest domains of the preferred levels, of which farther levels
+    count first. Hence servers that do not fit into one NVLink domain stay in
+    one rack. Among equal domains, the fullest one is chosen.
 
     :param wanted: levels(), at least one.
     :param free: host -> number of servers that fit on it.
@@ -118,7 +120,7 @@ def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
         of its host.
     :param chance: returns a random number, which breaks ties: schedulers that
         decide at the same time then choose different domains.
-    :param fullest: whether the fullest domain wins a tie.
+    :param fullest: whether the fullest domain wins among equal ones.
     """
     required = [level.name for level in wanted if level.required]
     wished = [level.name for level in reversed(wanted) if not level.required]
@@ -168,10 +170,11 @@ def choose(wanted: Sequence[Level], servers: int, free: Mapping[str, int],
 
 
 def full(there: Mapping[str, str], fitting: int, servers: int) -> str:
-    """Return a clause: the domain of the first member has too little room.
+    """Return a clause: not all servers fit into the domain of the first
+    member.
 
     :param there: shared(), not empty.
-    :param fitting: how many servers fit.
+    :param fitting: how many of the servers fit.
     """
     level, domain = next(iter(there.items()))
     return (f'the free part of {level} {domain} of the first member has '
@@ -179,8 +182,8 @@ def full(there: Mapping[str, str], fitting: int, servers: int) -> str:
 
 
 def _blocks(hosts, servers, names, free, domains, members, chance):
-    """Return a list of hosts for each domain of the nearest level. Servers
-    fill the lists, and the hosts in a list, in this order."""
+    """Return the hosts in the order in which servers fill them, in a list for
+    each domain of the nearest level."""
     if not names:
         return [hosts]
     name, *nearer = names

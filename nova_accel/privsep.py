@@ -1,13 +1,14 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The privileged processes of nova_accel.
 
-They run as root and therefore own the sysfs attributes and device nodes that
-they write. Hence the main process keeps a single capability: to read a
-bitstream in nova's own directory, and to open a VFIO group of another user. A
-second process starts only to erase disks, for which the kernel requires
-CAP_SYS_ADMIN, and a third one only to find the processes that have a device
-open, which requires CAP_SYS_PTRACE (proc(5)). The entry points are in
-nova_accel.host.privileged. Drivers of other packages have other contexts.
+The processes run as root, and hence own the sysfs attributes and device nodes
+that they write. Therefore the main process of the three needs only one
+capability: to read a bitstream in nova's own directory, and to open a VFIO
+group of another user. The second process starts only when disks are erased,
+for which the kernel requires CAP_SYS_ADMIN. The third one starts only to find
+the processes that have a device open, which requires CAP_SYS_PTRACE (proc(5)).
+The entry points are in nova_accel.host.privileged. Drivers of other packages
+have other contexts.
 """
 
 from collections.abc import Iterable
@@ -28,8 +29,8 @@ THREADS = 128
 class Context(priv_context.PrivContext):
     """A privileged process, of nova_accel or of another package's driver.
 
-    If it cannot be started, the error states that: a missing file is then
-    sudo, not a file of the device.
+    If the process cannot be started, start() raises an error that states this.
+    Otherwise a missing sudo would look like a missing file of the device.
     """
 
     def __init__(self, prefix: str, cfg_section: str, pypath: str,
@@ -47,12 +48,12 @@ class Context(priv_context.PrivContext):
         cfg.CONF.set_default('thread_pool_size', THREADS, group=cfg_section)
 
     def entrypoint(self, func):
-        """Return a function that runs in the process, with the name of
-        ``func``; see the base class."""
+        """Decorate a function to run in the privileged process. The result
+        keeps the name of ``func``; see the base class."""
         return functools.update_wrapper(super().entrypoint(func), func)
 
     def start(self, method=priv_context.Method.ROOTWRAP):
-        """:raises OSError: ENOEXEC, with the reason."""
+        """Start the process. The errno of an OSError is always ENOEXEC."""
         try:
             super().start(method)
         except (OSError, daemon.FailedToDropPrivileges) as error:

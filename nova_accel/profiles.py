@@ -249,7 +249,7 @@ def _scalar(file, node, key) -> str:
 class ProfileStore:
     """The profiles of [accel] device_profiles. Changed files are read again.
 
-    If a file becomes invalid, its last valid profiles stay in force.
+    If a file becomes invalid, the profiles that it had before stay in use.
     """
 
     def __init__(self) -> None:
@@ -360,11 +360,11 @@ def expand(extra_specs: Mapping[str, str], get: Callable[[str], Profile],
 
 def _granular(groups: Iterable[Mapping[str, str]],
               ) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Return the groups of a profile with their suffixes in the flavor.
+    """Yield (suffix in the flavor, group) for the groups of a profile.
 
     Placement satisfies a group from one provider, and each region of an FPGA
-    is a provider. Hence a group of several FPGAs becomes several groups, which
-    have the same keys.
+    is a provider. Hence a group of several FPGAs becomes several groups of one
+    FPGA with the same keys.
     """
     fpgas = f'resources:{naming.resource_class("FPGA")}'
     for index, group in enumerate(groups):

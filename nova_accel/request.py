@@ -121,8 +121,8 @@ class AcceleratorRequest:
                 *self.alternatives]
 
     def got(self, region: model.Region) -> str | None:
-        """Return the function of a region if it satisfies the request, or
-        None: the UUID, or the name if the flavor uses names."""
+        """Return the function of a region if it satisfies the request: its
+        name if the flavor uses names, else its UUID. Otherwise return None."""
         for choice in self.choices:
             if choice.function_id and (
                     choice.function_id == region.function_uuid):
@@ -133,15 +133,15 @@ class AcceleratorRequest:
         return None
 
     def only(self, function: str) -> 'AcceleratorRequest':
-        """Return the request for this function alone, or the whole request if
-        it does not name this function."""
+        """Return the request for this function alone (32 hex digits), or the
+        whole request if it does not name the function."""
         return next((choice for choice in self.choices
                      if choice.function_id == function), self)
 
     @property
     def wanted_traits(self) -> list[str]:
-        """Return the traits of acceptable functions. A region that has one of
-        them need not be programmed."""
+        """Return the traits of acceptable functions. If a region has one of
+        these traits, it need not be programmed."""
         return [trait for choice in self.choices
                 for trait in choice._traits()]
 
@@ -154,12 +154,12 @@ class AcceleratorRequest:
             yield naming.bitstream_trait(self.bitstream_id)
 
     def carried_by(self, region: model.Region) -> bool:
-        """Return whether a region carries a function that is acceptable for a
-        new server.
+        """Return whether a new server can use a region without programming it,
+        because an acceptable function is already loaded.
 
-        Only content of the operator counts: a project's bitstream is for the
-        server that loaded it, and its function UUID is not verified. A
-        function of model.SHARED_FUNCTIONS does not identify its bitstream.
+        Only content of the operator counts. The bitstream of a project is for
+        the server that loaded it, and its function UUID is not verified. A
+        UUID of model.SHARED_FUNCTIONS does not identify a function.
         """
         if not self.programs:
             return True
@@ -263,7 +263,8 @@ def affinity(extra_specs: Mapping[str, str]) -> Affinity:
 
 
 def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
-    """Return extra specs with early spellings and class names in present form.
+    """Return extra specs in which early spellings and class names are replaced
+    by present ones.
 
     The first Cyborg specifications have
     ``function:CUSTOM_FPGA_FUNCTION_<VENDOR>_<UUID>=required``,
@@ -271,8 +272,8 @@ def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
     for the unnumbered group. Keys of a numbered group begin with
     ``others<N>:``.
 
-    :raises InvalidRequest: a function: key is not a function trait, or is not
-        required; or others<N>: is followed by another key.
+    :raises InvalidRequest: a function: key has no function trait, or another
+        value than required; or others<N>: is followed by another key.
     """
     result: dict[str, str] = {}
     for key, value in extra_specs.items():
@@ -338,9 +339,10 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
 
 
 def groups(extra_specs: Mapping[str, str]) -> dict[str, Group]:
-    """Return the request groups of a flavor whose profile is expanded, as Nova
-    passes them to Placement, including those without accelerators.
+    """Return all request groups of a flavor, as Nova passes them to Placement.
+    Groups without accelerators are included.
 
+    :param extra_specs: those of the flavor, with its profile expanded.
     :returns: suffix -> group; '' is the suffix of the unnumbered group.
     :raises InvalidRequest: the error names the extra spec.
     """
@@ -376,11 +378,12 @@ def _groups(extra_specs) -> dict:
 
 def with_image_overrides(extra_specs: Mapping[str, str],
                          properties: Mapping[str, str]) -> dict[str, str]:
-    """Return extra specs with the bitstreams that the server's image requests.
+    """Return extra specs in which bitstreams that the server's image requests
+    replace functions of the flavor.
 
-    Only groups with accel<g>:runtime_programming=true are changed: an operator
-    may sell fixed functions. If a key names no group, and there is one such
-    group, the key applies to that group.
+    Only groups with accel<g>:runtime_programming=true are changed, because an
+    operator may sell fixed functions. If a key of the image names no group, it
+    applies to the only such group.
 
     :param properties: of the image. Only ``accel<g>:bitstream_id`` is read:
         function_id is a property of images that are bitstreams.
@@ -458,8 +461,8 @@ class Server:
 
     @property
     def takes_along(self) -> bool:
-        """Return whether a live migration includes the state of the devices.
-        """
+        """Return whether the state of the devices moves with the guest in a
+        live migration."""
         return self.extra_specs.get(LIVE_MIGRATION_KEY) == 'transparent'
 
     @property
@@ -644,11 +647,12 @@ def match(requests: list[AcceleratorRequest], allocations: list[Allocation],
           ) -> list[tuple[AcceleratorRequest, Allocation]]:
     """Assign each request to the provider that satisfies it.
 
-    Nova's allocations do not contain group names. Hence requests are matched
-    to providers by class, amount, traits and memory; a numbered group gets all
-    of its classes from one provider. If several assignments fit, the one with
-    the least programming is chosen, and among equal ones the first in the
-    order of requests and provider UUIDs. Hence the result is deterministic.
+    Nova's allocations do not contain the names of groups. Hence requests are
+    matched to providers by class, amount, traits and memory. All classes of a
+    numbered group are from one provider. If several assignments fit, the one
+    with the least programming is chosen. If there are several of these, the
+    first in the order of requests and provider UUIDs is chosen. Hence the
+    result is deterministic.
 
     Allocations beyond the requests are logged and ignored. Nova leaves such a
     surplus after a resize whose host was killed.

@@ -120,17 +120,18 @@ class Host:
 
     def report(self, tree, node: str, allocations: dict | None = None,
                starting: bool = False, edition: object = None) -> bool:
-        """Write the providers of this host into Nova's provider tree. Called
-        under the lock of Nova's resource tracker.
+        """Write the providers of this host into Nova's provider tree. Nova's
+        resource tracker calls this and holds its lock.
 
         :param tree: nova.compute.provider_tree.ProviderTree of the host.
         :param node: name of the root provider.
-        :param allocations: allocations of the host, which are changed in place
-            and written by Nova with the tree, or None if Nova writes none.
-        :param starting: whether Nova passes allocations if this returns False.
+        :param allocations: allocations of the host, or None. If given, they
+            are changed in place, and Nova writes them with the tree.
+        :param starting: whether Nova can call again with allocations, which it
+            does only at its start.
         :param edition: of the tree; see inventory.tree.Tree.update().
-        :returns: False, with nothing changed, if allocations have to move: the
-            caller then calls again with the allocations.
+        :returns: False if allocations have to move to other providers. Nothing
+            is changed then, and the caller calls again with the allocations.
         """
         if not self.store_age.before_report(tree, node):
             return True
@@ -152,8 +153,8 @@ class Host:
         return True
 
     def begin(self) -> None:
-        """Compare claims with guests. Called after libvirt first answers, and
-        before Nova uses a claim."""
+        """Compare the claims with the guests. Called after libvirt first
+        answers, and before Nova uses a claim."""
         self.store_age.begin()
         # count the use only of claims that are left
         for go_on in self.usage.resume, self.metrics.go_on:
@@ -277,11 +278,12 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
 def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
                taken_elsewhere: Callable[[model.Device], str],
                ) -> Host:
-    """Assemble a host, find its devices, and read the claims.
+    """Assemble the parts of a host, find its devices, and read the claims.
 
     :param host: name of this compute host.
     :param state_path: directory of the claim store.
-    :param taken_elsewhere: returns the option of Nova that also uses a device.
+    :param taken_elsewhere: returns the option with which Nova itself also uses
+        a device.
     :raises AcceleratorsUnavailable: the claim store cannot be used.
     :raises ConfigurationError: [accel] names something that does not exist, or
         has a value that cannot be read.
@@ -366,8 +368,8 @@ def _start(host: Host) -> None:
 
 
 def _make_again(host):
-    """Create vGPUs of servers again, which the kernel loses when the host
-    boots, before other servers use the capacity."""
+    """Create the vGPUs of existing servers again, because they vanish when the
+    host boots. This runs before new servers can take the capacity."""
     by_device = collections.defaultdict(list)
     for claim in host.holdings.all():
         if claim.created_type and claim.state is model.ClaimState.BOUND:

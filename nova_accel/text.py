@@ -89,7 +89,7 @@ def to_second(found: str) -> str:
 
 def moment() -> str:
     """Return a timestamp that does not depend on the wall clock: the boot id
-    of the host, and CLOCK_MONOTONIC, which all processes share
+    of the host, and CLOCK_MONOTONIC. All processes of the host share both
     (proc_sys_kernel(5), clock_gettime(2))."""
     with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as file:
         return f'{file.read().strip()} {time.monotonic()}'

@@ -8,14 +8,14 @@ OLDEST, NEWEST = 31, 34
 
 
 def too_old() -> str:
-    """Return why the installed Nova is too old, as a sentence, or ''."""
+    """Return a sentence if the installed Nova is too old, otherwise ''."""
     return _sentence(lambda major: major < OLDEST, 'upgrade Nova, or install '
                      'an earlier release of nova_accel')
 
 
 def too_new() -> str:
-    """Return a sentence that this release was not tested with a Nova as new as
-    the installed one, or ''."""
+    """Return a sentence if the installed Nova is newer than the newest one
+    with which this release was tested, otherwise ''."""
     return _sentence(lambda major: major > NEWEST,
                      'install a release of nova_accel that names it')
 
