@@ -168,7 +168,8 @@ class Accelerators:
 
     def would_get(self, server: request.Server, allocations: plan.Allocations,
                   moving: bool) -> list[_Got]:
-        """Return the handles that plug() would take; see can_have().
+        """Return the handles that plug() would take. For parameters see
+        can_have().
 
         :raises AcceleratorError: plug() would fail.
         """

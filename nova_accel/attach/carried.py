@@ -30,8 +30,8 @@ _OPTIONAL = {'restore_function', 'restore_bitstream', 'restore_origin',
 
 
 class Refused(Exception):
-    """The text of a guest is not usable. The message is the reason, as a
-    clause."""
+    """The text in the metadata of a guest is not usable. The message is the
+    reason, as a clause."""
 
 
 class Carried(NamedTuple):

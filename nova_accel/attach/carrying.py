@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Write, compare and read the claims that guests carry in their metadata.
 
-The text is a part of the guest's XML when Nova defines it. It is written again
-if claims change while the guest exists. attach.reconcile writes missing texts,
-for example if nova-compute was killed between a change and its text.
+When Nova defines a guest, the text is a part of its XML. The text is written
+again if claims change while the guest exists. If nova-compute is killed
+between a change of claims and this write, attach.reconcile writes the text
+later.
 """
 
 from nova_accel.attach import carried

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Choose free handles of the allocated providers for a server.
 
-Healthy handles come before suspect ones. Among equal handles, those with which
-the fewest guests failed to start come first, and of these the closest ones are
+Healthy handles come before suspect handles. Then handles with which fewer
+guests failed to start come first. Among equal handles, the closest handles are
 chosen (attach.closeness). For example, Placement has allocated two GPUs of a
-pool of four, one of which is suspect: of the three healthy GPUs, the two that
-share a PCIe switch are chosen.
+pool of four, and one of the four is suspect. Of the three healthy GPUs, the
+two that share a PCIe switch are chosen.
 """
 
 import collections
@@ -137,8 +137,9 @@ class Choice:
             yield free
 
     def _without_failures(self, free, amount):
-        """Return the offers of a provider with the fewest failed starts of
-        guests, but at least the needed number of offers."""
+        """Return the needed amount of a provider's offers, those with the
+        fewest failed starts of guests, and all other offers with equally few.
+        """
         failures = [self._failures[found.handle] for found in free]
         most = sorted(failures)[amount - 1]
         return [found for found, count in zip(free, failures)

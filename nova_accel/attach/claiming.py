@@ -2,10 +2,10 @@
 """Claim free handles for a server.
 
 The handles are chosen from memory without a lock, because asking the kernel
-whether a process of the host has them open may take long. Under the lock
-"choice" they are claimed if they are still offered. Otherwise other handles
-are chosen. For example, two builds choose the same VF: the second build finds
-the VF HELD under the lock, and chooses another VF.
+whether a process of the host has them open may take long. Then, under the lock
+"choice", the handles are claimed if they are still offered. Otherwise other
+handles are chosen. For example, two builds choose the same VF: the second
+build finds the VF HELD under the lock, and chooses another VF.
 """
 
 import dataclasses
@@ -89,10 +89,8 @@ class Claiming:
                 return chosen
 
     def _await_clean(self, provider_uuids):
-        """Wait until regions that other servers have released are clean.
-
-        Clean regions whose cleaning a crash has interrupted.
-        """
+        """Clean regions that other servers have released, or wait until a
+        cleaning that has begun ends."""
         left = [claim for claim in self._holdings.being_released()
                 if claim.provider_uuid in provider_uuids
                 and claim.region_index is not None and not claim.error]

@@ -144,8 +144,8 @@ def _in_turn(wants, limit, together, allowed):
 
 
 def _is_free(want: Want) -> bool:
-    """Return whether there is a choice of places, because the places of a want
-    are not all equal."""
+    """Return whether the places of a want differ: only then is there a choice.
+    """
     return len(set(want.places)) > 1
 
 

@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The interface to Nova, Placement, Glance and libvirt, for rooms below virt/.
+"""The interface to Nova, Placement, Glance and libvirt, for packages that do
+not import Nova.
 
 nova_accel.virt.cloud implements it for a real nova-compute. Tests have a small
 cloud of their own.
@@ -41,8 +42,8 @@ class Cloud(typing.Protocol):
         """
 
     def consumers(self, provider_uuid: str) -> set[str]:
-        """Return the consumers that have allocations from a provider, none if
-        Placement does not have the provider.
+        """Return the consumers that have allocations from a provider. If
+        Placement does not have the provider, return an empty set.
 
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
@@ -110,8 +111,9 @@ class Cloud(typing.Protocol):
              refused: Callable[[], None]) -> None:
         """Change a provider in Placement now, in the context of reporting().
 
-        :param change: converts the present provider to the new one. Called
-            again if another client has changed the provider meanwhile.
+        :param change: function that returns the new inventory and traits for
+            the present ones. Called again if another client has changed the
+            provider meanwhile.
         :param refused: called if Placement rejects the new inventory.
         :raises PlacementUnavailable: the change failed. The next report
             repeats it.
@@ -160,7 +162,8 @@ class Cloud(typing.Protocol):
         """Return Nova's entries of migrations, each with an added key
         ``is_own``: whether the user of [service_user] has begun the migration.
 
-        :param since: return own migrations that have changed since this time.
+        :param since: return migrations with is_own that have changed since
+            this time.
         :param server: return all migrations of this server instead.
         :raises: as ask_nova().
         """
@@ -231,7 +234,7 @@ class Cloud(typing.Protocol):
         """Write a text into the metadata of a running guest and of its
         definition. Without a guest in libvirt, do nothing.
 
-        :param text: '' removes it.
+        :param text: '' removes the present text.
         """
 
     def paused(self, uuids: Collection[str]) -> set[str]:
@@ -264,7 +267,7 @@ class Cloud(typing.Protocol):
 
 
 class Instance(typing.Protocol):
-    """The fields of Nova's entry of a server that rooms below virt/ read."""
+    """The fields of Nova's entry of a server, for packages without Nova."""
 
     uuid: str
     project_id: str

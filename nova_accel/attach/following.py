@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Move claims to the new addresses of their cards.
 
-A boot may number the buses differently, for example after a card was added,
-and people move cards. inventory.identity finds the card of a claim. The claims
-of all moved cards are written in one transaction, because one card may have
-the former address of another. Until a claim has moved, its server cannot
-start, and both addresses are withheld ("misplaced").
+A boot may number the buses differently, for example after a card was added.
+Also, people move cards to other slots. inventory.identity finds the card of a
+claim. The claims of all moved cards are written in one transaction, because
+one card may have the former address of another. Until a claim has moved, its
+server cannot start, and both addresses are withheld ("misplaced").
 
 For example, a new card is added, and the next boot numbers the GPU of server A
 0000:65:00.0 instead of 0000:3b:00.0. Before A starts, its claim gets the new
@@ -79,7 +79,7 @@ class Following:
         """Return the claims that can move.
 
         :param claims: all claims, by uuid.
-        :param stays: receives uuid -> reason for claims that cannot move.
+        :param stays: dict to which uuid -> reason is added for other claims.
         """
         new, why = {}, {}
         guests = self._guests()

@@ -2,8 +2,9 @@
 """Devices of guests that are built, start, run and end.
 
 The driver calls these methods in the order of a guest's life. plug() runs in
-the background while Nova builds a guest. unplug() is the third call of os-acc:
-the claims of a server are released, and each ends when its device is clean.
+the background while Nova builds a guest. unplug() is the third call of os-acc.
+It releases the claims of a server, and each claim ends when its device is
+clean.
 """
 
 from collections.abc import Callable, Iterator
@@ -93,8 +94,8 @@ class Guests:
         self._plugging[server.uuid] = plugging
 
     def is_under_way(self, server_uuid: str) -> bool:
-        """Return whether a plug of the server is in the background, and its
-        build has not ended."""
+        """Return whether a plug for the server has begun, and the build of its
+        guest has not ended."""
         return server_uuid in self._plugging
 
     @contextlib.contextmanager
@@ -199,7 +200,7 @@ class Guests:
                 or self._holdings.any_of(server_uuid))
 
     def reattach(self, server_uuid: str, when: str) -> None:
-        """Attach the devices of a server that are ready to its running guest.
+        """Attach the ready devices of a server to its running guest.
 
         Raises nothing: attach.reconcile retries failures.
 

@@ -72,8 +72,8 @@ class HandoverResults:
     def _note_unclean(self, claim, device, policy, done):
         """Store how clean the handle of an ending claim is.
 
-        If the operator configures a stricter policy later, a handle that this
-        policy would have cleaned better counts as unclean.
+        The handle counts as unclean if the operator later configures a policy
+        under which it would have been cleaned better.
 
         :raises AcceleratorsUnavailable: the store cannot be written.
         """

@@ -152,20 +152,20 @@ class Holdings:
 
     def doubt(self, claims: Iterable[model.Claim], error: str) -> None:
         """Store that the content of devices is unknown. The next start of the
-        server restores it."""
+        server restores the content."""
         self._go('doubt', claims, error=error)
 
     def not_ready(self, claims: Iterable[model.Claim], error: str) -> None:
         """Store that the devices of a server could not be prepared. The server
-        keeps them, and its next start tries again."""
+        keeps the devices, and its next start tries again."""
         self._go('not_ready', claims, error=error)
 
     @contextlib.contextmanager
     def kept_on_error(self, claims: Iterable[model.Claim]):
         """Keep the claims of a server if the context raises an error.
 
-        The error is stored. Claims that were BOUND when the context began
-        become not_ready(), and the content of the others is in doubt().
+        The error is stored by not_ready() for claims that were BOUND when the
+        context began, and by doubt() for the other claims.
         """
         bound = {c.uuid: c.state is _State.BOUND for c in claims}
         try:
@@ -412,8 +412,8 @@ class Holdings:
         return after
 
     def _checked(self, name, claims, gone_is_fine):
-        """Return the present version of claims, all in a state in which a
-        transition can begin.
+        """Return the present version of claims, after a check that a
+        transition can begin in their states.
 
         :param name: the transition in TRANSITIONS.
         :param gone_is_fine: whether to ignore claims that have ended.

@@ -165,8 +165,9 @@ class Loader:
         """Return the image of a request, and a client that may read it.
 
         The flavor may name an image of the operator that the tenant cannot
-        see. An image that the owner of the server names is read with the
-        user's token, if available.
+        see. Hence it may be read with the credentials of nova-compute. An
+        image that the owner of the server names is read with the user's token,
+        if available.
 
         :returns: (client, image).
         """
@@ -223,7 +224,8 @@ class Loader:
 
         :param client: a Glance client that may read the image.
         :param wanted: the request or claim that the image has to match.
-        :param step: given by a caller that makes further checks.
+        :param step: the step of a caller that makes further checks; None: a
+            new one.
         :raises AcceleratorError: the region does not carry the image.
         """
         driver = self._inventory.driver_of(device)
@@ -329,7 +331,7 @@ def check_data(image: glance.Image, content: str) -> None:
 
 def seconds_at_most() -> int:
     """Return the longest time, in seconds, for which an operation may occupy a
-    server or a region: download, programming, and the steps around them."""
+    server or a region, with download, programming, and all other steps."""
     return (glance.download_seconds() + CONF.accel.programming_timeout
             + 2 * CONF.accel.device_timeout)
 

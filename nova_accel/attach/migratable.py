@@ -65,8 +65,8 @@ class MigratableDevices:
         """Return descriptions of the devices that plug() would claim for a
         server, on the destination.
 
-        :raises AcceleratorError: plug() would fail, or no state can be moved
-            to one of these devices.
+        :raises AcceleratorError: plug() would fail, or the state of a guest's
+            device cannot be moved to one of these devices.
         """
         devices = self._inventory.devices
         return sorted(self._described(

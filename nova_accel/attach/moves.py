@@ -2,8 +2,8 @@
 """Keep the devices of a server that moves until the move ends.
 
 A resize or a migration sets the claims of its server aside: their consumer
-becomes the migration. They return to the server if Nova reverts the move, and
-are released if Nova confirms it.
+becomes the migration. The claims return to the server if Nova reverts the
+move, and are released if Nova confirms the move.
 """
 
 import dataclasses

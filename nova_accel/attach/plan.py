@@ -82,10 +82,10 @@ def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,
             held: Sequence[model.Claim]) -> Plan:
     """Plan for a server that gets devices on this host.
 
-    :param requests: of its flavor and image.
+    :param requests: the requests of the server's flavor and image.
     :param allocations: all allocations of the server.
     :param own: the allocations from nova_accel's providers.
-    :param held: its current claims, from an earlier try.
+    :param held: the present claims of the server, from an earlier try.
     :raises DeviceUnavailable: the allocation does not match the requests.
     """
     if _missing(requests, allocations) and not own:
@@ -104,7 +104,7 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
     The server keeps all its claims.
 
     :raises DeviceUnavailable: Placement has allocated no devices to the
-        server, or not those that it holds.
+        server, or other devices than the server holds.
     """
     if not own and (held or _missing(requests, allocations) or any(
             # another host has the devices, for example because a move was not

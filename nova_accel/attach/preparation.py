@@ -2,8 +2,8 @@
 """Prepare handles for the guests of servers.
 
 vGPUs are created, drivers with a prepare() are called, and functions are
-unbound from drivers of the host. libvirt would unbind them without a time
-limit, and some drivers wait until no process has the function open.
+unbound from drivers of the host. libvirt would unbind functions without a time
+limit, and some drivers wait until no process has a function open.
 """
 
 from collections.abc import Iterable
@@ -136,8 +136,8 @@ class Preparation:
 
     @contextlib.contextmanager
     def _named(self, kernel, device, handle):
-        """If the context raises DeviceTimeout, add to the error which
-        processes keep the handle open."""
+        """If the context raises DeviceTimeout, add to the error the processes
+        that keep the handle open."""
         try:
             yield
         except exception.DeviceTimeout as error:

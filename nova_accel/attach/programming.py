@@ -104,8 +104,8 @@ class Programming:
 
     def _warn_of_better(self, wanted, claims, device, region):
         """Warn if nova-scheduler should have chosen another region of this
-        host, which was free and carries the function. AcceleratorFilter seems
-        disabled."""
+        host, which was free and carries the function. Then AcceleratorFilter
+        is probably disabled."""
         shown = self._inventory.shown.by_part()
         held = {c.part for c in self._holdings.all()}
         offered = self._inventory.offers.now()

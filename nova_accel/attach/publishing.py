@@ -45,8 +45,8 @@ class Publisher:
             'Placement is not informed before the next report')
 
     def _make_known(self) -> None:
-        """Create the trait SUSPECT in Placement, because Placement refuses
-        requests that name a trait that it does not know, even to forbid it
+        """Create the trait SUSPECT in Placement. Flavors may forbid this
+        trait, and Placement refuses any request that names an unknown trait
         (400, "No such trait")."""
         self._cloud.make_trait(naming.SUSPECT)
         self.background.end()

@@ -139,7 +139,7 @@ class Readiness:
 
     def rescan_siblings(self, claims: Iterable[model.Claim]) -> None:
         """Scan the devices on which vGPUs of claims were created or removed.
-        Other vGPUs can then be created there than before."""
+        This changes which other vGPUs the devices can create."""
         created = {c.device_address for c in claims if c.created_type}
         if created:
             self._inventory.scanner.scan(addresses=created)

@@ -66,7 +66,7 @@ class Reallocation:
     def reallocate(self, server_uuid: str, claims: Collection[model.Claim],
                    ) -> list[model.Claim]:
         """Restore the allocations of a server for the devices that it holds on
-        this host, including those from before a move.
+        this host, including devices from before a move.
 
         :returns: the claims that stay without an allocation.
         """

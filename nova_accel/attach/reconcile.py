@@ -168,8 +168,8 @@ class Reconciler:
         """Act on the verdicts about a server that are still true while the
         server is locked.
 
-        :param unallocated: receives claims that stay without an allocation.
-        :param out: receives uuids of claims whose devices the guest still
+        :param unallocated: collects claims that stay without an allocation.
+        :param out: collects uuids of claims whose devices the guest still
             lacks.
         :returns: how many accelerators were released.
         """
@@ -205,8 +205,8 @@ class Reconciler:
 
     def _remember_cards(self, snapshot):
         """Store the serial number, ids and ports of cards in claims that lack
-        them. Only for claims whose device is in the running guest: the card in
-        the slot is then the claimed card."""
+        them. This needs a running guest with the device of the claim: only
+        then is the card in the slot certainly the claimed card."""
         inventory = self._inventory
         found = []
         for claim in snapshot.claims():

@@ -146,7 +146,7 @@ class Releases:
               = lambda claim: True) -> int:
         """Retry failed cleanings.
 
-        :param may_end: returns whether a claim may end now.
+        :param may_end: function that returns whether a claim may end now.
         :returns: how many accelerators are free now.
         """
         for server_uuid in list(self._postponed):

@@ -1,10 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Programming at run time: the owner of a server sets its metadata.
+"""Program regions at run time, when owners of servers request it in metadata.
 
-``accel<g>:bitstream_id=<image>`` requests it. <g> is the group of the flavor,
-and may be omitted if only one group allows programming. ``accel<g>:status``
-reports the result: one word, the image, and after a colon the reason. The
-metadata are read periodically, because Nova does not notify compute hosts.
+``accel<g>:bitstream_id=<image>`` requests a programming. <g> is the group of
+the flavor, and may be omitted if only one group allows programming.
+``accel<g>:status`` reports the result: one word, the image, and after a colon
+the reason. The metadata are read periodically, because Nova does not notify
+compute hosts.
 """
 
 import collections
@@ -271,8 +272,8 @@ class RuntimeProgramming:
     def _programmed(self, context, server, wanted, claims):
         """Program the region of claims while their handles are detached.
 
-        :returns: None after success, or the error after which the region has
-            its earlier function.
+        :returns: None after success. After a failure the error, if the region
+            has its earlier function again.
         :raises DeviceDetached: the earlier function could not be restored.
         """
         function = None

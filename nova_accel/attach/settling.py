@@ -1,10 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Settle devices that may contain data of a server without a claim.
 
-The table ``holds`` of the store lists them: the devices of a host whose store
-is new or an older copy (attach.store_age), and cards that were absent when
-their servers were deleted (attach.handles). They are withheld until they are
-*settled*, that is, until each handle has a claim or is clean:
+The table ``holds`` of the store lists such devices: all devices of a host
+whose store is new or an older copy (attach.store_age), and cards that were
+absent when their servers were deleted (attach.handles). The devices are
+withheld until they are *settled*, that is, until each handle has a claim or is
+clean:
 
 ====================================== ======================================
 State of a device                      Action

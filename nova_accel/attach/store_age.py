@@ -101,7 +101,7 @@ class StoreAge:
             self._guests_compared = True
 
     def before_report(self, tree, node: str) -> bool:
-        """Find out before Nova's first report whether the store is outdated.
+        """Detect before Nova's first report whether the store is outdated.
 
         Called under the lock of Nova's resource tracker.
 
