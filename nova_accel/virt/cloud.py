@@ -620,10 +620,11 @@ def _short(error) -> str:
 
 
 def _is_too_late(response) -> bool:
-    """Return whether another writer changed a provider first.
+    """Return whether another client changed a provider first.
 
     Placement checks the generation twice, and the second check of a PUT of
-    traits ends with status 500 (placement/handlers/trait.py does not catch it).
+    traits ends with status 500 (placement/handlers/trait.py does not catch the
+    error).
     """
     return response.status_code == 409 or (
         response.status_code == 500 and 'concurrently' in response.text)

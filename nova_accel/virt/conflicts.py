@@ -92,15 +92,15 @@ class Conflicts:
                 else None)
 
     def _option_of_vgpus(self, address):
-        """Return the option by which Nova creates vGPUs on a function, if any.
-        """
+        """Return the option by which Nova creates vGPUs on a PCI function, if
+        any."""
         option = '[devices] enabled_mdev_types'
         type_, listed = self._vgpu_type(address)
         return type_ and (f'{option} (device_addresses of [mdev_{type_}])'
                           if listed else option)
 
     def vgpu_type(self, address: str) -> str | None:
-        """Return the type of the vGPUs that Nova creates on a function.
+        """Return the type of the vGPUs that Nova creates on a PCI function.
 
         Nova applies its first type without addresses to every PCI function
         that supports this type, unless another type lists the function. A

@@ -156,7 +156,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         return program_at_run_time
 
     def cleanup_host(self, host):
-        """Stop. Nova 33 and later call this when nova-compute ends."""
+        """Stop nova_accel. Nova 33 and later call this when nova-compute ends.
+        """
         self.parts.close()
         super().cleanup_host(host)
         self._waker.close()
@@ -325,8 +326,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     # Nova's own vGPUs
 
     def _vgpu_allocations(self, allocations):
-        """Return the allocations for which Nova itself must create vGPUs. In
-        standard resource classes, others may be from nova_accel's providers.
+        """Return the allocations for which Nova itself must create vGPUs.
+        Other allocations in standard resource classes may be from nova_accel.
         """
         own = self.parts.inventory.shown.providers()
         return super()._vgpu_allocations({
@@ -373,7 +374,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
 
     def suspend(self, context, instance):
         """Detach devices before a suspend and a cold snapshot, because libvirt
-        cannot save a guest with devices. The server keeps them."""
+        cannot save a guest with devices. The server keeps its devices."""
         handles = self.guests.handles(instance.uuid)
         if not handles:
             return super().suspend(context, instance)
@@ -403,7 +404,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self, context, live_snapshot, original_power_state, instance,
             guest):
         """Attach devices again after a cold snapshot, for which Nova does not
-        call resume(). A live snapshot does not detach them."""
+        call resume(). A live snapshot does not detach devices."""
         super()._resume_guest_after_snapshot(
             context, live_snapshot, original_power_state, instance, guest)
         if not live_snapshot:

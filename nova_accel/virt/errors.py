@@ -72,8 +72,9 @@ def warn_of_simulation() -> None:
 
 @contextlib.contextmanager
 def nothing_changed():
-    """Context manager for an operation that fails, if at all, before it
-    changes anything. Nova then keeps the state of the server."""
+    """Context manager for operations that fail only before they change
+    anything. Translate errors of nova_accel: Nova then keeps the state of the
+    server."""
     try:
         yield
     except exception.AcceleratorError as error:
@@ -190,7 +191,7 @@ class Builds:
 
 def fault(error, instance) -> str:
     """Return the part of an error that the owner of a server may read. The log
-    has all of it."""
+    has the whole error."""
     room = exception.FAULT
     if instance.task_state == task_states.RESCUING:
         # Nova begins that fault with words of its own

@@ -44,7 +44,7 @@ def with_accelerators(found: objects.InstanceDeviceMetadata | None, xml: str,
 
 
 def _places(xml: str) -> Iterator[nccl.Place]:
-    """Return the addresses of hostdevs on the host and in the guest."""
+    """Yield the place of each hostdev on the host and in the guest."""
     devices = etree.fromstring(xml).find('./devices')
     # libvirt uses the index of a controller as the number of its bus
     controllers = {

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Create the topology file of NCCL: which devices of a guest share a switch.
 
-In a guest each device has a port of its own: NCCL considers any two far from
-each other, and lets them communicate through the memory of the guest (its
-default NCCL_P2P_LEVEL is PXB). The file has the switches of the host above the
-addresses in the guest. Facts of xml.cc and topo.cc of NCCL 2.30:
+In a guest each device has a port of its own: NCCL considers any two devices
+far from each other, and lets them communicate through the memory of the guest
+(its default NCCL_P2P_LEVEL is PXB). The file has the switches of the host
+above the addresses in the guest. Facts of xml.cc and topo.cc of NCCL 2.30:
 
 * NCCL reads the attributes of a device from the guest if the file lacks them.
   The guest does not have the switches, so the file has all their attributes:

@@ -12,8 +12,8 @@ region, and shares all other objects with Nova's cache. A provider belongs to a
 tree as long as it and the root have the same _OWNER. Copying a tree clears the
 _OWNER of its root.
 
-Hence two trees whose roots have the same children have the same providers.
-Below has the results derived from them, computed once.
+Hence two trees whose roots have the same children have the same providers. The
+class Below has results derived from these providers, computed once.
 """
 
 from collections.abc import Iterable, Iterator

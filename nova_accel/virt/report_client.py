@@ -81,7 +81,7 @@ def _allocations(client, get, context, nodename):
 
 
 def _ensure(client, ensure, context, uuid, *args, **kwargs):
-    """Refresh Nova's copy of the providers of a host that have changed.
+    """Refresh the providers of a host in Nova's copy, if they have changed.
 
     :raises: Nova's error if Placement does not answer.
     """
