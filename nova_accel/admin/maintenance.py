@@ -49,11 +49,11 @@ class Maintenance:
     def clean(self, name: str) -> str:
         """Clean a device, or a region of one, as after a server.
 
-        :param name: of a device or region, see inventory.identity.part().
+        :param name: name of a device or region, see inventory.identity.part().
         :returns: what was done, in one sentence.
-        :raises DeviceUnavailable: a server has the device, it is withheld,
-            [accel] handover leaves cleaning to the operator, or cleaning
-            failed.
+        :raises DeviceUnavailable: a server has the device, the device is
+            withheld, [accel] handover leaves cleaning to the operator, or
+            cleaning failed.
         """
         device, region = self._inventory.find_free(name)
         self._check_in_no_guest(name, device, region)
