@@ -242,8 +242,8 @@ class MetricsFile:
             self.write(path)
 
     def write(self, path: str) -> None:
-        """Replace the metrics file atomically. Every user can read it, or only
-        [accel] metrics_group if that is set.
+        """Replace the metrics file atomically. Every user can read the file,
+        or only the group [accel] metrics_group if this option is set.
 
         :raises ConfigurationError: the group does not exist.
         :raises OSError: the file cannot be written; the previous one stays.

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""The health of accelerators in the metadata of their servers.
+"""Show owners the health of their accelerators in the metadata of servers.
 
 If a device of a group is unhealthy, or is not in its guest yet, the owner of
 the server reads ``accel<group>:health``: the state, and the number of devices
@@ -79,7 +79,8 @@ class Owners:
                          if server in now or keys}
 
     def _now(self) -> dict[str, dict[str, str]]:
-        """Return UUID of a server -> the metadata that it must have."""
+        """Return the keys that servers must have in their metadata now: UUID
+        of the server -> key -> text."""
         inventory, out = self._inventory, self._reconciler.out
         conditions = inventory.health.conditions()
         groups: dict[tuple[str, str], list[tuple[int, str]]] = {}

@@ -39,7 +39,8 @@ class Paused:
             self._inventory.looks.background.start()
 
     def _found(self) -> dict[str, frozenset[str]]:
-        """Return address of a device -> UUIDs of its paused servers."""
+        """Return the servers with paused guests: address of a device -> UUIDs.
+        """
         found: dict[str, frozenset[str]] = {}
         if signals.modes()[signals.PAUSED] is signals.Mode.OFF:
             return found
