@@ -158,7 +158,7 @@ def _refuse_confidential(flavor, read_image):
     """Refuse accelerators for a guest with encrypted memory (AMD SEV, Intel
     TDX), because devices of the host cannot read this memory.
 
-    :param read_image: returns nova.objects.ImageMeta.
+    :param read_image: function that returns nova.objects.ImageMeta.
     """
     if not _has_accelerators(flavor):
         return
