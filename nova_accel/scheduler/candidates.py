@@ -139,8 +139,8 @@ def url_of_providers(suffix: str, group: request.Group) -> str:
 
 
 def url_of_hosts(query: str) -> str:
-    """Return the path and query for the hosts that a server may use, whatever
-    its resources.
+    """Return the path and query for the hosts that a server may use,
+    regardless of its resources.
 
     The query asks for memory, because the provider of a host has it, and
     Placement applies the restrictions to the provider of the resource

@@ -179,7 +179,7 @@ class Costs:
 def without_accelerators(free: int) -> float:
     """Return the cost of a host for a server that wants no accelerators.
 
-    :param free: accelerators of the host.
+    :param free: number of free accelerators of the host.
     """
     return DEVICES.of_host * free
 

@@ -183,8 +183,8 @@ class Facts:
     def places(self, candidate: Candidate) -> tuple[set[str], set[str]]:
         """Return the NUMA nodes and the PCI root complexes of a candidate.
 
-        Traits of the providers name them. A pool of devices of several places
-        has no such trait, and its compute host chooses close devices.
+        Traits of the providers name the places. A pool with devices of several
+        places has no such trait. Its compute host chooses close devices.
         """
         nodes: set[str] = set()
         roots: set[str] = set()

@@ -32,7 +32,8 @@ class AcceleratorWeigher(weights.BaseHostWeigher):
         self._multiplier = CONF.accel.weight_multiplier
 
     def weight_multiplier(self, host_state):
-        """Return the aggregate's multiplier or [accel] weight_multiplier."""
+        """Return the multiplier of the host's aggregate, or else the option
+        [accel] weight_multiplier."""
         if not host_state.aggregates:
             return self._multiplier
         return utils.get_weight_multiplier(
