@@ -45,7 +45,8 @@ class Wanted:
 
     @functools.cached_property
     def needs(self) -> list['Need']:
-        """Return the different needs of a server, with times for each."""
+        """Return the different needs of a server. Need.times shows how often
+        each need occurs."""
         functions = {r.group: frozenset(r.wanted_traits)
                      for r in self.requests if r.programs}
         count: dict[Need, int] = {}
@@ -95,7 +96,7 @@ class Limit(typing.NamedTuple):
 class Host:
     """A host whose free inventory changes during the calculation.
 
-    :param providers: all providers of the host, its own first.
+    :param providers: all providers of the host, the root provider first.
     """
 
     def __init__(self, providers: Sequence[reasons.Provider]):
@@ -177,8 +178,8 @@ class Host:
             if not number or plain.resources.keys() & p.inventories.keys()))
 
     def needs(self, wanted: Wanted) -> list[Need]:
-        """Return all needs, but not the need of disk if no provider of this
-        host has it: hosts may share a provider of disk."""
+        """Return all needs of a server. If no provider of this host has disk,
+        leave out the need of disk: hosts may share a provider of disk."""
         shared = not any('DISK_GB' in names for names in self.classes)
         return [need for need in wanted.needs if not (
             shared and dict(need.amounts).keys() == {'DISK_GB'})]
@@ -213,7 +214,7 @@ class Host:
 
     def is_at(self, number: int, place: frozenset[str]) -> bool:
         """Return whether the devices of a provider can be at a place. A
-        provider without a place fits any."""
+        provider without a place fits any place."""
         return place.issuperset(filter(None, self._places[number]))
 
 
