@@ -269,7 +269,7 @@ def find_clearing(client, region_type: str | None,
     """Find the operator's image that clears regions of a type.
 
     Images that clear the memory of the card take precedence. Among equal
-    images, the one with the lowest id does.
+    images, the image with the lowest id does.
 
     :param client: with the credentials of nova-compute itself.
     :param region_type: UUID in the form of model.uuid_hex.
