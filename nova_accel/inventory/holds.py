@@ -9,7 +9,7 @@ Kind              Scope   Meaning                        Lifted by
 ================  ======  =============================  ======================
 gone              card    its driver does not find it    the driver finds it
 left-out          card    its driver is not enabled, or  the operator: nova.conf
-                          no rule has it any more
+                          no rule names it any more
 unusable          part    its driver reports that it     a scan
                           cannot be given to a guest
 scan-failed       card    its driver or its scan failed  a scan
@@ -25,16 +25,17 @@ in-guest          card    a guest has a part of it       the guest stops, or is
                           without a claim                claimed
 in-use            handle  a process of the host has it   the process ends, or
                           open                           closes it
-unhealthy         card    a health finding says so       a health reading
+unhealthy         card    a health finding quarantines   a health reading
+                          it
 disabled *        card    the operator has disabled it   nova-accel enable
-defective *       card    a health finding that does     nova-accel enable
-                          not go away says so
+defective *       card    a health finding quarantines   nova-accel enable
+                          it until nova-accel enable
 misplaced *       card    a claim is for another card    the card is put back,
                           at its address, or for this    or the server is
                           card at another address        deleted
 owner-unknown *   card    it may contain data of a       nova-compute finds the
-                          server, and no claim says      server
-                          which
+                          server, and no claim names     server
+                          that server
 returned *        card    it is here again, and may      nova-compute cleans it
                           contain data of a server that
                           was deleted meanwhile
@@ -61,8 +62,8 @@ incomplete-set    card    another device of its set is   all devices of the set
 iommu-group       handle  another server has, or could   the operator:
                           get, a part of its IOMMU       nova.conf, or ACS
                           group
-suspect           card    a health finding says that it  a health reading
-                          may fail: servers get it last
+suspect           card    a health finding makes it      a health reading
+                          suspect: servers get it last
 planned *         card    the operator will disable it   nova-accel undrain
 ================  ======  =============================  ======================
 
