@@ -49,10 +49,10 @@ class Capture(command.Command):
     """Write the devices of this host, as drivers read them, into a file.
 
     With the file as [accel] simulated_host or --simulated-host, "nova-accel
-    discover" shows on any machine what it shows on this host. Serial numbers,
-    MAC addresses, mount points and names of the host are replaced by others.
-    Changes nothing on the host. If some attributes may not be read, stderr
-    names them, and the exit status is 1.
+    discover" shows on any machine what it shows on this host. The file has
+    stand-ins in place of serial numbers, MAC addresses, mount points and names
+    of the host. Changes nothing on the host. If the command has no permission
+    to read some attributes, stderr names them, and the exit status is 1.
     """
 
     def get_parser(self, prog_name):

@@ -31,10 +31,10 @@ _PROGRAMS = {checks.COMPUTE: configuration.COMPUTE,
 class Check(output.Table):
     """Show what would stop nova_accel from working on this host.
 
-    One line for each check and for each device, failures first: the finding and
-    the remedy. A table ends with the number of lines of each result. Run it as
-    the user of nova-compute. The exit status is 0 if all is well, 1 with
-    warnings, 2 with failures, 255 if it could not be run.
+    Prints a line for each check and for each device, with the finding and the
+    remedy. Failures come first. A table ends with the number of lines of each
+    result. Run it as the user of nova-compute. The exit status is 0 if all is
+    well, 1 with warnings, 2 with failures, 255 if the checks could not run.
     """
 
     COLUMNS = 'Check', 'Result', 'Found', 'What to do'
@@ -82,8 +82,8 @@ class Check(output.Table):
                  for name, found in lines])
 
     def produce_output(self, parsed_args, column_names, data):
-        """Print the table and then the number of lines of each result; see
-        Table."""
+        """Print the lines. Below a table, print the number of lines of each
+        result."""
         status = super().produce_output(parsed_args, column_names, data)
         if parsed_args.formatter == 'table':
             self.app.stdout.write(_summary(self._counts))
@@ -91,7 +91,7 @@ class Check(output.Table):
 
 
 def _summary(counts) -> str:
-    """Return the last line: the number of lines of each result."""
+    """Return the last line of a table: the number of lines of each result."""
     bad = [f'{counts[result]} {result}{"s" * (counts[result] > 1)}'
            for result in (check_line.FAILURE, check_line.WARNING)
            if counts[result]]
@@ -127,8 +127,8 @@ def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
 
 
 def _is_here(service: str) -> bool:
-    """Return whether the configuration has options that only this service
-    reads."""
+    """Return whether a service runs on this host: the configuration has
+    options that no other service reads."""
     there = conf.sections()
     return bool(_SECTIONS[service] & there.keys()) or (
         service == checks.COMPUTE and (

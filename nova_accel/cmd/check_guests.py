@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Checks of nova-accel check: guests start here, can address their devices,
-and have room for devices that are attached later."""
+"""Checks of nova-accel check about guests: whether they start here, can
+address their devices, and have room to attach devices later."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -79,8 +79,8 @@ def address_bits(host) -> int | None:
 
 
 def memory(host) -> Iterator[Line]:
-    """Check that Nova does not overcommit memory on a host whose guests have
-    all of their memory pinned by VFIO."""
+    """Check that Nova does not overcommit memory on this host, if VFIO pins
+    all memory of guests."""
     ratio = (CONF.ram_allocation_ratio
              or CONF.initial_ram_allocation_ratio)
     if ratio > 1 and host.guests.hold_memory:
@@ -148,11 +148,11 @@ class Guests:
 
     @property
     def hold_memory(self) -> bool:
-        """Return whether a guest can get a PCI function, for which VFIO pins
-        all memory of the guest.
+        """Return whether a guest can get a PCI function. For a PCI function,
+        VFIO pins all memory of the guest.
 
-        Mediated devices do not count: their drivers pin only memory in use
-        (vfio_pin_pages() of Linux).
+        Mediated devices do not count, because their drivers pin only memory in
+        use (vfio_pin_pages() of Linux).
         """
         return any(handle.type is model.HandleType.PCI
                    for device in self._host.devices.values()
@@ -251,8 +251,8 @@ class Guests:
                    'hugepages=<number>)')
 
     def _huge_pages(self) -> dict[int, list[int]]:
-        """Return size of a huge page in KiB -> the number of these pages on
-        each NUMA node of the host."""
+        """Return the huge pages of the host: size in KiB -> the number of
+        pages on each NUMA node."""
         kernel = self._host.kernel
         found: dict[int, list[int]] = {}
         try:

@@ -18,7 +18,7 @@ class Line:
 
 
 def split(sentence: str) -> tuple[str, str]:
-    """Return the finding and the remedy of an error of nova_accel."""
+    """Split an error of nova_accel into its finding and its remedy."""
     found, colon, remedy = sentence.rstrip('.').rpartition(': ')
     return (found, remedy) if colon else (remedy, '')
 

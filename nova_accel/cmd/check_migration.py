@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Describe for nova-accel check which devices move in a live migration.
 
-No line is a failure, because flavors determine which guests move with their
-devices.
+No line has the result failure, because flavors determine which guests migrate
+with their devices.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Check [filter_scheduler], for nova-accel check.
 
-A value in nova.conf replaces Nova's default. Hence each remedy is a whole line
-for nova.conf that keeps the present values of the option.
+An option in nova.conf replaces Nova's default of the option. Hence each remedy
+is a complete line for nova.conf, which keeps the present values of the option.
 """
 
 from collections.abc import Iterable, Iterator

@@ -236,8 +236,7 @@ def entry_point(host) -> Iterator[Line]:
 
 
 def profiles_load(host) -> Iterator[Line]:
-    """Check the files of profiles, and that the requested regions and images
-    exist."""
+    """Check the files of profiles, and that their regions and images exist."""
     path = CONF.accel.device_profiles
     if not os.path.exists(path):
         yield Line(WARNING,
@@ -382,7 +381,7 @@ def as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
 # Flavors
 
 def traits_of_flavors(host) -> Iterator[Line]:
-    """Check that providers have the traits that flavors name for accelerators.
+    """Check that providers have all traits that flavors name for accelerators.
 
     Nova does not report a preferred trait that no provider has.
     """
@@ -430,7 +429,8 @@ def _traits_of_flavors():
 # Clearing images
 
 def clearing_images(host) -> Iterator[Line]:
-    """Check that images can clear the regions that users may program."""
+    """Check that an image exists to clear each type of region that users may
+    program."""
     yield from as_far_as_answered(
         _clearing_images(), 'whether images clear what users program',
         'Nova and Glance were not asked for flavors with which users program, '
@@ -565,7 +565,7 @@ def forget_credentials() -> None:
     """Make the options of credentials in CONF optional again.
 
     keystoneauth makes options of a section required when it loads the
-    section's plugin. A service that is checked later may lack them.
+    section's plugin. The next service to check may lack these options.
     """
     types = {section: CONF[section].auth_type for section in _CREDENTIALS}
     CONF.reset()

@@ -74,7 +74,7 @@ _LEAST_FREE = 16
 
 
 class Host:
-    """The host as the checks read it, with its configuration loaded."""
+    """The data of this host that the checks read, for one configuration."""
 
     def __init__(self, services: Iterable[str]):
         self.services = frozenset(services)
@@ -213,7 +213,8 @@ class Host:
         return bool(CONF.accel.simulated_host)
 
     def taken_elsewhere(self, device: model.Device) -> str:
-        """Return the result of virt.conflicts.Conflicts.taken_elsewhere()."""
+        """Return the option with which Nova itself uses a device, or ''; see
+        virt.conflicts.Conflicts.taken_elsewhere()."""
         return (self._conflicts.taken_elsewhere(device)
                 if self._conflicts else '')
 
@@ -439,8 +440,8 @@ def _has_uefi(connection, libvirt) -> bool:
 
 
 def _version(number):
-    """Return a tuple for libvirt's number of a version (source:
-    virGetVersion())."""
+    """Return a version as a tuple, from the number that libvirt uses for it
+    (source: virGetVersion())."""
     return number // 1000000, number // 1000 % 1000, number % 1000
 
 
@@ -530,8 +531,8 @@ def _conflict(host, device) -> Iterator[Line]:
 
 
 def _kept(host, device) -> Iterator[Line]:
-    """Yield a line about processes that have a device open. libvirt may wait
-    for them without a limit."""
+    """Yield a line if processes have a device open, because libvirt may wait
+    without a limit until they close the device."""
     try:
         kept = processes.named(host.kernel.processes(sorted({
             function for handle in device.all_handles for function
@@ -601,10 +602,10 @@ _NEED_KERNEL = (_iommu, _vfio, check_peers.peers)
 
 
 def lines(host: Host) -> Iterator[tuple[str, Line]]:
-    """Yield (check, line) for all checks, in order.
+    """Run all checks, and yield (check, line) in the order of the table.
 
-    Each check, and each device, has its own thread and time limit. The name of
-    a device in the table is its address.
+    Each check, and each check of a device, has its own thread and time limit.
+    The name of a check of a device is the address of the device.
     """
     batch = cards.Cards().batch(_SECONDS)
     order = []

@@ -112,8 +112,8 @@ def _state(claim):
 
 
 def _content(loaded, address, index):
-    """Return (function, image, origin) of a region. Unknown values are ''; a
-    device without regions has ('', '', '')."""
+    """Return (function, image, origin) of a region's content. Unknown values
+    are ''. If the device has no regions, all three are ''."""
     if index is None:
         return '', '', ''
     if (address, index) not in loaded:

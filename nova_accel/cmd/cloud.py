@@ -76,8 +76,8 @@ class Asks:
         return getattr(self.app, 'client_manager', None)
 
     def add_cloud_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add --os-cloud and the usual --os-* to a command. Under openstack,
-        which accepts them before the command, add nothing."""
+        """Add --os-cloud and the usual --os-* to a command. Add nothing under
+        openstack, which accepts these arguments before the command."""
         if self._openstack:
             return
         group = parser.add_argument_group('credentials and services')
@@ -180,8 +180,8 @@ class Cloud:
         """Return an adapter that sends requests to 'placement', 'compute' or
         'image'.
 
-        Requests raise keystoneauth1.exceptions.ClientException, also for
-        statuses from 400 on. Send them inside asking().
+        Requests raise keystoneauth1.exceptions.ClientException, also if the
+        service responds with a status from 400 on. Send them inside asking().
         """
         _, version, microversion = _SERVICES[service]
         return ks_adapter.Adapter(
@@ -361,7 +361,7 @@ class Cloud:
                 ) -> list[dict]:
         """Return Nova's entries of servers of all projects.
 
-        :param path: '/servers' for ids and names alone.
+        :param path: '/servers' to get only ids and names.
         :param which: filters of Nova's API: host, node.
         :raises: as asking().
         """
@@ -414,7 +414,7 @@ def _check_extra_specs(flavors):
 
 
 def query(**fields: str) -> str:
-    """Return the query of a URL."""
+    """Return a URL's query string of these fields."""
     return parse.urlencode(fields)
 
 

@@ -19,7 +19,7 @@ COMPUTE, SCHEDULER, API = 'nova-compute', 'nova-scheduler', 'nova-api'
 class Reader(output.NoEpilog, command.Command):
     """A command with --config-file.
 
-    The exit status is 1 if it could not use a part of its input.
+    The exit status is 1 if the command could not use a part of its input.
     """
 
     #: service whose configuration it reads

@@ -209,7 +209,7 @@ def _together(cloud, now, uuid, level):
 
 
 class State:
-    """The hosts with accelerators, and the servers on them."""
+    """The present hosts with accelerators, and servers that can migrate."""
 
     def __init__(self, cloud: clouds.Cloud):
         there = [host for host in fits.hosts(cloud) if not host.wrong]
@@ -283,8 +283,8 @@ def _act(cloud, server, what, body):
 
 
 def _await(cloud, server, what, statuses):
-    """Wait until a server has no task and has one of these statuses. Return
-    Nova's entry of the server."""
+    """Wait until a server has one of these statuses, and Nova has no task for
+    it. Return Nova's entry of the server."""
     end = time.monotonic() + _LONGEST
     while time.monotonic() < end:
         found = cloud.get('compute', f'/servers/{server}', key='server')

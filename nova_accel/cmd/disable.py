@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel disable, drain, undrain, enable: take devices out of service.
 
-They write into the claim store, whether nova-compute runs or not. nova-compute
-notices it (nova_accel/admin/orders.py), or finds it at its start.
+These commands write into the claim store, whether nova-compute runs or not.
+nova-compute notices the change (admin/orders.py), or reads it at its start.
 """
 
 from cliff import command
@@ -41,7 +41,7 @@ class _Disables(_OfDevice):
         return parser
 
     def _disable(self, parsed_args) -> str:
-        """Disable the device. Return its address."""
+        """Disable the device that the operator named. Return its address."""
         reason = _line('--reason', parsed_args.reason)
         known = store.to_write(parsed_args)
         devices = known.devices()
@@ -72,9 +72,9 @@ class Disable(_Disables):
     """Take a device out of service, until nova-accel enable.
 
     The device is withheld in Placement within seconds if nova-compute runs,
-    otherwise at its start. A server keeps the device, and may be started
-    again. The device stays disabled after a restart of nova-compute or the
-    host, and at another address if it has a serial number.
+    otherwise when it starts. A server that has the device keeps it, and may be
+    started again. The device stays disabled after a restart of nova-compute or
+    the host and, if it has a serial number, at another address.
     """
 
     def take_action(self, parsed_args):
@@ -116,7 +116,7 @@ class Drain(_Disables, output.Table):
         return LEFT if self._left and not parsed_args.at else 0
 
     def _plan(self, parsed_args) -> str:
-        """Plan to disable the device at a time. Return its address."""
+        """Plan to disable the named device at a time. Return its address."""
         at, why = parsed_args.at, _line('--because', parsed_args.because)
         if not why or parsed_args.reason:
             raise exception.InvalidRequest(

@@ -44,12 +44,13 @@ class Discover(output.Lister):
 
     Prints a row for each device and FPGA region: its type, its function, how
     many of its handles are in use, and the servers that have them, from the
-    claim store of nova-compute. With --long, one row per resource provider:
-    its inventory in Placement, its handles and traits; with --long -f json,
-    the devices themselves by PCI address. The exit status is 1 if a driver
-    failed; the devices of the others are shown. If no driver is enabled, all
-    installed ones are used, and stderr has the lines of nova.conf that offer
-    their devices. Nothing is written, not even the state of a simulated host.
+    claim store of nova-compute. With --long, prints a row for each resource
+    provider: its inventory in Placement, its handles and traits. With --long
+    -f json, prints the devices themselves by PCI address. If a driver failed,
+    devices of the other drivers are shown, and the exit status is 1. If no
+    driver is enabled, all installed drivers are used, and stderr has the lines
+    of nova.conf that offer their devices. Nothing is written, not even the
+    state of a simulated host.
     """
 
     COLUMNS = ('Device', 'What', 'Function', 'Total', 'Used', 'Held by',
@@ -124,7 +125,7 @@ class Discover(output.Lister):
             super().produce_output(parsed_args, column_names, data)
 
     def _offer(self):
-        """Return the lines of nova.conf that offer the devices found."""
+        """Return lines of nova.conf that offer the devices of this host."""
         found = self._devices.values()
         return '\n'.join((
             'No driver is enabled. To offer these devices, write into '
@@ -135,8 +136,8 @@ class Discover(output.Lister):
                 if self._loaded[device.driver].NEEDS_RULE}), ''))
 
     def _known(self, parsed_args):
-        """Return a copy of the claim store, or None if it cannot be read or
-        belongs to another host."""
+        """Return a copy of the claim store. Return None if it cannot be read,
+        or if a simulated host is shown, which the store is not about."""
         if parsed_args.simulated_host and not parsed_args.store:
             return None
         try:
@@ -187,7 +188,7 @@ class Discover(output.Lister):
                    self._health((device.address, region.index), region))
 
     def _health(self, part, shown):
-        """Return why handles of a device or a region are withheld, or OK."""
+        """Return why handles of a device or region are withheld, or OK."""
         unreported = self._unreported.get(part[0])
         if unreported and part[1] is None:
             return self.colored(f'not reported: {unreported}', output.RED)
@@ -389,7 +390,7 @@ def _configure(parsed_args):
 
 
 def _take_options(kernel, path):
-    """Set CONF to the options of the captured host."""
+    """Set CONF to the options in a capture, if the host is one."""
     options = getattr(kernel, 'options', None)
     # not a capture, or one without options
     if not options:
@@ -406,7 +407,7 @@ def _take_options(kernel, path):
 
 
 def _holder(claim):
-    """Return the server of a claim, with a remark if the claim is unusual."""
+    """Return the server of a claim, and the claim's state if it is unusual."""
     unusual = [text for text, is_so in (
         (claim.state.value, claim.state is not model.ClaimState.BOUND),
         ('old', claim.role is not model.Role.CURRENT)) if is_so]

@@ -36,8 +36,7 @@ class Host:
 
 def hosts(cloud: clouds.Cloud, names: Iterable[str] = (),
           ) -> list[Host]:
-    """Return the compute nodes that have accelerators, in the order of their
-    names.
+    """Return the compute nodes that have accelerators, in the order of names.
 
     Sends three requests for each provider of these nodes.
 
@@ -80,13 +79,13 @@ class OfFlavors(clouds.Asks, output.Lister):
 class Fits(OfFlavors):
     """Show how many servers of each flavor fit now, and what limits them.
 
-    Prints a line for each flavor with accelerators: how many servers of it fit
-    now, and the resource that limits their number; with --by-host also for
-    each host. The numbers are based on Placement: zones, aggregates, the
-    topology of guests and other filters of your Nova may leave fewer. Uses the
-    credentials of the openstack command. Changes nothing except the file of
-    --public and the property of --property. Run it on a host with the device
-    profiles of nova-api.
+    Prints a line for each flavor with accelerators: how many servers of the
+    flavor fit now, and the resource that limits their number. With --by-host,
+    also prints a line for each host. The numbers are based on Placement. Fewer
+    servers may fit because of zones, aggregates, the topology of guests and
+    other filters of your Nova. Uses the credentials of the openstack command.
+    Changes nothing except the file of --public and the property of --property.
+    Run it on a host with the device profiles of nova-api.
     """
 
     COLUMNS = 'Flavor', 'Host', 'Servers', 'Limit'
@@ -164,7 +163,7 @@ class Fits(OfFlavors):
 def public(cloud: clouds.Cloud, flavors: Iterable[str] = (),
            names: Iterable[str] = ()) -> list[tuple[dict, int]]:
     """Return (flavor, number of servers that fit) for public flavors with
-    accelerators that are not disabled. Parameters: see rows()."""
+    accelerators, without disabled flavors. Parameters: see rows()."""
     asked = [(flavor, question)
              for flavor, question in questions(cloud, flavors)
              if flavor.get('os-flavor-access:is_public')

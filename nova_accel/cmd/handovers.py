@@ -14,7 +14,7 @@ from nova_accel.store import values
 
 
 def time(value: str) -> str:
-    """Return the value of an option for a time, in the form of the journal."""
+    """Convert a time of an option to the form in the journal, UTC."""
     try:
         found = datetime.datetime.fromisoformat(value)
         # the last hours of the year 9999 may be none in UTC

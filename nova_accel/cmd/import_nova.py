@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel import nova: translate Nova's PCI devices and vGPUs to [accel].
 
-Nova's own code (nova.conf, nova.pci.devspec and nova.pci.request) reads Nova's
-options and matches devices. Drivers of nova_accel read the devices twice: with
-the present options, and with the new options.
+Nova's own code reads Nova's options and matches devices (nova.conf,
+nova.pci.devspec and nova.pci.request). Drivers of nova_accel read the devices
+twice: with the present options, and with the new options.
 """
 
 from collections.abc import Iterator
@@ -258,9 +258,10 @@ class Translation:
             if nova_pci.matches(spec, function)])
 
     def _take(self, spec: nova_pci.Spec) -> bool:
-        """Translate a specification if nova_accel can offer all its devices.
+        """Translate a device specification if nova_accel can offer its
+        devices.
 
-        :returns: whether it was translated.
+        :returns: whether the specification was translated.
         """
         of = f'[pci] device_spec {spec.text}'
         if nova_pci.is_of_network(spec.tags):
@@ -385,7 +386,7 @@ class Translation:
     def _vgpu_types(self) -> dict[str, set[str]]:
         """Translate the options of Nova's vGPUs.
 
-        :returns: type -> addresses of GPUs.
+        :returns: translated type -> addresses of the GPUs that have it.
         """
         if not CONF.devices.enabled_mdev_types:
             return {}
@@ -620,8 +621,9 @@ class Translation:
 
     def _specified(self, specs) -> Iterator[tuple[
             nova_pci.Spec, nova_pci.Function]]:
-        """Yield (specification, function) for each function that a
-        specification matches. If several match, Nova applies the first one."""
+        """Yield (specification, function) for each function with a
+        specification that matches. As in Nova, the first such specification
+        counts."""
         for function in self._functions.values():
             for spec in specs:
                 if function in spec.functions:

@@ -77,7 +77,7 @@ def path_of(name: str) -> str:
 
 
 def diff(path: str, text: str) -> Iterator[str]:
-    """Yield the lines of a unified diff against a file that may not exist.
+    """Yield the lines of a unified diff of a file that may not exist yet.
 
     :raises ConfigurationError: the file cannot be read.
     """
@@ -169,7 +169,7 @@ def _text_of(path):
 
 
 def _write(path, text):
-    """Replace a file atomically, because nova-api must never read a part of it.
+    """Replace a file atomically, because nova-api must never read half of it.
     """
     try:
         files.replace(path, text)

@@ -47,8 +47,8 @@ def _description(entry_point) -> str:
 class _Sentences(logging.LoggerAdapter):
     """Logs a malformed value of an option as a sentence, as nova-compute does.
 
-    oslo.config checks a value when it is used, and its error shows internal
-    objects.
+    oslo.config checks a value when it is used, and the text of its error
+    contains internal objects.
     """
 
     def process(self, msg, kwargs):
@@ -97,8 +97,8 @@ class NovaAccel(app.App):
 def _do_without_eventlet():
     """Keep oslo.privsep from importing eventlet, if eventlet is installed.
 
-    The import takes half a second, and writes a warning of nine lines before
-    all output. Commands have no green threads.
+    Commands have no green threads. The import would take half a second, and
+    print a warning of nine lines.
     """
     if _privsep_needs_eventlet():
         warnings.filterwarnings('ignore', r'\s*Eventlet is deprecated')

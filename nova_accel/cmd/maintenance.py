@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""nova-accel clean, program and drill: orders about a device.
+"""nova-accel clean, program and drill: orders to nova-compute about a device.
 
-nova-compute carries them out (nova_accel/admin/{maintenance,drill}.py).
+See admin/{maintenance,drill}.py for the work of nova-compute.
 """
 
 import argparse
@@ -91,9 +91,9 @@ class Program(_OfDevice):
 class Drill(_OfDevice):
     """Simulate a fault of a device, to test your alerts.
 
-    The finding is processed like any other: nova-compute logs it, notifies,
-    and writes metrics; with [accel] health = act it also changes Placement and
-    the metadata of servers with the device or, if no server has it, resets the
+    nova-compute treats the finding like any other: it logs, notifies and
+    writes metrics. With [accel] health = act it also changes Placement. If
+    servers have the device, it changes their metadata, otherwise it resets the
     device. Check that your alert arrives. Disable the device first (nova-accel
     disable); nova-compute must run. Otherwise the exit status is 1.
     """

@@ -20,7 +20,7 @@ _RESOURCE = re.compile('resources([A-Za-z0-9_-]{0,64}):(.+)')
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """A profile that replaces an alias or a class of Nova's devices."""
+    """A profile that replaces an alias of Nova, or Nova's class of vGPUs."""
 
     #: name of the alias that it replaces, None if it replaces a resource class
     alias: str | None
@@ -66,7 +66,7 @@ def lines(flavors: Iterable[dict], found: Iterable[Replacement],
 
 
 class _Wanted:
-    """The requests of a flavor for Nova's devices."""
+    """The requests of a flavor for Nova's devices, with their replacements."""
 
     def __init__(self, specs, found):
         self._specs = specs
@@ -127,7 +127,7 @@ class _Wanted:
                 f'trait set".')
 
     def new(self) -> list[str]:
-        """Return the extra specs that replace the old ones."""
+        """Return the new extra specs, which replace those in ``old``."""
         stays = [f'{ALIAS}={",".join(self._stays)}'] if self._stays else []
         if (len(self._groups) == 1 and not stays
                 and 'accel:device_profile' not in self._specs):

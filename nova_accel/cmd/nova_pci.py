@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Match functions of a host with Nova's PCI options.
 
-Nova's own code is used if it works without a running Nova. The rest follows
-nova.pci.devspec, nova.pci.request, nova.pci.stats and
+This calls Nova's own code as far as it works outside of a service. The rest of
+this module follows nova.pci.devspec, nova.pci.request, nova.pci.stats and
 nova.compute.pci_placement_translator of Nova 31 to 34.
 """
 
@@ -35,8 +35,8 @@ class Function:
 
     @property
     def card(self) -> str:
-        """Return the address by which nova_accel identifies the device: the PF
-        of a VF, or the function itself."""
+        """Return the address of the device that nova_accel sees: for a VF the
+        address of its PF, otherwise that of the function."""
         return self.pf or self.address
 
     @property
@@ -61,10 +61,10 @@ class Spec:
 
 
 def matches(spec, function) -> bool:
-    """Return whether a device specification matches a function, as in Nova.
+    """Return whether Nova would match a function with a device specification.
 
-    A specification with the address of a PF also matches its VFs. Nova finds
-    that out from the sysfs of this machine, which is not read here.
+    A specification with the address of a PF also matches its VFs. Nova reads
+    from the sysfs of this machine which PF a VF has. Here ``function`` has it.
     """
     seen = {'vendor_id': function.vendor, 'product_id': function.product,
             'address': function.address, 'parent_addr': function.pf}
@@ -96,8 +96,8 @@ def _class_of(name, function) -> str:
 def _normalized(name, standard, module):
     """Normalize a name as nova.compute.pci_placement_translator does.
 
-    That module cannot be imported here: it needs oslo.messaging and thereby
-    eventlet, which commands avoid.
+    That module cannot be imported here, because it imports oslo.messaging and
+    hence eventlet, which commands avoid.
     """
     name = name.upper()
     return name if name in standard or module.is_custom(name) else (

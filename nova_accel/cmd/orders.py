@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Send orders of commands to nova-compute.
 
-Only nova-compute changes claims and devices, so it carries out the orders
-(nova_accel/admin/orders.py). If it does not run, the command is refused.
+Only nova-compute changes claims and devices. Hence it carries out the orders
+(admin/orders.py), and the commands are refused if it does not run.
 """
 
 import time
@@ -36,9 +36,9 @@ def add_arguments(parser) -> None:
 
 
 def check_idle(known: claim_store.ClaimStore, address: str) -> None:
-    """Check that nova-compute carries out no order about a device.
+    """Check that nova-compute is not carrying out an order about a device.
 
-    :raises InvalidRequest: it carries one out.
+    :raises InvalidRequest: it is.
     """
     for order in known.orders():
         name, _, _ = order.argument.partition(' ')
@@ -56,7 +56,7 @@ def carry_out(known: claim_store.ClaimStore, verb: str, argument: str,
     """Send an order to nova-compute, and return the response.
 
     :param seconds: time limit for the response.
-    :param stderr: shows the wait if it is a terminal.
+    :param stderr: stream that shows the wait, if it is a terminal.
     :raises DeviceUnavailable: nova-compute refuses, or does not respond.
     """
     with output.waiting(

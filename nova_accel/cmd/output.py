@@ -106,7 +106,7 @@ class Lister(Table):
         return self.table(parsed_args)
 
     def table(self, parsed_args):
-        """Return (names of columns, rows), as cliff's take_action() does."""
+        """Return (names of columns, rows); called by take_action()."""
         raise NotImplementedError
 
     def produce_output(self, parsed_args, column_names, data):
@@ -139,7 +139,7 @@ class Lister(Table):
 
     @property
     def structured(self) -> bool:
-        """Return whether the format allows lists and mappings in a cell."""
+        """Return whether the format has lists and mappings, like JSON."""
         return self._format in _STRUCTURED
 
     def several(self, texts: list[str]) -> str | list[str]:
@@ -219,7 +219,7 @@ def identifier(value: str | None) -> str:
 
 
 def _normalized(column: str) -> str:
-    """Return the name of a column as --column accepts it, as in cliff 4.17."""
+    """Return the name of a column as --column has it, as in cliff 4.17."""
     return column.lower().strip().replace(' ', '_')
 
 
@@ -232,9 +232,10 @@ def clean(text: object) -> str:
 @contextlib.contextmanager
 def waiting(stream: typing.TextIO | None, what: str,
             limit: int | None = None) -> Iterator[None]:
-    """Show on a terminal the reason and the duration of a wait.
+    """Show the reason and the duration of a wait, inside the context.
 
-    :param stream: None if it was closed when the command began.
+    :param stream: shows them if it is a terminal. None if it is closed.
+    :param what: the reason.
     :param limit: maximum number of seconds of the wait.
     """
     if stream is None or not stream.isatty():

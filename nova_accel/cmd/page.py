@@ -28,13 +28,13 @@ _FIRST_DAY = datetime.date(2000, 1, 1)
 class Page(cloud.Asks, command.Command):
     """Write the accelerators of the cloud as one HTML file.
 
-    Devices that need attention come first: unavailable ones, which no server
-    gets, and degraded ones, which servers get last. Then follow the numbers of
-    each product, the hosts of each rack or other domain if hosts report some
-    ([accel] near), and hosts with a cell for each server that holds
-    accelerators, and the function of each FPGA region. The file needs no other
-    files, and is replaced atomically. Uses the credentials of the openstack
-    command. Changes nothing else.
+    Devices that need attention come first: unavailable devices, which no
+    server gets, and degraded devices, which servers get last. Then follow the
+    numbers of each product. If hosts report domains ([accel] near), the hosts
+    of each rack or other domain follow. Then each host has a cell for each
+    server that holds accelerators, and the function of each FPGA region. The
+    file needs no other files, and is replaced atomically. Uses the credentials
+    of the openstack command. Changes nothing else.
     """
 
     def get_parser(self, prog_name):
@@ -103,9 +103,9 @@ class Page(cloud.Asks, command.Command):
 
 
 def _handovers(path: str, stderr: typing.TextIO) -> Iterator[tuple[str, bool]]:
-    """Yield (day, whether it failed) for each hand-over in a journal.
+    """Yield (day, whether cleaning failed) for each hand-over in a journal.
 
-    :param stderr: receives a line about hand-overs without a time.
+    :param stderr: stream for a line about hand-overs without a valid time.
     :raises InvalidRequest: the file cannot be read.
     """
     odd = []

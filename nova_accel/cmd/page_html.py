@@ -137,7 +137,7 @@ class Facts:
 
 
 def draw(facts: Facts) -> str:
-    """Return the page."""
+    """Return the HTML of the page."""
     found = {host: [p for p in providers if p.resource_class]
              for host, providers in facts.hosts.items()}
     number = len(found)

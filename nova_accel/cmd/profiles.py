@@ -38,7 +38,7 @@ class _Reads(configuration.Reader):
 class ListProfiles(_Reads, output.Table):
     """Show the device profiles of [accel] device_profiles.
 
-    A file that is malformed is named on stderr, and the exit status is 1.
+    If a file is malformed, stderr names it, and the exit status is 1.
     """
 
     COLUMNS = 'Name', 'Groups', 'Description', 'Where'
@@ -53,7 +53,7 @@ class ShowProfile(_Reads, output.Table):
     """Show the extra specs that a flavor with a device profile gets.
 
     nova-api writes them into the flavor of a new server. With --memory on a
-    compute host, the exit status is 1 if a guest would not start there, could
+    compute host, the exit status is 1 if a guest could not start there, could
     not address each device, or had no port left for another device.
     """
 

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel prove: test a driver's operations on a free device.
 
-For devices that the authors of nova_accel do not have: the operator can send
-them the report, which contains neither addresses nor serial numbers.
+This is for devices that the authors of nova_accel do not have. Operators can
+send them the report, which has neither addresses nor serial numbers.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,11 +38,11 @@ _ERASES = 'it may change the content of the device: give --erase'
 class Prove(output.Table):
     """Test on a disabled device the operations that its driver relies on.
 
-    The device is found, reset and read again, and its regions are reset; a
-    vGPU is created and removed. With --erase it is also cleaned as after a
-    server, which erases disks, and its first region is programmed with
+    The device is found, reset and read again, and its regions are reset. A
+    vGPU is created and removed. With --erase, the device is also cleaned as
+    after a server, which erases disks, and its first region is programmed with
     --bitstream and read back. The exit status is 1 if a step failed. Before
-    each step the command checks that the device is still disabled and free;
+    each step the command checks that the device is still disabled and free.
     nova-accel enable refuses the device during the test.
     """
 
@@ -175,9 +175,9 @@ def _steps(kernel, driver, known, wanted,
 def _rows(steps, check, stderr) -> Iterator[tuple[str, str, str, str]]:
     """Run the steps one after another, and yield a row for each.
 
-    :param check: raises InvalidRequest if the device is no longer free, which
-        ends the test.
-    :param stderr: shows the present step if it is a terminal.
+    :param check: raises InvalidRequest if the device is no longer free. The
+        test then ends.
+    :param stderr: stream that shows the present step, if it is a terminal.
     """
     for name, step in steps:
         try:

@@ -25,10 +25,10 @@ _ATTEMPTS = 5
 class PurgeProviders(cloud.Asks, output.Table):
     """Remove the resource providers of nova_accel of a host from Placement.
 
-    For a host that is removed, or that returns to Nova's own driver. Removes
-    only providers that nova_accel created, and none while a consumer has an
-    allocation from one of them. Queries Placement and Nova with the credentials
-    of the environment or of clouds.yaml.
+    Use it for a host that is removed, or that returns to Nova's own driver.
+    The command removes only providers that nova_accel created. It removes none
+    of them while a consumer has an allocation from one. Queries Placement and
+    Nova with the credentials of the environment or of clouds.yaml.
     """
 
     def get_parser(self, prog_name):

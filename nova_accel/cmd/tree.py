@@ -41,7 +41,7 @@ class Provider:
 
     @property
     def image(self) -> str | None:
-        """Return the image from which the present function was loaded."""
+        """Return the id of the image from which the region was programmed."""
         return next(filter(None, map(naming.bitstream_of,
                                      sorted(self.traits))), None)
 
@@ -135,7 +135,7 @@ class Tree(cloud.Asks, output.Lister):
         return _COLUMNS, rows
 
     def _row(self, provider, providers, servers, functions):
-        """Return a row of the table for people."""
+        """Return the row of a provider in a table for people."""
         name = '  ' * provider.depth + _short_name(provider, providers)
         # the row of the card shows it
         what = '' if provider.resource_class and provider.depth > 1 else (
@@ -155,7 +155,7 @@ class Tree(cloud.Asks, output.Lister):
                 self._health(provider))
 
     def _all_of(self, provider, providers, servers, functions):
-        """Return a row of the formats for programs."""
+        """Return the row of a provider in a format for programs."""
         offers = bool(provider.resource_class)
         return (
             provider.host, provider.name, provider.uuid,
@@ -260,7 +260,7 @@ def _fill(provider: Provider, read: reasons.Provider) -> None:
 
 def server_names(service: cloud.Cloud, hosts: Iterable[str],
                  ) -> dict[str, str]:
-    """Return UUID -> name of the servers on hosts, by one request for each.
+    """Return UUID -> name of the servers on hosts. Sends one request per host.
 
     If Nova does not respond, names are missing, and commands show UUIDs.
     """
@@ -289,9 +289,10 @@ def function_names(service: cloud.Cloud, providers: Iterable[Provider],
                    ) -> Mapping[str, str]:
     """Return UUID of a provider -> name of the function in the region.
 
-    The name is from a trait, otherwise from the image in Glance. Sends one
-    request for each image or function. An image is found by its function only
-    among public images, because any project can claim a function as its own.
+    The name comes from a trait if there is one, otherwise from the image in
+    Glance. Sends one request for each image or function. If only the UUID of
+    the function is known, its image is searched among public images only,
+    because any project can claim a function as its own.
     """
     names: dict[str, str] = {}
     known: dict[str, str | None] = {}
@@ -333,8 +334,8 @@ def _short_name(provider: Provider, providers: Iterable[Provider]) -> str:
 
 
 def what_is(provider: Provider, providers: Iterable[Provider]) -> str:
-    """Return type, vendor and product of a provider. A card with regions gets
-    the values of its first region."""
+    """Return type, vendor and product of a provider as text. For a card with
+    regions, return those of its first region."""
     of = provider
     if not provider.resource_class:
         of = next((p for p in providers if p.parent == provider.uuid), provider)

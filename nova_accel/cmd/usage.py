@@ -23,7 +23,7 @@ _ADJUSTED = 60
 
 
 class Use(typing.NamedTuple):
-    """A row of --by-claim."""
+    """One use of a device by a server, a row of usage --by-claim."""
 
     host: str
     claim: str
@@ -189,7 +189,8 @@ class Usage(output.Lister):
 
 
 def _rows(content: str) -> tuple[list[typing.Any], bool]:
-    """Return the rows of a list in JSON, and whether the list is complete."""
+    """Return the rows of a JSON list, and whether it is complete. If the list
+    is cut off, return the rows before the cut."""
     try:
         found = json.loads(content)
         return (found, True) if isinstance(found, list) else ([], False)

@@ -25,10 +25,10 @@ _FORGED = 'it is not as it was signed, or of another host'
 class Verify(output.Lister):
     """Check the signatures and the chain of exported hand-overs, offline.
 
-    A row for each device: the number of its hand-overs, and the newest one. The
-    exit status is 1 if a hand-over was changed, removed, added or moved. Only
-    --hash detects that the newest ones were cut off. Needs neither nova.conf
-    nor the host.
+    Prints a row for each device: the number of its hand-overs, and the newest
+    hand-over. The exit status is 1 if a hand-over was changed, removed, added
+    or moved. If the newest hand-overs were cut off, only --hash detects this.
+    Needs neither nova.conf nor the host.
     """
 
     COLUMNS = ('Device', 'Hand-overs', 'Since', 'Until', 'Result', 'Hash',
@@ -148,7 +148,7 @@ class _Chain:
                             'its claim store, or none')
 
     def row(self, key: str) -> tuple[str | int, ...]:
-        """Return the cells that follow the device in its row.
+        """Check the chain, and return the cells of its row after the device.
 
         :param key: key that must sign the newest hand-over, or '' for any key.
         """
@@ -229,8 +229,8 @@ def _handover(row):
 
 
 def _function(value):
-    """Return the UUID of a function without hyphens, as in the journal. Other
-    values are returned unchanged."""
+    """Return the UUID of a function without hyphens, as the journal has it.
+    Return any other value unchanged."""
     plain = value.replace('-', '')
     try:
         return plain if output.identifier(plain) == value else value

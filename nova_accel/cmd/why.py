@@ -160,8 +160,8 @@ class Question:
 
 def _of_flavor(flavor, written):
     """Return processors, memory and disk of a flavor, as Nova requests them
-    (ResourceRequest of nova.scheduler.utils, 31 to 34). Processors of the
-    policy mixed are omitted: flavor or image determine how many are pinned."""
+    (ResourceRequest of nova.scheduler.utils, 31 to 34). The processors of the
+    policy mixed are omitted, because the image may say how many are pinned."""
     resources = {'MEMORY_MB': flavor['ram'],
                  'DISK_GB': flavor['disk'] + flavor['OS-FLV-EXT-DATA:ephemeral']
                  + -(-int(flavor['swap'] or 0) // 1024)}
@@ -173,7 +173,7 @@ def _of_flavor(flavor, written):
 
 
 class _Spec:
-    """The part of Nova's RequestSpec that scheduling reads."""
+    """A stand-in for Nova's RequestSpec, with all that scheduling reads."""
 
     class Flavor(dict):
         extra_specs = property(lambda self: self['extra_specs'])
@@ -343,7 +343,7 @@ class Answer:
             for trait in wanted.prefer if trait not in there]
 
     def of_host(self, root: str) -> Host:
-        """Return the cost and the rows of one host."""
+        """Return the cost of a server on a host, and the rows of the host."""
         providers = self._trees[root]
         name = providers[0].name
         offered = self._candidates.get(root, [])

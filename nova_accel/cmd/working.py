@@ -41,7 +41,7 @@ def on(store: str, address: str, command: str) -> Iterator[None]:
 
 
 def check_idle(store: str, address: str) -> None:
-    """Check that no command works on a device.
+    """Check that no command works on a device outside of nova-compute.
 
     :raises InvalidRequest: a command does.
     """
