@@ -2,12 +2,12 @@
 """Calculate the room in a guest's address space for memory regions (BARs) of
 devices.
 
-A guest cannot use a device if the guest's firmware cannot place the region of
-the device. For example, servers with 256, 512 and 768 GiB saw three, two and
-one of their four H100 (blog.rackspacecloud.com, December 2025). QEMU gives a
-guest 40 bits of physical addresses, unless the guest has the host's CPU or a
-number is given (x86_cpu_realizefn(), host_cpu_max_instance_init() in
-target/i386 of QEMU).
+A guest cannot use a device if the guest's firmware finds no place for the
+region of the device. For example, servers with 256, 512 and 768 GiB of memory
+saw three, two and one of their four H100 (blog.rackspacecloud.com, December
+2025). By default QEMU gives a guest 40 bits of physical addresses. The number
+differs if the guest has the CPU of the host, or if it is configured
+(x86_cpu_realizefn(), host_cpu_max_instance_init() in target/i386 of QEMU).
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,8 +34,8 @@ _IS_MEMORY = 0x200
 
 
 def largest(kernel, address: str) -> int:
-    """Return the bytes of a function's largest memory region, or 0 if the
-    kernel does not show its regions.
+    """Return the size in bytes of a function's largest memory region, or 0 if
+    the kernel does not show the regions.
 
     Source: resource in Documentation/PCI/sysfs-pci.rst of Linux.
     """
@@ -105,8 +105,8 @@ def placed(memory: int, sizes: Iterable[int], bits: int) -> int:
 
 
 def fits_uefi(sizes: Iterable[int], bits: int) -> bool:
-    """Return whether the regions fit into OVMF's window, an eighth of the
-    address space (PlatformDynamicMmioWindow() until August 2026).
+    """Return whether the regions fit into OVMF's window for them, an eighth of
+    the address space (PlatformDynamicMmioWindow() until August 2026).
 
     :param sizes: see placed().
     :param bits: see placed().

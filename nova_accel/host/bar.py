@@ -2,9 +2,9 @@
 """Read BAR0 of an unused PCI function, and reset its bus.
 
 by_vfio() uses VFIO, which resets the function at opening and closing.
-by_sysfs() uses sysfs, which a locked down kernel does not allow. The two read
-four bytes at a time, and never write to BAR0. Sources: include/uapi/
-linux/vfio.h, vfio_pci_core.c and pci-sysfs.c of Linux.
+by_sysfs() uses sysfs, which a locked down kernel does not allow. Both
+functions read four bytes at a time, and never write to BAR0. Sources:
+include/uapi/linux/vfio.h, vfio_pci_core.c and pci-sysfs.c of Linux.
 """
 
 from collections.abc import Callable, Iterator

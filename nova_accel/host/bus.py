@@ -225,8 +225,8 @@ def _least(own, port, name) -> int:
 
 
 def _number(found, name) -> int:
-    """Return the number of lanes, or the MT/s of a text like '16.0 GT/s PCIe',
-    or 0 for any other text."""
+    """Return the number in an attribute of a link: the lanes, or the MT/s of a
+    text like '16.0 GT/s PCIe'. Return 0 for any other text."""
     return _parsed(found.get(name, ''))
 
 

@@ -61,7 +61,7 @@ def _ask(kernel, family, command, values) -> list[tuple[int, bytes]]:
 
 
 def request(family: int, command: int, values: dict[int, str]) -> bytes:
-    """Return a message of generic netlink with attributes of text."""
+    """Return a message of generic netlink, whose attributes are texts."""
     body = struct.pack('=BBH', command, 1, 0)
     for kind, text in values.items():
         value = text.encode() + b'\0'
@@ -72,7 +72,7 @@ def request(family: int, command: int, values: dict[int, str]) -> bytes:
 
 
 def answer(message: bytes) -> list[tuple[int, bytes]]:
-    """Return the attributes of the first message of an answer.
+    """Return (kind, value) of each attribute in an answer's first message.
 
     :raises OSError: the answer is an error.
     """
@@ -86,7 +86,7 @@ def answer(message: bytes) -> list[tuple[int, bytes]]:
 
 
 def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and value of each attribute of a message."""
+    """Yield (kind, value) of each attribute of a message."""
     at = 0
     while at + _ATTRIBUTE.size <= len(data):
         size, kind = _ATTRIBUTE.unpack_from(data, at)

@@ -26,7 +26,7 @@ _MOST = 300
 
 
 def wanted() -> dict[str, str]:
-    """Return level -> the source of the domain: a trait, a path, or AUTO.
+    """Return level -> where to find its domain: a trait, a path, or AUTO.
 
     :raises ConfigurationError: the option cannot be read.
     """

@@ -27,7 +27,7 @@ _INTERFACE = re.compile('[0-9A-Za-z-]{1,64}')
 
 
 def file_name(function: str, interface: str) -> str:
-    """Return the name under which xclmgmt looks for a function.
+    """Return the name of the file that xclmgmt reads for a function.
 
     :param function: UUID of the xclbin, in any spelling.
     :param interface: the interface UUID, spelled as in the card's shell.

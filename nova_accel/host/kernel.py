@@ -68,7 +68,7 @@ class Kernel:
 
     @limited.blocking
     def read(self, path: str) -> str:
-        """Return an attribute without the newline at its end."""
+        """Return an attribute in sysfs, without the newline at its end."""
         return _read(self._at(path), None)
 
     @limited.blocking
@@ -177,8 +177,8 @@ class Kernel:
             return file.read().splitlines()
 
     def physical_address_bits(self) -> int | None:
-        """Return how many bits a physical address of this machine has, or None
-        if the kernel does not show that.
+        """Return the number of bits of a physical address of this machine, or
+        None if the kernel does not show it.
 
         Source: 'address sizes' of /proc/cpuinfo, x86 only.
 
@@ -192,12 +192,12 @@ class Kernel:
 
     @limited.blocking
     def vfio_module(self, function: str) -> str | None:
-        """Return the module of the VFIO driver that libvirt binds a PCI
-        function to, for example 'mlx5_vfio_pci'.
+        """Return the module of the VFIO driver to which libvirt binds a PCI
+        function, for example 'mlx5_vfio_pci'.
 
         Source: modules.alias, as libvirt reads it.
 
-        :returns: None if no module supports it.
+        :returns: None if no module supports the function.
         :raises OSError: the modules of the kernel cannot be read.
         """
         path = f'/lib/modules/{os.uname().release}/modules.alias'
@@ -274,8 +274,8 @@ class Kernel:
 
     def processes(self, functions: Iterable[str],
                   ) -> list[host_processes.Process]:
-        """Return the processes that have device nodes of functions, or of
-        their VFIO groups, open.
+        """Return the processes that have functions open: their device nodes,
+        or nodes of their VFIO groups.
 
         Takes some milliseconds for each hundred processes.
 
@@ -430,7 +430,7 @@ class Kernel:
 
 
 def _read(path: str, directory: int | None) -> str:
-    """Return an attribute, with a third of the system calls of open().
+    """Return an attribute. This takes a third of the system calls of open().
 
     :param directory: file descriptor of the directory that the path is
         relative to, or None if the path is absolute.
@@ -448,8 +448,8 @@ def _read_bytes(path, directory, size):
 
 
 def change_of(message: bytes) -> Change | None:
-    """Return the change that a message of the kernel (kobject_uevent) reports,
-    or None if it is of no interest."""
+    """Return the Change that a message of the kernel (kobject_uevent) reports,
+    or None for messages that nova-compute does not need."""
     fields = dict(
         line.split('=', 1) for line in message.decode(
             errors='replace').split('\0') if '=' in line)

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Limit the time of calls into the kernel, which may never return.
 
-Under eventlet (nova-compute of Nova 31 to 33) threads are green ones: all of
-them share one thread of the operating system, and a system call blocks all.
+Under eventlet (nova-compute of Nova 31 to 33) threads are green ones. All of
+them share one thread of the operating system, which a system call blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -92,7 +92,7 @@ def blocking(function):
 
 
 class _Worker(threading.Thread):
-    """A thread that runs one function after another."""
+    """A thread that runs one function at a time, and is used again."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -182,7 +182,7 @@ class Background:
         self._began_at = 0.0
 
     def start(self) -> None:
-        """Run the function now; if it is running, run it again afterwards."""
+        """Run the function now. If it is running, run it again afterwards."""
         with self._lock:
             self._asked_at = time.monotonic()
             if self._ended:

@@ -36,8 +36,7 @@ _BY_INTERNET, _BY_SOCKET = 1, 2
 
 
 class _Parameters1(ctypes.Structure):
-    """fmConnectParams_v1, the only version that a library of release 470
-    accepts."""
+    """fmConnectParams_v1, which a library of release 470 requires."""
 
     VERSION = 1
     _fields_ = [('version', ctypes.c_uint), ('address', ctypes.c_char * 256),
@@ -67,8 +66,8 @@ class _Partition(ctypes.Structure):
                 ('count', ctypes.c_uint), ('gpus', _Gpu * 16)]
 
     def modules(self) -> dict[int, str]:
-        """Return module -> the address of its GPU as in sysfs, or '' if Fabric
-        Manager does not see the GPU itself."""
+        """Return module -> address of its GPU as in sysfs. The address is ''
+        if Fabric Manager does not see the GPU."""
         return {gpu.module: pci.as_in_sysfs(
             gpu.address.decode('ascii', 'replace'))
             for gpu in self.gpus[:self.count]}

@@ -87,7 +87,7 @@ _CHIPS = (('gb100', 0x2900, 0x29ff), ('gb100', 0x3180, 0x327f),
 def family(vendor: str, name: str | None, product: str) -> str:
     """Return the key of REGISTERS for a GPU, or '' if the GPU is unknown.
 
-    :param name: Device.family.
+    :param name: Device.family, for example BLACKWELL.
     :param product: device id, four hex digits.
     """
     if vendor != '10de' or not name:
@@ -102,8 +102,8 @@ def family(vendor: str, name: str | None, product: str) -> str:
 
 def watch(read: Callable[[int], int], reset: Callable[[], None], key: str,
           seconds: float) -> Watched:
-    """Reset a GPU, and read its words until each one reports that the GPU has
-    booted or cleared its memory.
+    """Reset a GPU, and read its words until all of them have their final
+    values: the GPU has booted, and has cleared its memory.
 
     :param read: reads the four bytes at an offset of BAR0.
     :param key: a key of REGISTERS.

@@ -79,7 +79,7 @@ class Namespace:
 
     @classmethod
     def parse(cls, text: str) -> 'Namespace':
-        """Parse the result of str().
+        """Parse the text of a Namespace, as str() returns it.
 
         :raises ValueError: the text is malformed.
         """
@@ -195,7 +195,7 @@ class Secondary:
 
 
 def read_controller(fd: int) -> Controller:
-    """Identify a controller and its namespaces.
+    """Return the properties of a controller and its namespaces.
 
     :raises OSError: EIO when the controller refuses.
     """
@@ -222,7 +222,7 @@ def read_controller(fd: int) -> Controller:
 
 
 def read_health(fd: int) -> HealthLog:
-    """Read the SMART / Health Information log page of a controller."""
+    """Return the SMART / Health Information log page of a controller."""
     page = ctypes.create_string_buffer(512)
     _command(fd, _GET_LOG_PAGE, _ALL, _HEALTH_LOG | (512 // 4 - 1) << 16,
              page=page)
@@ -231,7 +231,7 @@ def read_health(fd: int) -> HealthLog:
 
 
 def read_sanitize_status(fd: int) -> SanitizeStatus:
-    """Read the Sanitize Status log page.
+    """Return the Sanitize Status log page of a controller.
 
     :raises OSError: EIO when the controller has none.
     """
@@ -257,7 +257,7 @@ def start_sanitize(fd: int, method: str) -> None:
 
 
 def exit_sanitize_failure(fd: int) -> None:
-    """End the failure mode after a sanitize operation that failed.
+    """End the failure mode in which a failed sanitize operation leaves a disk.
 
     :raises OSError: EIO if the controller refuses, for example after an
         operation that was begun without Allow Unrestricted Sanitize Exit.
@@ -334,8 +334,8 @@ def restore_namespaces(fd: int, of: str, wanted: list[Namespace]) -> None:
 # VFs
 
 def read_secondaries(fd: int, of: str) -> list[Secondary]:
-    """Return the secondary controllers that are VFs, in the order of the
-    primary controller's list.
+    """Return the secondary controllers of VFs, in the order of the primary
+    controller's list.
 
     :param of: the PCI function, for errors.
     :raises OSError: EOPNOTSUPP if the controller has no Virtualization
@@ -384,7 +384,7 @@ def _namespaces_of(controller, attached):
 
 def set_offline(fd: int, controller: int) -> None:
     """Take a secondary controller offline, which resets it and removes its
-    flexible resources. If it is already offline, that is not an error.
+    flexible resources. This also succeeds if it is offline already.
 
     Source: action 7h of Virtualization Management, NVM Express Base
     Specification 1.4, and QEMU's controller.
@@ -515,7 +515,7 @@ def _namespace(page) -> Namespace:
 
 
 def _used_index(page) -> int:
-    """Return the index of the block format of a namespace (FLBAS)."""
+    """Return the index of a namespace's present block format (FLBAS)."""
     return page[26] & 0xf | (page[26] >> 5 & 3) << 4
 
 
@@ -524,7 +524,7 @@ def _index_bits(index) -> int:
 
 
 def _block_format(page, index) -> tuple[int, int]:
-    """Return the bytes of data and the bytes of metadata in a block (LBAF)."""
+    """Return the bytes of data and of metadata in a block (LBAF)."""
     metadata, exponent = struct.unpack_from('<HB', page, 128 + 4 * index)
     if not 9 <= exponent <= 31:
         raise OSError(errno.EIO, f'block format {index} has blocks of '
@@ -561,8 +561,8 @@ def _namespaces(fd, cns) -> list[int]:
 
 
 def _check_order(numbers, what):
-    """Check that each number in a list is greater than the one before (NVM
-    Express Base 2.0)."""
+    """Check that the numbers in a list ascend, as NVM Express Base 2.0
+    requires."""
     if sorted(set(numbers)) != numbers:
         raise OSError(errno.EIO, f'the controller lists its {what} twice or '
                                  f'out of order')

@@ -33,7 +33,7 @@ class Failed(Exception):
 
 
 def domains(library: Any) -> set[str]:
-    """Return the domains of all GPUs that have one.
+    """Return the NVLink domains of all GPUs of this host.
 
     :param library: libnvidia-ml.
     :raises Failed: a call of the library fails.
@@ -70,7 +70,7 @@ def _check(call, result):
 
 
 def main() -> NoReturn:
-    """Print the domain, and exit."""
+    """Print the only NVLink domain of this host, or an error, and exit."""
     try:
         found = domains(ctypes.CDLL(LIBRARY))
     except (OSError, AttributeError) as error:

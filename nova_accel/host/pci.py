@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Read the sysfs attributes that every PCI function has.
 
-Every function takes a kernel (nova_accel.host.kernel or a simulated one) and a
-PCI address in sysfs form, and raises OSError as the kernel does, unless
+The functions take a kernel (nova_accel.host.kernel or a simulated one) and a
+PCI address in sysfs form. They raise OSError as the kernel does, unless
 documented otherwise. Source: Documentation/ABI/testing/sysfs-bus-pci of Linux.
 """
 
@@ -106,8 +106,8 @@ def moved(function: str, card: str, now: str) -> str:
 
 
 def routing_id(function: str) -> int:
-    """Return the number of a function in its domain: 16 bits for bus, device
-    and function."""
+    """Return the number of a function within its PCI domain. Its 16 bits are
+    those of bus, device and function."""
     _, bus, rest = function.split(':')
     device, _, number = rest.partition('.')
     return int(bus, 16) << 8 | int(device, 16) << 3 | int(number)
@@ -143,7 +143,7 @@ def subsystem(kernel, function: str) -> str:
 
 
 def class_code(kernel, function: str) -> int:
-    """Return 24 bits: class, subclass, programming interface."""
+    """Return class, subclass and programming interface, 24 bits in all."""
     return int(kernel.read(path(function, 'class')), 16)
 
 
@@ -158,12 +158,12 @@ def numa_node(kernel, function: str) -> int | None:
 
 
 def bridges(kernel, function: str) -> tuple[str, ...]:
-    """Return the bridges above a function, from the widest to the narrowest.
+    """Return the bridges above a function, the uppermost first.
 
-    They are the root complex ('pci0000:3a', with its domain and first bus),
-    the root port, and the ports of switches. A VF has those of its PF. Source:
-    the directory of the function in sysfs, Documentation/PCI/ sysfs-pci.rst
-    and pci_create_root_bus() of Linux.
+    The bridges are the root complex ('pci0000:3a', with its domain and first
+    bus), the root port, and the ports of switches. A VF has the bridges of its
+    PF. Source: the directory of the function in sysfs, Documentation/PCI/
+    sysfs-pci.rst and pci_create_root_bus() of Linux.
 
     :returns: () if the kernel does not show them.
     """
@@ -282,7 +282,7 @@ def has_vfs(kernel, function: str) -> bool:
 
 
 def can_have_vfs(kernel, function: str) -> bool:
-    """Return whether a function is a PF, with or without VFs now.
+    """Return whether a function is a PF, whether it has VFs now or not.
 
     :raises ValueError: sriov_totalvfs is not a number.
     """
@@ -320,7 +320,7 @@ def has_lost_vfs(kernel, function: str) -> bool:
 
 
 def reads_as_ones(kernel, function: str) -> bool:
-    """Return whether the ids are all ones, as the kernel reads a dead device.
+    """Return whether an id is ffff, which the kernel reads of a dead device.
     """
     return 'ffff' in ids(kernel, function)
 

@@ -164,8 +164,8 @@ def _check_cached(path):
 
 
 def _cache() -> str:
-    """Return the directory of the bitstream cache, as this process's own
-    configuration has it."""
+    """Return the directory of the bitstream cache, from the configuration that
+    this process has read itself."""
     try:
         found = CONF.accel.bitstream_cache
     except cfg.NoSuchOptError:
@@ -178,7 +178,7 @@ def _cache() -> str:
 
 @privsep.ctx.entrypoint
 def release_dfl_port(pf: str, port: int) -> None:
-    """Release a port of the PF for a VF."""
+    """Release a port of the PF, so a VF can get it."""
     _move_port(_FME_PORT_RELEASE, pf, port)
 
 
@@ -410,14 +410,14 @@ def withdraw_xclbin(function: str) -> None:
 
 @privsep.ctx.entrypoint
 def read_qat_heartbeat(pf: str) -> int:
-    """Return the heartbeat of a QAT card in debugfs, readable by root.
+    """Return the heartbeat of a QAT card, which root can read in debugfs.
 
     Source: adf_heartbeat.c of Linux.
 
-    :returns: 0 when the engines respond, otherwise -1; also -1 when the
-        last read was less than the card's timer (200 or 500 ms) ago.
-    :raises OSError: ENOENT when the card is down or debugfs is not
-        mounted, EPERM when the kernel is locked down.
+    :returns: 0 if the engines respond, otherwise -1. Also -1 if the previous
+        read was less than the card's timer (200 or 500 ms) ago.
+    :raises OSError: ENOENT when the card is down or debugfs is not mounted,
+        EPERM when the kernel is locked down.
     """
     check_function(pf)
     # qat_<class of device>_<address>; source: adf_dbgfs.c of Linux
@@ -460,8 +460,8 @@ def remove_mdev(uuid: str) -> None:
 def check_disks(function: str) -> None:
     """Check that no disk of a function is mounted or otherwise held.
 
-    Also detects uses without an attribute: ZFS, and mounts of containers.
-    Source: O_EXCL in open(2) for block devices.
+    This also detects uses that no attribute shows: ZFS, and mounts of
+    containers. Source: O_EXCL in open(2) for block devices.
 
     :raises OSError: EBUSY when a disk is held.
     """
@@ -517,13 +517,13 @@ def _signatures(fd) -> list[str]:
 
 @privsep.ctx.entrypoint
 def reset_nvme(function: str) -> None:
-    """Reset an NVMe controller; block until the driver has it again.
+    """Reset an NVMe controller. Blocks until its driver has it again.
 
-    Source: nvme_sysfs_reset of drivers/nvme/host/sysfs.c of Linux. If it is a
-    primary controller, all its secondary ones go offline.
+    Source: nvme_sysfs_reset of drivers/nvme/host/sysfs.c of Linux. All
+    secondary controllers of a primary controller go offline.
 
-    :raises OSError: ENODEV when the host's driver has no controller,
-        EBUSY or ENETRESET when it does not come back.
+    :raises OSError: ENODEV when the host's driver has no controller, EBUSY or
+        ENETRESET when the controller does not come back.
     """
     check_function(function)
     found = _controllers(function)
@@ -650,10 +650,10 @@ def read_nvme_vfs(pf: str) -> list:
 def format_nvme_vf(pf: str, vf: int) -> int:
     """Take the controller of a VF offline, and erase its namespaces.
 
-    The controller then has no queues and interrupts; see reset_nvme_vf().
+    The controller has no queues and interrupts then; see reset_nvme_vf().
 
     :param vf: number of the VF, from 1.
-    :returns: the number of its namespaces.
+    :returns: how many namespaces were erased.
     :raises OSError: EBUSY if another VF shares one of the namespaces,
         EOPNOTSUPP if the PF has no Format NVM, Namespace Management or
         Virtualization Management, or formats all namespaces at once, otherwise
@@ -706,7 +706,7 @@ def _controllers(function) -> list[str]:
 
 @contextlib.contextmanager
 def _controller(function, hold=False):
-    """Open the controller of a function.
+    """Open the NVMe controller of a function, and yield its file descriptor.
 
     :param hold: whether to open its disks exclusively as well, which prevents
         other processes from using the disks.
@@ -837,7 +837,7 @@ def _write(path, text):
 
 
 def _fme(pf):
-    """Return the file descriptor of the FME of a function."""
+    """Open the FME of a function, see device_node()."""
     return device_node(
         f'{SYS}/bus/pci/devices/{pf}/fpga_region/region*/dfl-fme.*', _FME, pf)
 
@@ -934,10 +934,10 @@ TIMECARD_WRITABLE = {
 
 @privsep.ctx.entrypoint
 def is_group_open(function: str) -> bool:
-    """Return whether a process has a device of a function's IOMMU group open
-    by VFIO.
+    """Return whether a process has opened, by VFIO, a device in the IOMMU
+    group of a function.
 
-    Waits while a process is opening a device, which resets the device.
+    If a process is opening a device, this waits for the reset of the device.
 
     :raises OSError: ENOENT if the group has no node.
     """
@@ -996,7 +996,7 @@ def _nodes(function) -> Iterator[_Node]:
 
 
 def _open_nodes() -> Iterator[tuple[int, str, _Node]]:
-    """Yield each device node that a process has open: pid, path, node."""
+    """Yield (pid, path, node) for each device node that a process has open."""
     for pid in filter(str.isdigit, os.listdir(PROC)):
         # processes may end meanwhile
         with contextlib.suppress(OSError):
@@ -1030,12 +1030,13 @@ def reset_function(function: str) -> None:
 
 @privsep.ctx.entrypoint
 def reset_gpu_by_vfio(function: str, family: str, milliseconds: int) -> tuple:
-    """Reset the bus of a GPU that is bound to vfio-pci, and read its words.
+    """Reset the bus of a GPU that is bound to vfio-pci, and read words of
+    BAR0; see nvidia.watch().
 
-    :param family: of nvidia.REGISTERS.
+    :param family: a key of nvidia.REGISTERS.
     :param milliseconds: limit of reset and readings together.
     :returns: nvidia.Watched.
-    :raises OSError: see host.bar; EINVAL: it is not a GPU of NVIDIA.
+    :raises OSError: see host.bar. EINVAL: the function is not a GPU of NVIDIA.
     """
     _check_gpu(function, family, milliseconds)
     with bar.by_vfio(SYS, DEV, function) as (read, reset):
@@ -1045,8 +1046,8 @@ def reset_gpu_by_vfio(function: str, family: str, milliseconds: int) -> tuple:
 # enabling a function takes CAP_SYS_ADMIN (enable_store() of Linux)
 @privsep.disks.entrypoint
 def reset_gpu_by_sysfs(function: str, family: str, milliseconds: int) -> tuple:
-    """Do the same as reset_gpu_by_vfio() for a GPU without a driver. Its
-    reset_method must be bus."""
+    """Do the same as reset_gpu_by_vfio(), for a GPU that has no driver and
+    whose reset_method is bus."""
     _check_gpu(function, family, milliseconds)
     with bar.by_sysfs(SYS, function, _write) as (read, reset):
         return nvidia.watch(read, reset, family, milliseconds / 1000)

@@ -4,11 +4,10 @@
 Python runs the handlers of signals in the main thread only. Under native
 threads the main thread of nova-compute waits in a lock without a time limit
 (oslo_service.backend._threading.threadgroup, oslo.service 4.8). The kernel
-delivers a signal of a process to any of its threads that does not block it.
-glibc blocks and unblocks signals in each thread that is created or ends, and
-such a thread may receive it. Then nothing wakes the main thread, and the
-handler of SIGTERM does not run: systemd kills nova-compute after
-TimeoutStopSec.
+delivers a signal of a process to any thread of the process that does not block
+the signal. A thread that begins or ends may receive it, because glibc blocks
+and unblocks signals there. Then nothing wakes the main thread, and the handler
+of SIGTERM does not run. systemd kills nova-compute after TimeoutStopSec.
 """
 
 import os

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Detect uses of a PCI function by the host itself.
+"""Detect whether the host itself uses a PCI function.
 
 Sources: Documentation/ABI (sysfs-class-net, stable/sysfs-block) and proc(5).
-The kernel does not show a process that keeps a disk open without a mount, a
-swap area or a holder, such as a database on a raw partition.
+One use is not detected: a process that has a disk open without a mount, a swap
+area or a holder, such as a database on a raw partition.
 """
 
 import re
@@ -30,7 +30,7 @@ def usage(kernel, function: str) -> str:
 def fingerprint(kernel):
     """Return a value that changes when the host starts or ends a use.
 
-    Cheap: reads directory listings and mounts only.
+    This is cheap, because it only reads directory listings and mounts.
     """
     return (*(tuple(_listing(kernel, path)) for path in (
                 'class/block', 'class/net', 'fs/btrfs')),
@@ -75,7 +75,8 @@ def _of_interfaces(kernel, function):
 
 
 def _below(kernel, directory, function) -> list[str]:
-    """Return a function's devices of a class, and their partitions."""
+    """Return the devices of a function in a directory such as class/block,
+    with their partitions."""
     places = {}
     for name in _listing(kernel, directory):
         try:

@@ -151,7 +151,7 @@ def _is_open(kernel, function) -> bool:
 
 
 def use(kernel, function: str) -> str:
-    """Return the process that has a function open, as a clause."""
+    """Return a clause with the process that has a function open by VFIO."""
     with contextlib.suppress(OSError):
         found = kernel.processes([function])
         if found:
@@ -164,9 +164,9 @@ def use(kernel, function: str) -> str:
 
 def check_not_in_use(kernel, handles: Iterable[model.AttachHandle],
                      refused: str) -> None:
-    """Check that no process of the host has one of these handles open.
+    """Check that no process of the host has one of these handles open by VFIO.
 
-    :param refused: the refused action, as a clause.
+    :param refused: the refused action, as a clause, for the error.
     :raises DeviceUnavailable: a process has one open.
     """
     for handle in handles:
@@ -234,7 +234,7 @@ def driver_of_types(names: Iterable[str]) -> str:
 
 
 def _iommu_logs(kernel, function) -> bool:
-    """Return whether QEMU can let the IOMMU log a function's writes."""
+    """Return whether the IOMMU can log a function's writes for QEMU."""
     # the device that QEMU opens, /dev/iommu
     if not kernel.exists('class/misc/iommu'):
         return False
@@ -264,9 +264,9 @@ def _firmware(kernel, device) -> list[str]:
 
 
 def best_variant(lines: Iterable[str], modalias: str) -> str | None:
-    """Return the most specific module that matches a function. libvirt 10.0
-    and later load it in place of vfio-pci (virPCIDeviceFindBestVFIOVariant in
-    virpci.c).
+    """Return the most specific VFIO driver that supports a function. libvirt
+    10.0 and later loads this module in place of vfio-pci
+    (virPCIDeviceFindBestVFIOVariant in virpci.c).
 
     :param lines: of modules.alias.
     :param modalias: of the function, 'pci:v000015B3d...'.
