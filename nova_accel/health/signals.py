@@ -50,7 +50,7 @@ class State(enum.Enum):
 
     @property
     def rank(self) -> int:
-        """Return the position of the state, or 0 for the best."""
+        """Return the position of the state, from 0 for the best state."""
         return _RANKS[self]
 
 
@@ -58,7 +58,7 @@ _RANKS = {state: rank for rank, state in enumerate(State)}
 
 
 class Mode(enum.Enum):
-    """The consequences of a signal."""
+    """The consequences of a signal's findings, by [accel] health."""
 
     #: it is ignored
     OFF = 'off'
@@ -69,7 +69,7 @@ class Mode(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """Which guests can cause a signal."""
+    """The guests that can cause a signal."""
 
     NONE = 'none'
     #: the guest of a server with the whole device: signals of the bus
@@ -90,7 +90,7 @@ class Reading(typing.NamedTuple):
 
 
 class Signal(typing.NamedTuple):
-    """The definition of a health signal: a row of the table."""
+    """The definition of a health signal, a row of the table SIGNALS."""
 
     #: its text for people, a clause with {value} and {about}
     said: str
@@ -221,7 +221,7 @@ def _modes(items: tuple[str, ...]) -> Mapping[str, Mode]:
 
 
 def modes() -> Mapping[str, Mode]:
-    """Return the mode of each signal.
+    """Return signal -> its mode, from [accel] health.
 
     :raises ConfigurationError: [accel] health cannot be read.
     """

@@ -54,7 +54,7 @@ class Finding:
 
 
 class Card(typing.NamedTuple):
-    """The properties of a device that affect its findings."""
+    """The facts about a device by which its readings are judged."""
 
     #: (driver, product), by which devices are compared
     kind: tuple[str, str]
