@@ -11,8 +11,9 @@ __all__ = ['SimulatedKernel', 'make_gbs', 'make_xclbin', 'open_host']
 
 def open_host(path: str, writes: bool = True,
               ) -> SimulatedKernel | captured.CapturedKernel:
-    """Return the kernel that a file describes, or that a capture contains.
+    """Return the simulated kernel of a host, from a description or a capture.
 
+    :param path: file of the description or capture.
     :param writes: whether the state of a described host may be written.
     :raises InvalidSimulation: the file is malformed.
     """

@@ -85,7 +85,7 @@ def dump(tree: sysfs.Directory, answers: Iterable[recorder.Answer],
          about: dict[str, typing.Any], file: typing.TextIO) -> None:
     """Write a capture.
 
-    :param about: further keys for the reader of the file.
+    :param about: further keys, for people who read the file.
     """
     yaml.dump({'capture': VERSION, **about}, file, Dumper=_Dumper,
               sort_keys=False, allow_unicode=True)

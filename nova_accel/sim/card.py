@@ -106,9 +106,9 @@ class Card:
     def describe(cls, item) -> dict:
         """Read the fields of a card from its mapping in the description.
 
-        :param item: a reader.Mapping; known keys are removed from it.
-        :raises InvalidSimulation: a value is wrong; the error names file,
-            line and key.
+        :param item: a reader.Mapping, which loses the keys that are read.
+        :raises InvalidSimulation: a value is wrong; the error names file, line
+            and key.
         """
         total = item.take('total_vfs', reader.natural, 0)
         vendor = item.take('vendor', reader.identifier, cls.ids[0])
@@ -156,9 +156,9 @@ class Card:
 
     @classmethod
     def fault(cls, name, value):
-        """Check a fault and return its value for the state.
+        """Check the value of a fault, and convert it for the state.
 
-        :raises ValueError: the error says what is wrong.
+        :raises ValueError: the error states what is wrong.
         """
         if value is None:
             return None
@@ -173,8 +173,9 @@ class Card:
                 *(self.vf_address(n) for n in range(self.total_vfs))]
 
     def vf_address(self, number: int) -> str:
-        """Return the address of a VF. VFs follow their PF, because First VF
-        Offset and VF Stride are 1 (PCI Express Base Specification, SR-IOV)."""
+        """Return the address of a VF. VFs directly follow their PF, because
+        First VF Offset and VF Stride are 1 (PCI Express Base Specification,
+        SR-IOV)."""
         domain, bus, rest = self.address.split(':')
         slot, function = rest.split('.')
         at = (int(bus, 16) << 8) + (int(slot, 16) << 3) + int(function)
@@ -219,7 +220,7 @@ class Card:
         """Update the state for the time that passed since the last call."""
 
     def faulty(self, mine) -> dict:
-        """Return the present faults, by name."""
+        """Return name -> value of the present faults."""
         return {name: value for name, value in {
             **self.faults, **mine['faults']}.items() if value is not None}
 
@@ -240,7 +241,7 @@ class Card:
         return False
 
     def is_kept(self, mine, vf) -> bool:
-        """Return whether a process of the host has a function's node open.
+        """Return whether a process of the host keeps a function's node open.
 
         :param vf: number of the VF, None for the physical function.
         """
@@ -263,7 +264,7 @@ class Card:
         """Reset a function of the card.
 
         Source: reset_store() in drivers/pci/pci-sysfs.c of Linux. Only
-        functions with a reset method have the attribute.
+        functions with a reset method have the attribute reset.
 
         :param vf: number of the VF, None for the physical function.
         :raises OSError: as in the kernel.
@@ -319,7 +320,7 @@ class Card:
         raise sysfs.error(errno.ENOENT, f'{self.address}/{attribute}')
 
     def operate(self, mine, vf, name, *args):
-        """Simulate an operation of the driver's own package.
+        """Simulate an operation that a driver's own package defines.
 
         :param vf: number of the VF, None for the physical function.
         :raises BlockingIOError: the operation has not ended, and must be
@@ -334,7 +335,7 @@ class Card:
     # Sysfs
 
     def add(self, tree, mine, group) -> None:
-        """Add the card to sysfs.
+        """Add the functions of the card to sysfs.
 
         :param group: number of the physical function's own IOMMU group, or
             None without IOMMU. The groups of VFs have the next numbers.
@@ -389,7 +390,7 @@ class Card:
 
 
 def _resettable(function, method):
-    """Add the attributes of a function that can be reset."""
+    """Add the attributes of reset to a function, if it has a reset method."""
     if method:
         # root may write the attribute, and no user may read it
         function.update(reset_method=method, reset=sysfs.Errno(errno.EACCES))

@@ -39,7 +39,7 @@ NAMESPACE = 'nova_accel.simulated_devices'
 
 
 def _of_other_packages(names) -> dict[str, type[card.Card]]:
-    """Return the classes of cards that other packages have by these names."""
+    """Return name -> class of cards, for those of other packages."""
     found = {}
     for point in importlib.metadata.entry_points(group=NAMESPACE):
         if point.name in names:

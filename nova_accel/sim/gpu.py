@@ -67,7 +67,7 @@ class GpuCard(card.Card):
                 card.forget(mine, 0, 'memory')
 
     def word(self, mine, family: str, offset: int) -> int:
-        """Return the present value of a word of BAR0.
+        """Return the present value of the four bytes at an offset of BAR0.
 
         :raises OSError: ERANGE: BAR0 is too small.
         """

@@ -1,15 +1,15 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A simulated kernel with simulated cards.
 
-It behaves like Linux 6.12 with the DFL drivers, errors included, as observed;
-each kind of devices names the sources of its behavior. The common behavior is
-from drivers/pci (pci-sysfs.c, iov.c, pci-driver.c), drivers/iommu (iommu.c) and
-drivers/vfio (group.c, vfio_main.c, pci/vfio_pci.c, pci/vfio_pci_core.c) of
-Linux 7.2.
+The simulated kernel behaves like Linux 6.12 with the DFL drivers, errors
+included, as observed. The modules of other kinds of devices name the sources
+of their behavior. The common behavior is from drivers/pci (pci-sysfs.c, iov.c,
+pci-driver.c), drivers/iommu (iommu.c) and drivers/vfio (group.c, vfio_main.c,
+pci/vfio_pci.c, pci/vfio_pci_core.c) of Linux 7.2.
 
 The file ``<file>.state`` beside the description keeps the state of the cards
-and of the kernel for all processes. Time is real: programming sleeps, without
-holding a lock.
+and of the kernel for all processes. Operations take real time: while a card is
+programmed, the process sleeps, without holding a lock.
 """
 
 import contextlib
@@ -334,9 +334,9 @@ class SimulatedKernel(sysfs.Reads,
     # Actions of tests and demonstrations on the host
 
     def set_fault(self, address: str, **fault) -> None:
-        """Set faults of a card.
+        """Set or end faults of a card.
 
-        :param fault: names and values of ``faults`` in the description. The
+        :param fault: names and values, as ``faults`` in the description. The
             value None ends a fault.
 
         :raises KeyError: unknown card.
@@ -449,7 +449,7 @@ class SimulatedKernel(sysfs.Reads,
         return self._look()[1]['cards'][address].get('resets', [])
 
     def disturbed(self) -> list[str]:
-        """Return functions that were reset while a process had them open."""
+        """Return the functions that were reset while a guest had them open."""
         return self._look()[1].get('disturbed', [])
 
     def reboot(self) -> None:
@@ -477,8 +477,8 @@ class SimulatedKernel(sysfs.Reads,
         """Let the guest that has an FPGA region write data into it.
 
         :param function: PCI address of the guest's function.
-        :param what: ``registers``, which a reset clears, or ``memory`` of the
-            card, which only a special bitstream clears.
+        :param what: data for ``registers``, which a reset clears, or for
+            ``memory`` of the card, which only a special bitstream clears.
         :raises OSError: ENODEV if no guest has the function.
         """
         with self._update() as (host, state):
@@ -488,7 +488,7 @@ class SimulatedKernel(sysfs.Reads,
                     cards.place_of(port, kind), {})[kind] = value
 
     def guest_reads(self, function: str) -> dict[str, str]:
-        """Return the data of guest_writes() that a guest finds in its region.
+        """Return the data of guest_writes() that a guest finds, by place.
 
         :raises OSError: ENODEV if no guest has the function.
         """
@@ -519,7 +519,7 @@ class SimulatedKernel(sysfs.Reads,
     # The state
 
     def _described(self):
-        """Return the description, and read it again if the file changed."""
+        """Return the description. Read it again if its file has changed."""
         with self._lock:
             stamp = _stamp(self.path)
             if self._description[0] != stamp or stamp is None:
@@ -648,7 +648,7 @@ def _add_bridges(tree, host):
 
 
 def _hosts_driver(card, mine, vf) -> str | None:
-    """Return the driver to which the kernel binds a function by default."""
+    """Return the driver to which the kernel by default binds a function."""
     if vf is None:
         return card.driver
     return card.vf_driver if mine.get('autoprobe', True) else None

@@ -278,7 +278,7 @@ class NvmeCard(card.Card):
         return f'259:{mine["number"] * 100 + 2 * n + 1}'
 
     def mounted(self, mine):
-        """Return the card's entries in Kernel.mounted_devices()."""
+        """Return the card's items of Kernel.mounted_devices()."""
         if mine['driver'] == 'nvme' and ' ' in (mine['use'] or ''):
             return {self._number(mine, len(mine['namespaces'])): mine['use']}
         return {}
@@ -541,10 +541,10 @@ class NvmeOperations(operations.Operations):
             state['cards'][pf]['shared'][str(vf)] = list(others)
 
     def change_disk(self, address: str, **changes) -> None:
-        """Change serial, firmware or namespaces, like a guest or operator.
+        """Change serial, firmware or namespaces, as a guest or operator can.
 
         :param changes: namespaces is a list of lists: blocks, bytes of a
-            block, bytes of its metadata, whether it is attached.
+            block, bytes of its metadata, whether the namespace is attached.
         """
         with self._update() as (_, state):
             for name, value in changes.items():
@@ -554,7 +554,7 @@ class NvmeOperations(operations.Operations):
 
     def sanitize_disk(self, address: str, method: str, seconds: float = 0,
                       ) -> None:
-        """Begin a sanitize operation, like a guest with its disk."""
+        """Begin a sanitize operation, as a guest can that has the disk."""
         with self._update() as (_, state):
             state['cards'][address]['sanitize'] = {
                 'state': 'running', 'method': method,
@@ -581,7 +581,7 @@ class NvmeOperations(operations.Operations):
             mine.update(signatures=list(kinds), writes=mine['writes'] + 1)
 
     def data_of_disk(self, address: str) -> str:
-        """Return what a server with the disk or VF can read from it."""
+        """Return the data that a server with this disk or VF can read."""
         mine, vf = self._media(*self._look(), address)
         own = mine['data'] if vf is None else mine['vf_data'].get(vf, '')
         return own + ''.join(

@@ -37,8 +37,8 @@ class Host:
 
 
 class Operations:
-    """The interface of SimulatedKernel for the operations of a kind of cards.
-    """
+    """The part of SimulatedKernel that the operations of each kind of cards
+    use."""
 
     #: the description
     path: str

@@ -133,7 +133,7 @@ class QatCard(card.Card):
         return ';'.join(s for s in _SERVICES if s in chosen)
 
     def heartbeat(self, mine) -> int:
-        """Return the present value in debugfs.
+        """Return the present value of the heartbeat in debugfs.
 
         :raises OSError: it cannot be read.
         """

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Reads the description of a simulated host; errors have line numbers."""
+"""Read the description of a simulated host. Errors have line numbers."""
 
 import errno
 import re

@@ -50,7 +50,7 @@ class ClockCard(card.Card):
                 'address': '52:54:00:12:34:56'})
 
     def add_class(self, tree, function, kind, name, attributes):
-        """Add a device of a class, below its function and below /sys/class."""
+        """Add a device of class ``kind`` to /sys/class and to its function."""
         place = self.place()
         function.setdefault(kind, {})[name] = {
             **attributes, 'device': sysfs.Link(place)}

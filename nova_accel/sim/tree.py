@@ -21,13 +21,13 @@ class Errno(int):
 
 
 def error(number: int, of: str) -> OSError:
-    """Return an error like the kernel's."""
+    """Return the error that the kernel raises about a file name ``of``."""
     return OSError(int(number), os.strerror(number), of)
 
 
 def find(tree: Directory, path: str, follow_last: bool = True,
          ) -> tuple[typing.Any, str]:
-    """Return (node, its path without links).
+    """Return (node, path of the node without links) of a path.
 
     :raises OSError: ENOENT, ENOTDIR or ELOOP.
     """

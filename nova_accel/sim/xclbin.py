@@ -53,7 +53,7 @@ def make_xclbin(path: str, function: str, interface: str, size: int = 4096,
 
 
 def read(data: bytes) -> tuple[str, str, bytes, bytes]:
-    """Parse a file of make_xclbin() like a driver.
+    """Return the parts of a file of make_xclbin() that drivers read.
 
     :returns: UUID, interface in PARTITION_METADATA, IP_LAYOUT, part for the
         hardware.

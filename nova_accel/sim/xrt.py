@@ -282,7 +282,7 @@ class XrtOperations(operations.Operations):
         self._load_xclbin(found.address, data)
 
     def _xclbins(self):
-        """Return the directory that stands for /lib/firmware/xilinx/xclbins."""
+        """Return the path of the stand-in for /lib/firmware/xilinx/xclbins."""
         return f'{self.path}.xclbins'
 
     def offer_xclbin(self, function, path, size, function_uuid, interface,
