@@ -388,7 +388,7 @@ def unreadable() -> dict[str, str]:
 
 
 def why_invalid(error: Exception) -> str:
-    """Return the part of an oslo.config error that describes a bad value."""
+    """Return the part of an oslo.config error about what is wrong."""
     # ConfigSourceValueError (10.7) has no attributes; the part before this one
     # names the option, and prints internal objects
     return ' '.join(str(error).partition(' is not valid: ')[2].split()) or (

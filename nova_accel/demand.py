@@ -43,7 +43,7 @@ class Demand:
         self._sums: dict[str, float] = {}
 
     def add(self, traits: Iterable[str]) -> None:
-        """Count one request that any of these traits would satisfy."""
+        """Count one request, which any of these traits would satisfy."""
         with self._lock:
             self._unit *= 2 ** (1 / self.HALF_LIFE)
             for trait in traits:

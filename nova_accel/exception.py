@@ -41,8 +41,8 @@ class AcceleratorError(Exception):
 
     def format_message(self) -> str:
         """Return for_owner() of this error. Nova calls this for the fault of a
-        server (nova.compute.utils.exception_to_dict); without this method the
-        owner would read only the name of the class."""
+        server (nova.compute.utils.exception_to_dict). Otherwise the owner
+        would read only the name of the class."""
         return text.shortened(for_owner(self), FAULT)
 
 
@@ -57,7 +57,7 @@ def sentence(error: BaseException) -> str:
 
 
 def clause(error: BaseException) -> str:
-    """Return sentence() as a part of a longer sentence."""
+    """Return sentence() without full stop, for use in another sentence."""
     return sentence(error).rstrip('.')
 
 
@@ -126,7 +126,7 @@ class InvalidSimulation(AcceleratorError):
 
 
 class BitstreamError(AcceleratorError):
-    """An image is missing, unreadable, or differs from Glance's entry."""
+    """An image is missing or unreadable, or does not match Glance's entry."""
 
     elsewhere = False
 
@@ -136,7 +136,7 @@ class ImageNotFound(BitstreamError):
 
 
 class ImageRefused(BitstreamError):
-    """Glance refused a request because of its user (401, 403)."""
+    """Glance refused a request, because its user lacks a right (401, 403)."""
 
 
 class GlanceUnavailable(AcceleratorError):
@@ -173,7 +173,7 @@ class DeviceError(AcceleratorError):
 
 class NotCleared(DeviceError):
     """A device was reset after its server, but is not clean. The driver tries
-    again after growing pauses."""
+    again, each time after a longer pause."""
 
 
 class DeviceTimeout(DeviceError):

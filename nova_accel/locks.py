@@ -86,6 +86,7 @@ class Lock:
         """Take the lock.
 
         :param blocking: if False, return False at once if the lock is held.
+        :returns: whether the lock was taken.
         :raises LockTimeout: the limit passed. __init__() may set another
             error.
         """
@@ -152,8 +153,8 @@ class Locks:
 
     def __init__(self, name: str, what: str,
                  seconds: Callable[[], float]):
-        """
-        :param what: as for Lock, with ``{}`` for the key.
+        """:param what: the protected objects as for Lock, with ``{}`` for the
+            key.
         :param seconds: as for Lock.
         """
         self._make = lambda key: Lock(name, what.format(key), seconds)
@@ -181,7 +182,7 @@ class Locks:
                     del self._locks[key]
 
     def wait(self, key: Hashable) -> None:
-        """Wait until no thread holds the lock of a key.
+        """Wait until no thread holds the lock of a key. Do not take the lock.
 
         :raises LockTimeout: the limit passed.
         """

@@ -16,7 +16,7 @@ from nova_accel import text
 
 
 class Lines(str):
-    """A trusted text of several lines, such as a stack."""
+    """A text of several lines, such as a stack, that is not escaped."""
 
 
 class _Shown:
@@ -68,7 +68,7 @@ class Once:
             write(message, *values)
 
     def has(self, about: tuple) -> bool:
-        """Return whether the last line about a subject is remembered."""
+        """Return whether the last line about a subject has been remembered."""
         return about in self._logged
 
     def forget(self, *about: object) -> None:

@@ -18,12 +18,12 @@ def open_kernel(host: str, writes: bool = True,
                       '| sim.captured.CapturedKernel'):
     """Return the kernel interface that the drivers of this host use.
 
-    :param host: [DEFAULT] host, which selects the file if [accel]
-        simulated_host is a directory.
+    :param host: [DEFAULT] host. It names the file if [accel] simulated_host is
+        a directory.
     :param writes: whether the state of a simulated host is written. Read-only
         commands pass False.
-    :returns: the machine's Kernel; if [accel] simulated_host is set, a
-        SimulatedKernel, or a CapturedKernel for a capture.
+    :returns: Kernel of this machine or, if [accel] simulated_host is set, a
+        SimulatedKernel or CapturedKernel.
     :raises InvalidSimulation: the description cannot be used.
     """
     path = CONF.accel.simulated_host

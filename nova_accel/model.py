@@ -41,8 +41,8 @@ def uuid_hex(value: str) -> str:
 
 def from_dict(cls: Callable[..., _Value],
               fields: Mapping[str, Any]) -> _Value:
-    """Convert the output of dataclasses.asdict() back into a value, even if
-    another release wrote it.
+    """Convert the output of dataclasses.asdict() back into a value. Another
+    release may have written it.
 
     Unknown fields are dropped. Missing fields without a default become '', 0
     or None.
@@ -209,8 +209,8 @@ class Region:
 class Device:
     """One card of a host, as its driver reports it.
 
-    inventory.devices has further facts about the card: holds, the content of
-    the regions, and store.values.Notes.
+    inventory.devices has what nova-compute adds: holds, the content of the
+    regions, and store.values.Notes.
     """
 
     #: the PCI address of the (physical) function, or, if the parent of mediated
@@ -293,7 +293,7 @@ class Device:
         return next((r for r in self.regions if r.index == index), None)
 
     def with_region(self, index: int, **changes) -> 'Device':
-        """Return the device with changed fields of one region."""
+        """Return a copy of the device with changed fields of one region."""
         return dataclasses.replace(self, regions=tuple(
             dataclasses.replace(region, **changes)
             if region.index == index else region for region in self.regions))
@@ -309,7 +309,8 @@ class Device:
         """Return the NUMA node, root complex, bridges and address of the
         device.
 
-        The more first items two devices have in common, the closer they are.
+        Two devices are closer to each other if more items at the beginning of
+        their places are equal.
         """
         return (self.numa_node, *self.bridges, self.address)
 
@@ -341,7 +342,8 @@ class Device:
                 *(c for h in handles for c in h.companions)}
 
     def as_dict(self) -> dict:
-        """Return the JSON form of the Cyborg agent-driver specification."""
+        """Return the form of the device in the Cyborg agent-driver
+        specification."""
         return {
             'type': self.type, 'vendor': self.vendor, 'product': self.product,
             'vendor-id': self.vendor_id, 'product-id': self.product_id,
@@ -487,7 +489,7 @@ class Claim:
 
     @property
     def part(self) -> tuple[str, int | None]:
-        """Return the address of the claim's device, and its region or None."""
+        """Return (address of the device, index of the region or None)."""
         return self.device_address, self.region_index
 
     @property
@@ -510,7 +512,7 @@ class Claim:
 
     @property
     def holder(self) -> str:
-        """Return a name of the server for log lines."""
+        """Return the UUID of the server for log lines, or '(unknown)'."""
         return self.instance_uuid or '(unknown)'
 
     @property

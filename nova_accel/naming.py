@@ -93,10 +93,10 @@ _VOLATILE = re.compile(
 
 
 def normalize(text: str, of: str) -> str:
-    """Return text as a part of a trait: upper case, '_' for '-' and ' '.
+    """Return a text as a part of a trait: in upper case, '_' for '-' and ' '.
 
     :param of: source of the text, for the error.
-    :raises InvalidName: text has another character that traits cannot have.
+    :raises InvalidName: the text has a character that traits cannot have.
     """
     name = _normalized(text)
     if name is None:
@@ -131,7 +131,8 @@ def _dashed(value: str) -> str:
 # Resource classes
 
 def memory_class(kind: str) -> str:
-    """Return the class for a kind of model.Device.memory, in MiB."""
+    """Return the resource class of a kind of memory (model.Device.memory). Its
+    unit is MiB."""
     return _MEMORY_PREFIX + kind
 
 
@@ -140,7 +141,7 @@ def is_memory_class(name: str) -> bool:
 
 
 def options() -> tuple:
-    """Return the options that determine names."""
+    """Return the values of the options that determine names."""
     return (CONF.accel.resource_classes, CONF.accel.function_class,
             CONF.accel.owner_trait)
 
@@ -219,7 +220,7 @@ def is_our_class(name: str) -> bool:
 
 
 def accelerators(resources: Mapping[str, int]) -> dict[str, int]:
-    """Return the part of resources whose classes are accelerators."""
+    """Return those of the resources whose classes mean accelerators."""
     return {name: amount for name, amount in resources.items()
             if is_accelerator_class(name)}
 
@@ -262,8 +263,8 @@ def is_maintenance_key(key: str) -> bool:
 
 
 def is_for_owner(key: str) -> bool:
-    """Return whether a metadata key informs the owner of a server about health
-    of accelerators, or about planned work on them."""
+    """Return whether a metadata key is for the owner of a server: it reports
+    the health of accelerators, or planned work on them."""
     return key.startswith('accel') and key.endswith((_HEALTH, _MAINTENANCE))
 
 
@@ -277,15 +278,15 @@ def function_name_trait(name: str) -> str:
 
 
 def function_of(trait: str) -> str | None:
-    """Return the function UUID (32 hex digits) in a function trait of any of
-    the three spellings, or None for other traits."""
+    """Return the function UUID (32 hex digits) in a trait of a function, in
+    any of the three spellings. Return None for other traits."""
     found = _FUNCTION.fullmatch(trait)
     return model.uuid_hex(found.group(1).replace('_', '-')) if found else None
 
 
 def region_type_of(traits: Iterable[str]) -> str | None:
     """Return the region type (32 hex digits) among the traits of a region, or
-    None if they do not show it."""
+    None if no trait shows it."""
     for trait in traits:
         found = _REGION_TYPE.fullmatch(trait)
         if found:
@@ -299,23 +300,22 @@ def is_content(trait: str) -> bool:
 
 
 def function_name_of(trait: str) -> str | None:
-    """Return the name in a function_name_trait(), as spelled there, or None.
-    """
+    """Return the name in a trait of function_name_trait(), spelled as in the
+    trait. Return None for other traits."""
     prefix = 'CUSTOM_FPGA_FUNCTION_NAME_'
     return trait.removeprefix(prefix) if trait.startswith(prefix) else None
 
 
 def bitstream_of(trait: str) -> str | None:
-    """Return the id of the Glance image in a bitstream_trait(), or None."""
+    """Return the id of the Glance image in a trait of bitstream_trait(), or
+    None for other traits."""
     found = re.fullmatch(f'CUSTOM_FPGA_BITSTREAM_({_UUID})', trait)
     return str(uuid.UUID(found.group(1).replace('_', '-'))) if found else None
 
 
 def type_of(resource_class: str) -> str:
-    """Return the device type of an accelerator class, in either spelling.
-
-    Other classes are returned unchanged.
-    """
+    """Return the device type of an accelerator class in either spelling.
+    Return any other class unchanged."""
     for type_, standard in _STANDARD.items():
         if resource_class == standard:
             return type_
@@ -394,7 +394,7 @@ def _class_trait(function: str) -> set[str]:
 
 
 def device_trait(type_: str, vendor: str, part: str, of: str) -> str:
-    """Return the trait of a vendor's product, family or device id.
+    """Return the trait of a product or family of a vendor, or of a device id.
 
     :param part: the product, family or device id.
     :param of: source of the names, for the error.
@@ -453,8 +453,9 @@ def place_of(traits: Iterable[str]) -> tuple[str | None, str | None]:
 
 
 def near_trait(level: str, domain: str, of: str) -> str:
-    """Return the trait of the hosts in a domain of a level.
+    """Return the trait that hosts in a domain have.
 
+    :param level: the level of the domain.
     :param domain: name of the domain, or the whole trait.
     :param of: source of the name, for the error.
     :raises InvalidName: the name cannot become a trait.
@@ -540,11 +541,13 @@ def identity_traits(device: model.Device) -> frozenset[str]:
 
 
 def property_trait(type_: str, *words: str) -> str:
-    """Return the trait of a property, which is the same for all vendors.
+    """Return the trait of a property of devices. It is the same for all
+    vendors.
 
     :param type_: type of the device, as in Device.type.
     :param words: the name of the property.
-    :raises InvalidName: a word cannot become a trait; names the type.
+    :raises InvalidName: a word cannot become a trait; the error names the
+        type.
     """
     of = f'a device of the type {type_}'
     return _checked('_'.join(('CUSTOM', *(
@@ -580,7 +583,7 @@ def region_provider_name(node: str, address: str, index: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def provider_uuid(root_uuid: str, node: str, name: str) -> str:
-    """Return a UUID that stays the same if the provider is created again."""
+    """Return the UUID of a provider, which is the same after each creation."""
     return str(uuid.uuid5(uuid.UUID(root_uuid), name.removeprefix(node)))
 
 

@@ -64,7 +64,8 @@ def levels(text: str) -> tuple[Level, ...]:
 
 def shared(wanted: Iterable[Level], members: Iterable[Domains],
            ) -> dict[str, str]:
-    """Return required level -> the domain in which all members are."""
+    """Return level -> domain, for each required level of which all members are
+    in the same domain."""
     found: dict[str, str] = {}
     for level in wanted:
         there = {member.get(level.name) for member in members}
@@ -221,6 +222,6 @@ def _blocks(hosts, servers, names, free, domains, members, chance):
 
 
 def _spread(blocks, names, domains):
-    """Return how many domains of each level the blocks use."""
+    """Return, for each of these levels, in how many domains the blocks are."""
     return [len({domains[block[0]].get(name, block[0]) for block in blocks})
             for name in names]

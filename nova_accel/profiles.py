@@ -314,7 +314,7 @@ def expand(extra_specs: Mapping[str, str], get: Callable[[str], Profile],
 
     * accel:device_profile becomes the granular groups _ACCEL0, _ACCEL1 ...; a
       group of several FPGAs becomes a group for each: _ACCEL0_0, _ACCEL0_1 ...
-    * Early spellings become present ones.
+    * Early spellings are replaced by present ones.
     * A request for a specific bitstream requires a programmable region.
     * group_policy is added if Placement requires it.
 

@@ -103,12 +103,14 @@ class AcceleratorRequest:
     profile: str = dataclasses.field(default='', compare=False)
 
     def preferred(self, traits: Collection[str]) -> str | None:
-        """Return the best preferred trait that a device has, or None."""
+        """Return the most preferred of a device's traits, or None if the
+        device has no preferred trait."""
         return next((one for one in self.prefer if one in traits), None)
 
     @property
     def programs(self) -> bool:
-        """Return whether the request may require programming."""
+        """Return whether the request names a function or bitstream, so a
+        region may have to be programmed."""
         return bool(self.function_id or self.function_name or self.bitstream_id)
 
     @property
@@ -211,7 +213,8 @@ class Affinity:
 
     @property
     def is_strict(self) -> bool:
-        """Return whether the build must fail if the location is impossible."""
+        """Return whether a build must fail if the location cannot be
+        satisfied."""
         return self.one_root or self.nodes is not None
 
     def __str__(self) -> str:
@@ -225,8 +228,8 @@ class Affinity:
 def affinity(extra_specs: Mapping[str, str]) -> Affinity:
     """Return the required location of the accelerators of a flavor.
 
-    ``required`` permits as many NUMA nodes as the flavor gives the guest
-    (``hw:numa_nodes``, 1 by default).
+    With the value ``required``, accelerators may be on as many NUMA nodes as
+    the flavor gives the guest (``hw:numa_nodes``, 1 by default).
 
     :raises InvalidRequest: a value is unknown, or two values exclude each
         other.
@@ -316,8 +319,8 @@ def modernize(extra_specs: Mapping[str, str]) -> dict[str, str]:
 def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
     """Return the accelerator requests of a flavor with its profile expanded.
 
-    They are in the order of their groups, which is the same in all processes.
-    A flavor without accelerators has none.
+    The requests are in the order of their groups, which is the same in all
+    processes. The list is empty for a flavor without accelerators.
 
     :raises InvalidRequest: the error names the extra spec.
     """
@@ -474,7 +477,8 @@ class Server:
 
     @functools.cached_property
     def wanted(self) -> list[AcceleratorRequest]:
-        """Return the requests of flavor and image.
+        """Return the requests of the flavor, changed by properties of the
+        image.
 
         :raises InvalidRequest: the error names the key.
         """
@@ -550,7 +554,8 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
 def _preferred(group, value, trait) -> tuple[str, ...]:
     """Return the preferred traits of a group, the best one first.
 
-    :param trait: trait -> required or forbidden, of the group.
+    :param value: value of the extra spec, traits separated by ",".
+    :param trait: trait of the group -> required or forbidden.
     """
     key = f'accel{group}:{_PREFER}'
     found = tuple(one.strip() for one in str(value).split(','))
@@ -570,8 +575,8 @@ def _preferred(group, value, trait) -> tuple[str, ...]:
 
 
 def _choices(group, key, value) -> list[str]:
-    """Return the functions of a key, in order, or the image of bitstream_id.
-    """
+    """Return the functions in the value of a key, in order. The value of
+    bitstream_id is a single image."""
     if key == 'bitstream_id':
         return [_wanted(group, key, value)]
     found = [_wanted(group, key, item) for item in str(value).split(',')]

@@ -321,7 +321,7 @@ def _open_store(path):
 
 
 def _sign(store):
-    """Let the key of this host sign hand-overs. The first start creates it.
+    """Let the key of this host sign hand-overs. Create it at the first start.
 
     :raises AcceleratorsUnavailable: the key cannot be used.
     """
@@ -345,7 +345,8 @@ def none(cloud: novas.Cloud) -> Host:
 
 
 def _start(host: Host) -> None:
-    """Find devices, and repair what a crash or a host boot left unfinished.
+    """Find devices, and continue or repair work that a crash of nova-compute
+    or a boot of the host interrupted.
 
     :raises ConfigurationError: [accel] names something that does not exist.
     """

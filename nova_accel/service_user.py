@@ -12,7 +12,8 @@ CONF = conf.CONF
 def nova(microversion: str) -> ks_adapter.Adapter | None:
     """Return a client of Nova's API, or None without credentials.
 
-    Nova has no options for its own endpoint; those of [placement] apply.
+    Nova has no section of options for its own endpoint. Hence region and
+    interface of [placement] are used.
 
     :raises keystoneauth1.exceptions.ClientException: the options are invalid.
     """

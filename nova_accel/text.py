@@ -17,7 +17,8 @@ _NAMED = 3
 
 
 def some(names: Sequence[str], show: Callable[[str], str] = str) -> str:
-    """Return the first of these names, and how many more there are.
+    """Return a text with the first of these names, and how many more there
+    are.
 
     :param show: formats a name; called only for names that are shown.
     """
