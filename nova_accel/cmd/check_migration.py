@@ -20,7 +20,7 @@ OK = check_line.OK
 
 
 def devices(host) -> Iterator[Line]:
-    """Report which devices a live migration moves, and why others stay."""
+    """Report whether a live migration moves a device, or why it does not."""
     versions: tuple = ()
     # another check reports an unreachable libvirt
     with contextlib.suppress(Exception):

@@ -85,8 +85,9 @@ def placement(path: str, part: str) -> typing.Any:
 
 
 def _unanswered(error, service, section, where) -> Line:
-    """Return a line about a service that did not respond, with the reason.
+    """Return a line with the reason why a service could not be queried.
 
+    :param section: section of nova.conf with the credentials.
     :param where: options that contain the address of the service.
     """
     url = glance.unreachable(error)

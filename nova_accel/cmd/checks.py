@@ -74,7 +74,7 @@ _LEAST_FREE = 16
 
 
 class Host:
-    """The data of this host that the checks read, for one configuration."""
+    """The data about this host that the checks read."""
 
     def __init__(self, services: Iterable[str]):
         self.services = frozenset(services)
@@ -507,7 +507,7 @@ def _device(host, device) -> Iterator[Line]:
 
 
 def _cleaning(host, device) -> str:
-    """Return how a device is cleaned between two servers, as a clause."""
+    """Return a clause about how a device is cleaned between two servers."""
     if device.all_handles and {
             handover.policy(device, handle.address)
             for handle in device.all_handles} <= {

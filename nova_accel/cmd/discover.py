@@ -390,7 +390,7 @@ def _configure(parsed_args):
 
 
 def _take_options(kernel, path):
-    """Set CONF to the options in a capture, if the host is one."""
+    """Set CONF to the options in the capture that simulates the host."""
     options = getattr(kernel, 'options', None)
     # not a capture, or one without options
     if not options:

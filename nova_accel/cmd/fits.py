@@ -228,7 +228,7 @@ def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
 def check_level(level: str, domains: Iterable[near.Domains]) -> None:
     """Check that a host has a domain of a level.
 
-    :raises NotThere: no host has one.
+    :raises NotThere: no host has a domain of this level.
     """
     known = sorted(set().union(*domains))
     if level not in known:
@@ -239,7 +239,7 @@ def check_level(level: str, domains: Iterable[near.Domains]) -> None:
 
 
 def questions(cloud, names) -> list[tuple[dict, typing.Any]]:
-    """Return (flavor, question), or (flavor, error) for a malformed flavor."""
+    """Return (flavor, question), or (flavor, error) for malformed flavors."""
     found: list[tuple[dict, typing.Any]] = []
     for flavor in map(cloud.flavor, names) if names else cloud.flavors():
         try:

@@ -106,7 +106,7 @@ class ImportNova(cloud.Asks, configuration.Reader):
 
 
 class Translation:
-    """The translation of Nova's options of this host."""
+    """The translation of all options of this host for Nova's devices."""
 
     def __init__(self, kernel):
         self.files = [ini.File(path) for path in conf.files()]
@@ -212,7 +212,8 @@ class Translation:
                 if (entry.section, entry.key) in names]
 
     def _drop(self, file, entry, *values):
-        """Remove an option, or set it to the given values if there are any."""
+        """Remove an option from a file, or replace its values by these values.
+        """
         if values:
             file.put(entry, *values)
         else:
@@ -642,8 +643,9 @@ class Translation:
                 f'{actual}: correct it, and run this again.')
 
     def _group(self, cards: set[str]) -> dict[str, str] | None:
-        """Return a request group that all these devices and no others of the
-        host satisfy, or None if no trait distinguishes these devices."""
+        """Return a request group that exactly these devices of the host
+        satisfy. Return None if no trait distinguishes them from other devices.
+        """
         devices = [self._after[card] for card in cards if card in self._after]
         types = {device.type for device in devices}
         if len(types) != 1 or len(devices) < len(cards):

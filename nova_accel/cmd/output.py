@@ -42,7 +42,7 @@ class NoEpilog:
 
 
 class Table(NoEpilog, lister.Lister):
-    """A list that refuses unknown columns, like other wrong arguments."""
+    """A table that refuses unknown columns, as argparse refuses arguments."""
 
     #: names of the columns for programs: they are stable, and
     #: tests/unit/data/columns.yaml lists them
@@ -86,7 +86,7 @@ class Table(NoEpilog, lister.Lister):
 
 
 class Lister(Table):
-    """A list that prints a sentence in place of an empty table."""
+    """A table in whose place a sentence is printed if it has no rows."""
 
     #: the sentence in place of an empty table
     nothing = ''

@@ -143,7 +143,7 @@ def is_running(compute, host: str) -> bool:
 
 
 def _providers(service: cloud.Cloud, host: str) -> list[reasons.Provider]:
-    """Return nova_accel's providers, children before their parents."""
+    """Return nova_accel's providers on a host, children before parents."""
     (_, *others), = service.trees([host])
     ours = {p.uuid: p for p in service.read(
         (p for p in others if naming.part_of_provider(host, p.name)),

@@ -213,8 +213,8 @@ def providers(service: cloud.Cloud, hosts: Iterable[str],
 
 
 def domains(service: cloud.Cloud) -> dict[str, near.Domains]:
-    """Return name of a host -> its domains. Sends one request, and one more
-    for each domain."""
+    """Return name of a host -> the domains of the host. Sends one request for
+    the list of domains, and one more for each domain."""
     traits = collections.defaultdict(list)
     for trait in service.get('placement', '/traits?' + cloud.query(
             associated='true', name=f'startswith:{naming.NEAR_PREFIX}'),
