@@ -85,9 +85,9 @@ def placed(memory: int, sizes: Iterable[int], bits: int) -> int:
     """Return how many devices have room for their regions above a guest's
     memory.
 
-    A region begins at a multiple of its size. The small regions of a device
-    are beside its large region, in the window of the device's port. Hence one
-    multiple is left out before the next large region (issue 12997 of
+    A region begins at a multiple of its size. The window of the device's port
+    has the large region, and beside it the small regions of the device. Hence
+    the next large region begins two sizes later (issue 12997 of
     tianocore/edk2).
 
     :param memory: of the guest, bytes.

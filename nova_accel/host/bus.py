@@ -207,7 +207,7 @@ def _counters(text: str) -> Mapping[str, int]:
 
 def _link(own, port) -> Iterator[signals.Reading]:
     """Yield a reading if a link has fewer lanes than both of its ends support,
-    and one if it is slower."""
+    and another reading if the link is slower."""
     width, most = _number(own, _WIDTH), _least(own, port, _MOST_WIDTH)
     # 0, or another width, while the link state is unknown
     if width and most and width < most:

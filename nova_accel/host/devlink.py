@@ -27,7 +27,7 @@ _SECONDS = 10
 
 
 def versions(function: str) -> dict[str, str]:
-    """Return the versions of a PCI function by name.
+    """Return name -> version for the firmware of a PCI function.
 
     :returns: {} if the kernel or the function's driver has no devlink.
     :raises OSError: the kernel does not answer.

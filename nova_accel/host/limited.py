@@ -269,7 +269,7 @@ def wait(future, seconds: float, what: str):
 
 class ProgramFailed(Exception):
     """A program of the operator or of a vendor failed. The message is a clause
-    that follows the name of the program."""
+    without its subject, which is the name of the program."""
 
 
 def run(command: Sequence[str], seconds: float) -> str:

@@ -170,7 +170,7 @@ def words(key: str, watched: Watched) -> dict[str, list[str]]:
 
 
 def modes(key: str, watched: Watched) -> dict[str, str]:
-    """Return name -> value for the modes that could be read."""
+    """Return name -> value of those modes that could be read."""
     found: dict[str, str] = {}
     for (name, mode), value in zip(REGISTERS[key].modes.items(),
                                    watched.modes):

@@ -185,8 +185,8 @@ class Secondary:
 
     @classmethod
     def from_tuple(cls, fields) -> 'Secondary':
-        """Create a Secondary from the result of dataclasses.astuple(), which
-        may have been converted to JSON and back."""
+        """Create a Secondary from the result of dataclasses.astuple(). A
+        conversion to JSON and back may have changed its types."""
         found = cls(*fields)
         return dataclasses.replace(
             found, others=tuple(found.others),

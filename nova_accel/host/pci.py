@@ -134,7 +134,7 @@ def ids(kernel, function: str) -> tuple[str, str]:
 
 def subsystem(kernel, function: str) -> str:
     """Return the vendor and device ids of the subsystem, for example
-    10de:1533; empty for functions without one, such as bridges."""
+    10de:1533. Return '' for functions without a subsystem, such as bridges."""
     try:
         return ':'.join(identifier(kernel, function, f'subsystem_{what}')
                         for what in ('vendor', 'device'))

@@ -448,7 +448,7 @@ def create_mdev(parent: str, type_name: str, uuid: str) -> None:
 
 @privsep.ctx.entrypoint
 def remove_mdev(uuid: str) -> None:
-    """Remove a mediated device; block while it is open.
+    """Remove a mediated device. Blocks while a process has it open.
 
     :raises OSError: ENOENT when it does not exist.
     """

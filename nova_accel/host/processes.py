@@ -67,8 +67,8 @@ def keeping(kernel, device: model.Device, handle: model.AttachHandle,
 
 def of_host(kernel, device: model.Device, handle: model.AttachHandle,
             ) -> list[str]:
-    """Return the functions that drivers of the host have, among those of a
-    handle and the other functions in the slot of its device.
+    """Return which functions of a handle, and of the slot of its device, are
+    bound to drivers of the host.
 
     :raises OSError: sysfs cannot be read.
     """
