@@ -32,7 +32,7 @@ _Mode, _State = signals.Mode, signals.State
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A problem of a device, which a signal or a mark reports."""
+    """A problem of a device that a signal, or one of Card.marks, reports."""
 
     signal: str
     about: str
@@ -162,7 +162,7 @@ class Watch:
             known.kept.pop((finding.signal, finding.about), None)
 
     def findings(self, address: str) -> list[Finding]:
-        """Return the findings of a device, the worst first."""
+        """Return the findings of a device, beginning with the worst."""
         known = self._known.get(address)
         if known is None or not (known.levels or known.kept):
             return []
