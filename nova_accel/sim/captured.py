@@ -111,7 +111,7 @@ def _to_plain(answer):
 
 
 def _load(path):
-    """Return (tree, answers, options of [accel])."""
+    """Read a capture. Return (tree, answers, options of [accel])."""
     try:
         with open(path, encoding='utf-8') as file:
             found = yaml.load(file, Loader=_Loader)

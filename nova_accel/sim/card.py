@@ -193,7 +193,7 @@ class Card:
     # State
 
     def fresh(self, state) -> dict[str, typing.Any]:
-        """Return the state after the host booted and the card was powered on.
+        """Return the state of the card after the host booted with power.
 
         :param state: state of the host, from which number() takes numbers.
         """

@@ -39,7 +39,7 @@ NAMESPACE = 'nova_accel.simulated_devices'
 
 
 def _of_other_packages(names) -> dict[str, type[card.Card]]:
-    """Return name -> class of cards, for those of other packages."""
+    """Return name -> class for kinds of cards that other packages define."""
     found = {}
     for point in importlib.metadata.entry_points(group=NAMESPACE):
         if point.name in names:

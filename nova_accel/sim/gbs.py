@@ -16,15 +16,15 @@ def make_gbs(path: str, function: str, interface: str, size: int = 4096,
              name: str = 'simulated', clears_memory: bool = False) -> None:
     """Write a GBS file for programming a simulated card.
 
-    The payload has the format of simulated cards: function and interface, 16
-    bytes little-endian each, then padding. A real card refuses it.
+    The payload has the format of simulated cards: UUIDs of function and region
+    type, 16 bytes little-endian each, then padding. A real card refuses it.
 
     :param function: UUID of the function in the metadata.
     :param interface: UUID of the region type in the metadata.
     :param size: length of the payload in bytes.
     :param payload_function: function in the payload, if it differs.
     :param payload_interface: region type in the payload, if it differs.
-    :param clears_memory: whether programming it clears the card's memory.
+    :param clears_memory: whether the bitstream clears the memory of the card.
     :raises ValueError: a UUID is malformed.
     """
     metadata = json.dumps({'version': 1, 'afu-image': {

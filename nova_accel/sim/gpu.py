@@ -59,7 +59,8 @@ class GpuCard(card.Card):
     }
 
     def reset(self, mine, vf):
-        """Reset the GPU; see the base class. Only a bus reset boots a GPU."""
+        """Reset the GPU; see the base class. Only a reset of the bus boots it.
+        """
         super().reset(mine, vf)
         if (mine.get('reset_method') or self.reset_method) == 'bus':
             mine['booted'] = None

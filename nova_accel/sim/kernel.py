@@ -634,7 +634,7 @@ def _settle(host, state):
 
 
 def _add_bridges(tree, host):
-    """Add root ports and switch ports, which are PCI functions, too."""
+    """Add root ports and ports of switches, which also are PCI functions."""
     for card in host.cards.values():
         place = f'devices/{"/".join(card.bridges[:1])}'
         for bridge in card.bridges[1:]:
@@ -660,7 +660,7 @@ _ECAP = '280000f050da'
 
 
 def _nodes(host):
-    """Return the NUMA nodes, with their huge pages."""
+    """Return the NUMA nodes of the host, with their huge pages."""
     found: sysfs.Directory = {}
     for kib, counts in host.huge_pages.items():
         for node, count in enumerate(counts):

@@ -37,8 +37,8 @@ class Host:
 
 
 class Operations:
-    """The part of SimulatedKernel that the operations of each kind of cards
-    use."""
+    """The methods of SimulatedKernel that the operations of each kind of cards
+    need."""
 
     #: the description
     path: str

@@ -196,8 +196,8 @@ def counts(value):
 
 
 def attribute_fault(value):
-    """Return what a faulty attribute has, from its value in the description:
-    None if it is missing, the errno of reading it, or its text."""
+    """Convert the fault of an attribute: "missing" to None, and the name of an
+    errno to its number. Return any other text unchanged."""
     if value == 'missing':
         return None
     return getattr(errno, value, value) if value.isupper() else value

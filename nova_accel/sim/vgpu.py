@@ -393,9 +393,9 @@ class MdevOperations(operations.Operations):
     # Actions of tests and demonstrations on the host
 
     def guest_opens(self, name: str) -> None:
-        """Let a guest open a device that has a VFIO driver already. This is a
-        mediated device, or the function of a hostdev that libvirt does not
-        manage.
+        """Let a guest open a device that has a VFIO driver already. The device
+        is a mediated device, or the function of a hostdev that libvirt does
+        not manage.
 
         :param name: UUID of the mediated device, or PCI address.
         :raises OSError: ENODEV if the device does not exist, EINVAL if the
@@ -420,7 +420,7 @@ class MdevOperations(operations.Operations):
             state['guests'].append(name)
 
     def guest_closes(self, name: str) -> None:
-        """Undo guest_opens()."""
+        """Let the guest that called guest_opens() close the device."""
         with self._update() as (host, state):
             state['guests'].remove(name)
             if not _UUID.fullmatch(name):
