@@ -102,7 +102,7 @@ def for_owner_and_log(error: Exception, log: Callable[..., None], about: str,
 
 
 class InvalidRequest(AcceleratorError):
-    """A flavor, profile or extra spec is invalid: no host can satisfy it."""
+    """A flavor, profile or extra spec cannot be satisfied by any host."""
 
     elsewhere = False
 
@@ -116,7 +116,7 @@ class InvalidProfile(InvalidRequest):
 
 
 class InvalidName(AcceleratorError):
-    """A name that cannot become a trait or resource class."""
+    """A name cannot become a trait or a resource class."""
 
     elsewhere = False
 
@@ -160,7 +160,7 @@ class PlacementUnavailable(AcceleratorError):
 
 
 class IncompatibleBitstream(AcceleratorError):
-    """A valid bitstream for another type of region."""
+    """A bitstream is valid, but is for another type of region."""
 
 
 class ProgrammingFailed(AcceleratorError):
@@ -197,7 +197,7 @@ class DeviceDetached(DeviceError):
 
 
 class ClaimConflict(DeviceUnavailable):
-    """The attach handle is held by another server."""
+    """Another server has the attach handle."""
 
 
 class AcceleratorsUnavailable(AcceleratorError):

@@ -165,7 +165,7 @@ class Locks:
 
     @contextlib.contextmanager
     def held(self, key: Hashable) -> Iterator[None]:
-        """Hold the lock of a key.
+        """Hold the lock of a key inside the context.
 
         :raises LockTimeout: the limit passed.
         """

@@ -58,8 +58,9 @@ class Once:
 
     def log(self, about: tuple, write: Callable[..., None], message: str,
             *values: object) -> None:
-        """Write a line, unless it equals the last line about this subject.
+        """Write a line, unless it equals the last line about the same subject.
 
+        :param about: the subject.
         :param write: method of a logger for the level.
         """
         line = message, *map(str, values)
@@ -88,7 +89,7 @@ class Once:
 
 
 def getLogger(name: str) -> log.BaseLoggerAdapter:
-    """Return a logger of oslo.log that escapes control characters in values.
+    """Return a logger of oslo.log, which escapes control characters in values.
     """
     # addFilter() adds a filter only once
     logging.getLogger(name).addFilter(_escape)

@@ -151,8 +151,8 @@ def _transport(supplies, costs, room):
     :param supplies: {source: units to send}.
     :param costs: {source: {node: cost of one unit}}.
     :param room: {node: units that it accepts}.
-    :returns: {source: {node: units}} at the least cost, or None if the nodes
-        cannot accept all units.
+    :returns: the cheapest {source: {node: units}}, or None if the nodes cannot
+        accept all units.
     """
     room = dict(room)
     flow: dict[tuple, dict] = {source: {} for source in supplies}

@@ -289,7 +289,7 @@ class Device:
         return region
 
     def find_region(self, index: int | None) -> Region | None:
-        """Return the region with an index, or None if it is missing."""
+        """Return the region with an index, or None if the device has none."""
         return next((r for r in self.regions if r.index == index), None)
 
     def with_region(self, index: int, **changes) -> 'Device':
@@ -316,7 +316,7 @@ class Device:
 
     @property
     def all_handles(self) -> tuple[AttachHandle, ...]:
-        """Return the handles of the device and of its regions."""
+        """Return all handles, those of the device and those of its regions."""
         return (*self.handles,
                 *(h for region in self.regions for h in region.handles))
 
@@ -326,8 +326,8 @@ class Device:
         return CardKey(self.address, self.serial, self.ids, self.ports)
 
     def is_of(self, row: 'CardKey') -> bool:
-        """Return whether a row of the store may be about this device. Its
-        serial number may differ if servers can change that of the device."""
+        """Return whether a row of the store may be about this device. Serial
+        numbers may differ if servers can change that of the device."""
         return row.means(self.card) or self.serial_can_change and row.means(
             self.card._replace(serial=''))
 
@@ -423,7 +423,7 @@ class Role(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """One accelerator that one server has on this host."""
+    """The claim of a server to one accelerator on this host."""
 
     uuid: str
     #: '' if no server has it, or the server is unknown (attach.settling); the
@@ -535,7 +535,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """The content of a region, and its source."""
+    """The content of a region, with the image that it came from."""
 
     #: None: as the driver reads it
     function_uuid: str | None

@@ -194,8 +194,7 @@ def is_trait(name: str) -> bool:
 
 
 def is_custom(name: str) -> bool:
-    """Return whether a class is custom. Nova itself reports only standard
-    classes."""
+    """Return whether a class is custom. Nova reports only standard classes."""
     return name.startswith('CUSTOM_')
 
 
@@ -220,7 +219,7 @@ def is_our_class(name: str) -> bool:
 
 
 def accelerators(resources: Mapping[str, int]) -> dict[str, int]:
-    """Return those of the resources whose classes mean accelerators."""
+    """Return the resources whose classes mean accelerators."""
     return {name: amount for name, amount in resources.items()
             if is_accelerator_class(name)}
 
@@ -258,7 +257,7 @@ def maintenance_key(group: str) -> str:
 
 
 def is_maintenance_key(key: str) -> bool:
-    """Return whether a metadata key is one of maintenance_key()."""
+    """Return whether a metadata key is a result of maintenance_key()."""
     return key.startswith('accel') and key.endswith(_MAINTENANCE)
 
 
@@ -295,13 +294,12 @@ def region_type_of(traits: Iterable[str]) -> str | None:
 
 
 def is_content(trait: str) -> bool:
-    """Return whether a trait describes the content of a region."""
+    """Return whether a trait shows the content of a region."""
     return bool(_CONTENT.fullmatch(trait))
 
 
 def function_name_of(trait: str) -> str | None:
-    """Return the name in a trait of function_name_trait(), spelled as in the
-    trait. Return None for other traits."""
+    """Return the name in a trait of function_name_trait(), or None."""
     prefix = 'CUSTOM_FPGA_FUNCTION_NAME_'
     return trait.removeprefix(prefix) if trait.startswith(prefix) else None
 
@@ -374,7 +372,8 @@ def is_volatile(trait: str) -> bool:
 
 
 def class_traits() -> dict[str, str]:
-    """Return function UUID -> CUSTOM_FPGA_<CLASS> ([accel] function_class)."""
+    """Return function UUID -> its trait CUSTOM_FPGA_<CLASS>, as [accel]
+    function_class configures it."""
     result = {}
     for item in CONF.accel.function_class:
         name, _, function = item.partition(':')
@@ -466,7 +465,7 @@ def near_trait(level: str, domain: str, of: str) -> str:
 
 
 def is_near(trait: str) -> bool:
-    """Return whether a trait is one that nova-compute sets for [accel] near."""
+    """Return whether a trait shows a domain of a host ([accel] near)."""
     return trait.startswith(NEAR_PREFIX)
 
 
@@ -583,7 +582,7 @@ def region_provider_name(node: str, address: str, index: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def provider_uuid(root_uuid: str, node: str, name: str) -> str:
-    """Return the UUID of a provider, which is the same after each creation."""
+    """Return the same UUID for a provider each time that it is created."""
     return str(uuid.uuid5(uuid.UUID(root_uuid), name.removeprefix(node)))
 
 

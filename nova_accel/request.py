@@ -72,7 +72,7 @@ _DRIVER_KEY = re.compile('driver_([a-z0-9_]{1,64})')
 
 @dataclasses.dataclass(frozen=True)
 class AcceleratorRequest:
-    """The accelerator that one request group asks for."""
+    """The accelerators that one request group asks for."""
 
     group: str
     resource_class: str
@@ -186,7 +186,7 @@ class AcceleratorRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """A request group as Placement gets it."""
+    """A request group of a flavor, as Placement gets it from Nova."""
 
     #: class -> amount; 0 if the server must not have any
     resources: Mapping[str, int]
@@ -196,7 +196,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Affinity:
-    """The required location of all accelerators of a server."""
+    """The location that all accelerators of a server must have."""
 
     #: maximum number of NUMA nodes, None: any number
     nodes: int | None = None
@@ -363,7 +363,8 @@ def _group(suffix, resources, trait) -> Group:
 
 
 def _groups(extra_specs) -> dict:
-    """Return suffix -> {'resources' | 'trait' | 'accel': {name: value}}."""
+    """Return suffix -> {'resources' | 'trait' | 'accel': {name: value}} for
+    each group."""
     written: dict = collections.defaultdict(
         lambda: {'resources': {}, 'trait': {}, 'accel': {}})
     for key, value in extra_specs.items():
