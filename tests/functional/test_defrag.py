@@ -33,9 +33,10 @@ class DefragTest(pools.PoolsTestBase):
         self.addCleanup(self.api.delete_flavor, self.flavor)
 
     def run_command(self, *arguments):
-        done = commands.run(
-            'defrag', '--for', 'four', '-f', 'json', *arguments,
-            defrag=defrag.Defrag)
+        if '--group' not in arguments:
+            arguments = '--for', 'four', *arguments
+        done = commands.run('defrag', '-f', 'json', *arguments,
+                            defrag=defrag.Defrag)
         return done.returncode, done.stdout, done.stderr
 
     def fitting(self):
@@ -62,6 +63,40 @@ class DefragTest(pools.PoolsTestBase):
         status, stdout, stderr = self.run_command('--do', plan)
         self.assertEqual((1, ''), (status, stdout))
         self.assertIn('nothing was moved', stderr)
+
+    def test_server_group(self):
+        """The members, which are in two racks, come together in one."""
+        # all hosts of a test have one nova.conf
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova_accel.host.domains.Domains.look', lambda domains: None))
+        for host, rack in zip(self.HOSTS, 'AB'):
+            domains = self.parts(host).domains
+            self.addCleanup(setattr, domains, 'found', domains.found)
+            domains.found = {'rack': f'CUSTOM_NEAR_RACK_{rack}'}
+        self.report()
+        group = self.api.post_server_groups(
+            {'name': 'job', 'policy': 'soft-affinity'})['id']
+        members = {}
+        for host in self.HOSTS:
+            server = self._build_server(
+                flavor_id=self.flavor_of(pools.groups(1)), networks='none',
+                image_uuid=self.glance.guest_image, host=host)
+            members[host] = self._wait_for_state_change(self.api.post_server({
+                'server': server, 'os:scheduler_hints': {'group': group}}),
+                'ACTIVE')
+        arguments = '--group', group, '--near', 'rack'
+        status, stdout, stderr = self.run_command(*arguments)
+        self.assertEqual(0, status, stderr)
+        [planned] = json.loads(stdout)
+        self.assertIn(planned['Server ID'],
+                      {server['id'] for server in members.values()})
+        status, stdout, stderr = self.run_command(
+            *arguments, '--do', stderr.split()[-1])
+        self.assertEqual([{**planned, 'Result': 'done'}], json.loads(stdout))
+        self.assertEqual({planned['To']},
+                         set(map(self.host_of, members.values())))
+        for server in members.values():
+            self.assertServer(server, 1)
 
     def test_migration_that_fails(self):
         """Nova does not let it go there, and nothing more is begun."""
