@@ -16,7 +16,8 @@ LOG = logging.getLogger(__name__)
 # before it, patterns must not contain '(?:'. A pattern wider than Nova's group
 # syntax would match unrelated names such as accelerate:.
 _GROUP = {'name': 'group', 'pattern': r'([0-9]+|_[a-zA-Z0-9_-]{1,63})?',
-          'description': 'The request group: nothing, a number or _NAME.'}
+          'description': 'The suffix of the request group: empty, a number, '
+                         'or "_" and a name.'}
 _UUID = '[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}'
 # a name so long that CUSTOM_FPGA_FUNCTION_NAME_<name> has 255 characters
 _NAME = '[a-zA-Z0-9_-]([a-zA-Z0-9_ -]{0,227}[a-zA-Z0-9_-])?'
@@ -32,125 +33,140 @@ def _text(pattern, description):
 VALIDATORS = [
     base.ExtraSpecValidator(
         name='accel{group}:bitstream_id',
-        description='Program the accelerator of the group with this image.',
+        description='The bitstream for the FPGA of this request group. '
+                    'nova-compute programs the FPGA with this image.',
         value=_text(_UUID, 'The UUID of a Glance image.'),
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
         name='accel{group}:function_id',
-        description='Give the accelerator of the group this function.',
+        description='The function that the FPGA of this request group must '
+                    'carry. If no free FPGA carries it, nova-compute programs '
+                    'one.',
         value=_text(f'{_UUID}( *, *{_UUID})*',
-                    'The UUID of the function, with or without "-"; or of '
-                    'several that will do, the preferred one first, with '
-                    '"," between them.'),
+                    'The UUID of a function, with or without "-". To accept '
+                    'one of several functions, list their UUIDs, separated by '
+                    'commas, the preferred one first.'),
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
         name='accel{group}:function_name',
-        description='Give the accelerator of the group the function of this '
-                    'name.',
+        description='The name of the function that the FPGA of this request '
+                    'group must carry. If no free FPGA carries it, '
+                    'nova-compute programs one.',
         value=_text(f'{_NAME}( *, *{_NAME})*',
-                    'The accel:function_name of a Glance image; or of several '
-                    'that will do, the preferred one first, with "," between '
-                    'them.'),
+                    'The accel:function_name of a Glance image. To accept one '
+                    'of several functions, list their names, separated by '
+                    'commas, the preferred one first.'),
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
         name='accel{group}:runtime_programming',
-        description='Whether the owner of the server may choose what the '
-                    'accelerator of the group carries: with the metadata '
-                    'accel:bitstream_id at run time, and with properties of '
-                    'the image at rebuild.',
-        value={'type': bool, 'description': 'true or false.'},
+        description='Whether the owner of the server may choose the '
+                    'bitstream for the FPGA of this request group: at create '
+                    'and rebuild with properties of the image, and at run '
+                    'time with accel:bitstream_id in the metadata of the '
+                    'server.',
+        value={'type': bool,
+               'description': 'true, or false (the default).'},
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
         name='accel{group}:prefer',
-        description='Which devices are preferred for the group.',
+        description='Traits of the devices that this request group prefers. '
+                    'The server gets other devices if none with these traits '
+                    'is free.',
         value=_text('[A-Z0-9_]{1,255}( *, *[A-Z0-9_]{1,255})*',
-                    'A trait of devices; or several, the best one first, with '
-                    '"," between them.'),
+                    'One or more traits, separated by commas, the preferred '
+                    'one first.'),
         parameters=[_GROUP]),
     base.ExtraSpecValidator(
         name='accel{group}:driver_{key}',
-        description='For the driver of the accelerator, whose documentation '
-                    'lists the names and values.',
-        value={'type': str, 'description': 'A value for the driver.'},
+        description='A setting for the driver of the accelerator. The '
+                    'documentation of the driver lists its settings.',
+        value={'type': str, 'description': 'A value that the driver accepts.'},
         parameters=[_GROUP, {
             'name': 'key', 'pattern': '[a-z0-9_]{1,64}',
-            'description': 'A name that the driver accepts.'}]),
+            'description': 'The name of a setting of the driver.'}]),
     base.ExtraSpecValidator(
         name='accel:numa_affinity',
-        description='Whether all accelerators of the server must be on one '
-                    'NUMA node, or on as many as hw:numa_nodes requests.',
+        description='Whether all accelerators of the server must be on the '
+                    'NUMA nodes of the guest: on one node, or on as many as '
+                    'hw:numa_nodes requests.',
         value={'type': str, 'enum': ['required', 'preferred', 'none'],
-               'description': 'required, preferred (the default) or none.'}),
+               'description': 'required, preferred (the default), or none '
+                              '(NUMA nodes do not matter).'}),
     base.ExtraSpecValidator(
         name='accel:same',
-        description='All accelerators of the server have to be below one NUMA '
-                    'node or one PCI root complex.',
+        description='The place that all accelerators of the server must '
+                    'share. Without such a place, the server is not built.',
         value={'type': str, 'enum': ['numa', 'pcie_root'],
-               'description': 'numa or pcie_root.'}),
+               'description': 'numa: one NUMA node. pcie_root: one PCI root '
+                              'complex.'}),
     base.ExtraSpecValidator(
         name='accel:packing',
-        description='From where accelerators without a function are taken: '
-                    'where fewest are free, or where most are; instead of '
-                    '[accel] packing.',
+        description='How nova-scheduler chooses hosts for accelerators '
+                    'without a function. Overrides [accel] packing.',
         value={'type': str, 'enum': ['stack', 'spread'],
-               'description': 'stack or spread.'}),
+               'description': 'stack: prefer hosts with few free devices. '
+                              'spread: prefer hosts with few used devices.'}),
     base.ExtraSpecValidator(
         name=near.KEY,
-        description='Servers of one request, or of a server group, get hosts '
-                    'near each other.',
+        description='Places the servers of one request, or of a server '
+                    'group, on hosts near each other, for example in one '
+                    'rack.',
         value=_text(f'{_NEAR}( *, *{_NEAR})*',
-                    '<level>=required or <level>=preferred, by levels of '
-                    '[accel] near; or several, the nearest one first, with '
-                    '"," between them.')),
+                    '<level>=required or <level>=preferred, with a level of '
+                    '[accel] near. Separate several levels by commas, the '
+                    'nearest one first.')),
     base.ExtraSpecValidator(
         name='accel:live_migration',
-        description='How a live migration treats the accelerators of the '
-                    'server. Without it, live migration is refused.',
+        description='How servers with accelerators migrate live. If this '
+                    'key is not set, live migration is refused.',
         value={'type': str, 'enum': ['detach', 'transparent'],
-               'description': 'detach: the guest releases them, and gets '
-                              'others on the new host. transparent: their '
-                              'state moves to equal ones.'}),
+               'description': 'detach: the guest releases its accelerators, '
+                              'and gets other accelerators on the new host. '
+                              'transparent: the state of the accelerators '
+                              'moves to equal accelerators of the new '
+                              'host.'}),
     base.ExtraSpecValidator(
         name='accel:max_downtime',
-        description='Maximum pause in seconds of a guest that migrates with '
-                    'the state of its accelerators; instead of [libvirt] '
+        description='Maximum pause of the guest when it migrates live with '
+                    'the state of its accelerators. Overrides [libvirt] '
                     'live_migration_downtime.',
         value={'type': int, 'min': 1, 'max': 2000,
                'description': 'Seconds, 1 to 2000.'}),
     base.ExtraSpecValidator(
         name='accel:max_hours',
-        description='Maximum lifetime of a server in hours. It gets no '
-                    'accelerator that the operator drains before its end '
-                    '(nova-accel drain --at). Nothing ends the server.',
+        description='Expected maximum lifetime of a server. The server gets '
+                    'no accelerator that the operator plans to drain within '
+                    'this time (nova-accel drain --at). Nothing ends the '
+                    'server after this time.',
         value={'type': int, 'min': 1, 'max': 8784,
                'description': 'Hours, 1 to 8784.'}),
     base.ExtraSpecValidator(
         name='accel:available',
-        description='How many servers of the flavor fit, for information; '
-                    'written by nova-accel fits --property.',
+        description='Information for users: how many servers of the flavor '
+                    'still fit. nova-accel fits --property writes it.',
         value=_text('none|few|many|[0-9]{1,9}',
                     'none, few, many or a number.')),
     base.ExtraSpecValidator(
         name='accel:profile',
-        description='The device profile of the groups, for information; '
-                    'written when accel:device_profile is expanded.',
+        description='Information: the device profile from which nova-api '
+                    'has written the request groups of a server.',
         value={'type': str, 'description': 'The name of a device profile.'}),
     # spellings of the first Cyborg specifications
     base.ExtraSpecValidator(
         name='function:{trait}', deprecated=True,
-        description='As accel:function_id.',
+        description='Deprecated: use accel:function_id.',
         value={'type': str, 'enum': ['required'],
                'description': 'Always required.'},
         parameters=[{'name': 'trait', 'pattern': _FUNCTION}]),
     base.ExtraSpecValidator(
         name='function_name:{name}', deprecated=True,
-        description='As accel:function_name.',
+        description='Deprecated: use accel:function_name.',
         value={'type': str, 'enum': ['required'],
                'description': 'Always required.'},
         parameters=[{'name': 'name', 'pattern': _NAME}]),
     base.ExtraSpecValidator(
         name='bitstream:{image}', deprecated=True,
-        description='As accel:bitstream_id.',
+        description='Deprecated: use accel:bitstream_id.',
         value={'type': str, 'description': 'Ignored.'},
         parameters=[{'name': 'image', 'pattern': _UUID}]),
 ]

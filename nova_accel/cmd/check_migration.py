@@ -52,7 +52,7 @@ def _takes(which, by, memory):
     if memory:
         seconds = vfio.seconds_to_copy(
             memory, CONF.libvirt.live_migration_bandwidth)
-        found += (f', and stand still for up to {seconds:.1f} s with one of '
+        found += (f', and pause for up to {seconds:.1f} s for a device with '
                   f'{memory} MiB')
         # Nova has the option since its release 33
         connections = getattr(

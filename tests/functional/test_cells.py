@@ -107,7 +107,7 @@ class CrossCellTest(operations.OperationsTestBase):
 
     def test_destination_fails(self):
         """A resize to another cell that fails there: released there; a hard
-        reboot gives the original devices back."""
+        reboot attaches the original devices."""
         self.fails()
         self.assertEqual([], self.claims('compute2'))
         self.compare()

@@ -26,7 +26,8 @@ class CreateTest(operations.OperationsTestBase):
             **more}})
 
     def test_one(self):
-        """Create: attached, programmed if the function is not loaded."""
+        """Create: attached; an FPGA region without the function is programmed
+        first."""
         for function in (base.NLB3, self.function):
             server = self.boot(base.fpga_flavor(function_id=function))
             self.assertFunction(self.assertHas(server), function)
@@ -34,7 +35,7 @@ class CreateTest(operations.OperationsTestBase):
 
     def test_one_too_many(self):
         """Create several at once (``min_count``), if a device is missing: all
-        of them are in ERROR, and no device is held."""
+        of them are in ERROR, and none has a device."""
         self.post(self._create_flavor(extra_spec=self.specs), min_count=5)
         servers = self.api.get_servers()
         self.assertEqual(5, len(servers))
@@ -89,8 +90,8 @@ class CreateTest(operations.OperationsTestBase):
         self.delete_in_error(server)
 
     def test_alternate_host(self):
-        """Create, if the first host fails to program: released there, and
-        built on another."""
+        """Create, if the first host fails to program: released there; the
+        server is built on another host."""
         kernel = type(self.kernel('compute1'))
         program = kernel.program_dfl_port
         tried = []
@@ -130,8 +131,8 @@ class CreateTest(operations.OperationsTestBase):
         self.assertFunction(self.assertHas(server), self.function)
 
     def test_device_is_gone(self):
-        """Create, if the device has gone from the first host: built on
-        another."""
+        """Create, if the device has gone from the first host: the server is
+        built on another host."""
         host, address = self.preferred()
         other = next(h for h in self.HOSTS if h != host)
         # else the host may notice it before the server is scheduled
@@ -146,8 +147,8 @@ class CreateTest(operations.OperationsTestBase):
         self.delete_all()
 
     def test_region_is_taken(self):
-        """Create, if a server that Nova has forgotten has the device on
-        the first host: built on another."""
+        """Create, if a server that Nova has deleted has the device on the
+        first host: the server is built on another host."""
         self.flags(running_deleted_instance_action='noop')
         host, card = self.preferred()
         address = base.vf(card)
@@ -183,7 +184,8 @@ class CreateTest(operations.OperationsTestBase):
         self.delete_all()
 
     def test_no_host_is_left(self):
-        """Create, if no host is left to try: ERROR; the fault says why."""
+        """Create, if no host is left to try: the server is in ERROR, and its
+        fault has the reason."""
         self.break_cards()
         server = self.boot(self.specs, expected_state='ERROR')
         self.assertIn('CRC', self.fault(server))
@@ -195,8 +197,8 @@ class CreateTest(operations.OperationsTestBase):
         self.delete_all()
 
     def test_nova_compute_is_killed(self):
-        """nova-compute is killed while it programs for a new server: the
-        server is in ERROR; delete releases."""
+        """nova-compute is killed while it programs a device for a new server:
+        the server is in ERROR; a delete releases the device."""
         kernel = type(self.kernel('compute1'))
         # what ends the process is no error of a driver, which would be told
         with mock.patch('nova.compute.claims.Claim.abort'), \

@@ -95,8 +95,8 @@ class GuestTest(operations.StepsMixin, operations.OperationsTestBase):
         saved.assert_not_called()
 
     def step_cold_snapshot(self):
-        """Cold snapshot: the guest is saved without devices, and gets the
-        same back."""
+        """Cold snapshot: the guest is saved without devices, and gets the same
+        devices again."""
         self.flags(disable_libvirt_livesnapshot=True, group='workarounds')
         managed_save = []
         save = fakelibvirt.Domain.managedSave
@@ -109,9 +109,9 @@ class GuestTest(operations.StepsMixin, operations.OperationsTestBase):
         self.assertEqual([[]], managed_save)
 
     def step_boot_from_snapshot(self):
-        """Create from a snapshot of a server with devices: refused for a
-        flavor with devices, unless the operator allows it
-        (``[accel] allow_snapshot_boot``)."""
+        """Create from a snapshot of a server with devices: refused if the
+        flavor has devices, unless the operator allows it (``[accel]
+        allow_snapshot_boot``)."""
         image = self.snapshot()
         body = {'server': self._build_server(
             image_uuid=image, networks='none',
@@ -131,8 +131,9 @@ class GuestTest(operations.StepsMixin, operations.OperationsTestBase):
             self._delete_server(server)
 
     def step_snapshot_of_a_volume(self):
-        """Rebuild with a snapshot of another server with devices, also of one
-        that runs from a volume: refused by nova-api, as a create is."""
+        """Rebuild with a snapshot of another server with devices, even of a
+        server that boots from a volume: refused by nova-api, like a create
+        from this snapshot."""
         server = self.api.post_server({'server': {
             **self._build_server(image_uuid='', networks='none',
                                  flavor_id=self._create_flavor(
@@ -173,8 +174,8 @@ class GuestTest(operations.StepsMixin, operations.OperationsTestBase):
             'OS-EXT-STS:task_state': None, 'status': 'ACTIVE'})
 
     def step_live_migration_refused_by_the_host(self):
-        """Live migration that nova-api does not refuse: refused by the
-        compute host before anything moves."""
+        """Live migration without ``accel:live_migration``, if nova-api does
+        not refuse it: refused by the compute host before anything moves."""
         with mock.patch.object(
                 expansion, '_has_accelerators', return_value=False):
             self.admin_api.post_server_action(self.server['id'], {
@@ -187,7 +188,7 @@ class GuestTest(operations.StepsMixin, operations.OperationsTestBase):
 
     def test_evacuation_fails(self):
         """An evacuation that fails: released on the new host; the dead host
-        keeps its own."""
+        keeps the old devices."""
         other = next(h for h in self.HOSTS if h != self.host)
         self.break_cards(other)
         self.computes[self.host].stop()
@@ -204,7 +205,7 @@ class GuestTest(operations.StepsMixin, operations.OperationsTestBase):
 
     def step_suspend_fails(self):
         """Suspend, if the guest does not release a device: the guest continues
-        with all of them."""
+        with all its devices."""
         self.suspend_fails()
 
     def suspend_fails(self):
@@ -222,7 +223,7 @@ class GuestTest(operations.StepsMixin, operations.OperationsTestBase):
 
     def test_suspended_again(self):
         """Suspend again, while the guest has not yet released a device: the
-        guest continues with all of them."""
+        guest continues with all its devices."""
         self.suspend_fails()
         refused = fakelibvirt.make_libvirtError(
             fakelibvirt.libvirtError, 'Device hostdev0 is already in the '
@@ -238,8 +239,8 @@ class GuestTest(operations.StepsMixin, operations.OperationsTestBase):
         self.delete_all()
 
     def step_device_cannot_go_back(self):
-        """Resume, or a cold snapshot, after which libvirt cannot attach a
-        device: succeeds, and the guest gets the device when nova-compute next
+        """Resume or cold snapshot, if libvirt cannot attach a device
+        afterwards: succeeds; the guest gets the device when nova-compute next
         compares claims."""
         self.flags(disable_libvirt_livesnapshot=True, group='workarounds')
         self._suspend_server(self.server)
@@ -257,7 +258,7 @@ class GuestTest(operations.StepsMixin, operations.OperationsTestBase):
 
     def test_guest_lets_go_late(self):
         """Suspend, if the guest releases a device after the time limit: the
-        guest gets it again when nova-compute next compares claims."""
+        guest gets the device again when nova-compute next compares claims."""
         reconciler = self.computes[self.host].driver.parts.reconciler
         late = self.suspend_fails()
         self.domain(self.server).detachDeviceFlags(*late.args, **late.kwargs)
@@ -319,8 +320,8 @@ class GuestTest(operations.StepsMixin, operations.OperationsTestBase):
         compute.driver.parts.reconciler.run()
 
     def step_killed_in_hard_reboot(self):
-        """nova-compute is killed during a hard reboot: done again when it
-        starts, with the same devices."""
+        """nova-compute is killed during a hard reboot: Nova repeats the reboot
+        when nova-compute starts, with the same devices."""
         self.killed(libvirt_driver.LibvirtDriver, '_create_guest_with_network',
                     reboot={'type': 'HARD'})
         self._wait_for_server_parameter(
@@ -342,7 +343,8 @@ class GuestTest(operations.StepsMixin, operations.OperationsTestBase):
         self.assertEqual(1, len(self.claims()))
 
     def test_killed_in_delete(self):
-        """nova-compute is killed during a delete: released when it starts."""
+        """nova-compute is killed during a delete: released when nova-compute
+        starts."""
         self.killed(self.parts(self.host).store, 'update',
                     forceDelete=None)
         self._wait_until_deleted(self.server)

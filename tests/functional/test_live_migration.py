@@ -62,10 +62,9 @@ class DetachTest(operations.StepsMixin, LiveMigrationTestBase):
         process.until(look)
 
     def test_detach(self):
-        """Live migration if the flavor has
-        ``accel:live_migration=detach``: devices on the new host, programmed
-        there before the guest releases the old ones; it has none while it
-        moves."""
+        """Live migration if the flavor has ``accel:live_migration=detach``:
+        the new host claims and programs devices before the guest releases the
+        old devices; the guest has no devices while it moves."""
         self.forget_places()
         self.live_migrate()
         self.assertEqual([[]], self.moved)
@@ -95,7 +94,7 @@ class DetachTest(operations.StepsMixin, LiveMigrationTestBase):
 
     def step_guest_keeps_its_device(self):
         """Live migration if the guest does not release a device: the guest
-        stays on its host, with all of them."""
+        stays on its host, with all its devices."""
         with mock.patch.object(guest, '_DETACH_SECONDS', 1), mock.patch.object(
                 fakelibvirt.Domain, 'detachDeviceFlags',
                 lambda domain, xml, flags: None):
@@ -110,9 +109,9 @@ class DetachTest(operations.StepsMixin, LiveMigrationTestBase):
         self.assertEqual([[]], self.moved)
 
     def step_in_doubt(self):
-        """Live migration that fails, of a guest without one of its devices,
-        for example after a programming that failed: the device stays detached
-        until a hard reboot."""
+        """Live migration that fails, if a device was detached from the guest
+        before, for example because its programming had failed: this device
+        stays detached until a hard reboot."""
         cloud = self.computes[self.source].driver.cloud
         parts = self.parts(self.source)
         cloud.detach(self.server['id'],
@@ -125,7 +124,7 @@ class DetachTest(operations.StepsMixin, LiveMigrationTestBase):
 
     def step_fails_without_the_new_host(self):
         """Live migration that fails while nova-compute of the new host is
-        down: the devices there are released when it starts."""
+        down: the devices there are released when this nova-compute starts."""
         self.live_migration_fails_without_the_new_host()
         # the comparison at its start may have begun that
         process.until(self.assertStayed)
@@ -231,9 +230,9 @@ class DetachTest(operations.StepsMixin, LiveMigrationTestBase):
     # Nova leaves the server in ERROR
     @cloud.fresh
     def test_new_host_does_not_hear(self):
-        """Live migration whose end the new host does not notice: the server is
-        in ERROR there, and its guest gets its devices when nova-compute next
-        compares claims."""
+        """Live migration, if Nova fails on the new host after the guest has
+        arrived: the server is in ERROR there, and its guest gets its devices
+        when nova-compute next compares claims."""
         with mock.patch.object(
                 manager.ComputeManager, 'post_live_migration_at_destination',
                 side_effect=fakelibvirt.libvirtError('no message')):
@@ -258,7 +257,7 @@ class DetachTest(operations.StepsMixin, LiveMigrationTestBase):
     @cloud.fresh
     def test_killed(self):
         """nova-compute of the source is killed during a live migration: the
-        guest gets its devices back when it starts."""
+        guest gets its devices again when nova-compute starts."""
         self.kill_source([])
         # Placement has both, as Nova leaves them until the server goes
         self.computes[self.destination].driver.parts.reconciler.run()
@@ -270,8 +269,8 @@ class DetachTest(operations.StepsMixin, LiveMigrationTestBase):
     @cloud.fresh
     def test_killed_there(self):
         """nova-compute of the new host is killed while it prepares a live
-        migration: the guest stays on its host, with its devices, and those on
-        the new host are released when it starts."""
+        migration: the guest stays on its host, with its devices; the devices
+        on the new host are released when its nova-compute starts."""
         self.kill_destination()
         self.assertEqual([], self.moved)
         self.assertStayed()
@@ -281,7 +280,7 @@ class DetachTest(operations.StepsMixin, LiveMigrationTestBase):
     @cloud.fresh
     def test_libvirt_ends(self):
         """libvirt of the source ends during a live migration: the server is in
-        ERROR, and its guest gets its devices back when nova-compute next
+        ERROR, and its guest gets its devices again when nova-compute next
         compares claims."""
         def ends(domain, destination, params, flags):
             self.moved.append(self.hostdevs(self.server))
@@ -393,7 +392,7 @@ class TransparentTest(TransparentTestBase):
     def test_fails_without_the_new_host(self):
         """Live migration with the state of devices that fails while
         nova-compute of the new host is down: the devices there are released
-        when it starts."""
+        when this nova-compute starts."""
         self.start(self.VGPU_FLAVOR)
         self.live_migration_fails_without_the_new_host()
         # the comparison at its start may have begun that
@@ -433,8 +432,8 @@ class TransparentTest(TransparentTestBase):
     @cloud.fresh
     def test_arrives_without_nova_compute(self):
         """Live migration with the state of devices if nova-compute of the new
-        host ends while the guest moves: the guest has its devices, and
-        nova-compute claims them when it starts."""
+        host ends while the guest moves: the guest keeps its devices, and
+        nova-compute of the new host claims them when it starts."""
         def migrate(domain, *args, **kwargs):
             self.migrate(domain, *args, **kwargs)
             self.computes[self.destination].stop()
@@ -494,9 +493,9 @@ class TransparentTest(TransparentTestBase):
 
     def test_device_memory(self):
         """Live migration with the state of devices that have more memory than
-        the guest: with ``accel:max_downtime`` this guest, but no other, may be
-        paused while QEMU copies them, and Nova waits for the copy as for
-        RAM."""
+        the guest: with ``accel:max_downtime``, only this guest may be paused
+        longer while QEMU copies their memory, and Nova waits for the copy as
+        for RAM."""
         allowed = []
 
         def migrate(domain, *args, **kwargs):
@@ -554,9 +553,9 @@ class TransparentTest(TransparentTestBase):
     # Nova's record of the server names the old host
     @cloud.fresh
     def test_killed_after_the_move(self):
-        """nova-compute of the source is killed once the guest has moved: the
-        guest has its devices, and no other server gets those of either
-        host."""
+        """nova-compute of the source is killed after the guest has moved: the
+        guest has its devices, and no other server gets the claimed devices of
+        either host."""
         self.start(self.VGPU_FLAVOR)
         self.kill_source_after_the_move()
         for host in self.source, self.destination:
@@ -642,9 +641,9 @@ class IommufdTest(TransparentTestBase):
 
     def test_iommufd(self):
         """Live migration with the state of devices whose driver does not log
-        the pages that they write: with libvirt 12.2 and QEMU 9.1 the IOMMU
-        logs them, for guests that were started with these; otherwise refused
-        by the compute host before anything moves."""
+        the pages that they write: with libvirt 12.2 and QEMU 9.1, the IOMMU
+        logs the pages if the guest was started with these versions; otherwise
+        the compute host refuses the migration before anything moves."""
         self.start({f'resources1:{NET}': '1'})
         self.assertRefused('libvirt 12.2.0 and QEMU 9.1.0 move, and the old '
                            'host has earlier ones')
@@ -722,7 +721,8 @@ class OtherNumbersTest(TransparentTestBase):
 
     def test_type_with_another_number(self):
         """Live migration with the state of a vGPU to a host whose driver has
-        another number for its type: the guest gets a vGPU of the same type."""
+        another number for the type of the vGPU: the guest gets a vGPU of the
+        same type."""
         self.start(self.VGPU_FLAVOR, host='compute1')
         self.live_migrate()
         (host, address), = self.assertHas(self.server)

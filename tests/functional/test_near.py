@@ -118,8 +118,8 @@ class NearTest(NearTestBase):
 
     def step_no_domain_has_room(self):
         """Create several at once (``min_count``), if ``accel:near`` requires a
-        domain and none has room for all of them: all of them are in ERROR; the
-        fault shows how many fit into the largest."""
+        domain and no domain has room for all of them: all of them are in
+        ERROR; the fault shows how many fit into the largest domain."""
         for server in self.job(REQUIRED, 5, 'ERROR'):
             self.assertIn('the largest free part of a rack has 4 of 5: ',
                           self.fault(server))
@@ -132,7 +132,7 @@ class NearTest(NearTestBase):
 
     def step_server_group(self):
         """Create in a server group, with ``accel:near``: in the domain of the
-        other members, on another host if theirs are full; in ERROR if a
+        other members, on another host if their hosts are full; in ERROR if a
         required domain has no room."""
         group = self.group()
         self.assertEqual({'a'}, self.racks_of(
@@ -203,8 +203,8 @@ class NearTest(NearTestBase):
 
     def step_migrate(self):
         """Cold migration and resize in a server group, with ``accel:near``:
-        within the required domain of the other members; refused if it has no
-        room."""
+        within the required domain of the other members; refused if this domain
+        has no room."""
         first, _ = self.group_of_two()
         self._migrate_server(first)
         self._confirm_resize(first)
@@ -220,7 +220,8 @@ class NearTest(NearTestBase):
         self.assertEqual({'a'}, self.rack_now(first))
 
     def step_alone(self):
-        """Cold migration of the only member: to any domain."""
+        """Cold migration of the only member of a server group: to any
+        domain."""
         server = self.one(REQUIRED, self.group())
         others = self.job(REQUIRED, 2)
         self.assertEqual({'a'}, self.racks_of([server, *others]))
@@ -244,8 +245,8 @@ class NearTest(NearTestBase):
         self.assertEqual({'a'}, self.rack_now(first))
 
     def step_rebuild(self):
-        """Rebuild, with ``accel:near``: on its host, even if that is now in
-        another domain."""
+        """Rebuild, with ``accel:near``: on its host, even if this host is now
+        in another domain."""
         first, _ = self.group_of_two()
         self._rebuild_server(first, '155d900f-4e14-4e4c-a73d-069cbf4541e6')
         self.assertEqual(self.hosts([first]), self.hosts([
@@ -259,9 +260,8 @@ class NearTest(NearTestBase):
 
     def step_evacuate(self):
         """Evacuation in a server group, with ``accel:near``: in the required
-        domain of the other members whose hosts are up. If a whole rack is
-        down, the first member goes to any other rack, and the others
-        follow."""
+        domain of the members whose hosts are up. If a whole rack is down, the
+        first member may move to any other rack, and the others follow."""
         first, second = self.group_of_two()
         self.down(first)
         self._evacuate_server(first)

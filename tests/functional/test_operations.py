@@ -131,9 +131,9 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
             **properties)['id']
 
     def test_rebuild_with_an_image_that_asks_for_a_function(self):
-        """Rebuild with an image that asks for another function
-        (``accel:bitstream_id``): programmed again, if the flavor has
-        ``accel<N>:runtime_programming=true``."""
+        """Rebuild with an image that requests another function
+        (``accel:bitstream_id``): the region is programmed again if the flavor
+        has ``accel<N>:runtime_programming=true``."""
         image = self.other_image(
             **{'accel:bitstream_id': self.bitstreams[base.NLB3]})
         self._rebuild_server(self.server, image)
@@ -146,9 +146,9 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
         self.delete_all()
 
     def test_rebuild_fails(self):
-        """A rebuild that fails: the server is in ERROR. It keeps its devices
-        and its allocation, which Nova itself would delete, and starts with
-        them."""
+        """A rebuild that fails: the server is in ERROR, and can start with its
+        devices. nova_accel keeps the allocation, which Nova alone would
+        delete."""
         allocated = self.allocated(self.server['id'])
         self.assertNotEqual([], allocated)
         self.kernel(self.host_of(self.server)).set_fault(
@@ -179,8 +179,8 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
         self.assertEqual(self.before, self.held(self.server))
 
     def step_soft_delete_restore(self):
-        """Soft delete: powered off, the devices are kept; restore: the same
-        devices."""
+        """Soft delete: kept; the server is powered off. A restore returns the
+        same devices."""
         self.flags(reclaim_instance_interval=3600)
         self.api.delete_server(self.server['id'])
         self._wait_for_state_change(self.server, 'SOFT_DELETED')
@@ -203,9 +203,9 @@ class KeepTest(KeepMixin, operations.OperationsTestBase):
         self.delete_all()
 
     def test_shelve_without_offload(self):
-        """Shelve without offload (``shelved_offload_time = -1``): powered
-        off, the devices are kept; unshelve: the same devices; offload:
-        released."""
+        """Shelve without offload (``shelved_offload_time = -1``): kept; the
+        server is powered off. An unshelve returns the same devices, an offload
+        releases them."""
         self.flags(shelved_offload_time=-1)
         self._shelve_server(self.server, expected_state='SHELVED')
         self.assertEqual(self.before, self.held(self.server))
@@ -255,7 +255,7 @@ class ResizeTest(operations.MoveTestBase):
 
     def test_migrate_confirm(self):
         """Cold migration: devices on the new host, programmed there; the old
-        ones are kept until it is confirmed."""
+        devices are kept until the confirm."""
         server = self._migrate_server(self.server)
         after = self.assertHas(self.server)
         self.assertNotEqual(self.host, self.host_of(server))
@@ -302,16 +302,16 @@ class ResizeTest(operations.MoveTestBase):
         return after
 
     def test_resize_to_another_function(self):
-        """Resize to a flavor with another function: programmed, or placed
-        where it is loaded; revert: the original device."""
+        """Resize to a flavor with another function: programmed, unless a free
+        region carries it; a revert returns the original device."""
         self.assertFunction(
             self.resize(1, base.fpga_flavor(function_id=base.NLB3)),
             base.NLB3)
         self.delete_all()
 
     def test_resize_to_two(self):
-        """Resize to a flavor with more devices: attached; revert: the original
-        ones."""
+        """Resize to a flavor with more devices: attached; a revert returns the
+        original devices."""
         self.resize(2, {
             **base.fpga_flavor('1', function_id=base.NLB0),
             **base.fpga_flavor('2', function_id=base.NLB3),
@@ -319,14 +319,14 @@ class ResizeTest(operations.MoveTestBase):
         self.delete_all()
 
     def test_resize_to_none(self):
-        """Resize to a flavor without devices: released at the confirm;
-        revert: the original ones."""
+        """Resize to a flavor without devices: released at the confirm; a
+        revert returns the original devices."""
         self.resize(0, {})
         self.delete_all()
 
     def test_resize_from_none(self):
-        """Resize from a flavor without devices to one with: attached; revert:
-        released."""
+        """Resize from a flavor without devices to a flavor with devices:
+        attached; a revert releases them."""
         self.delete_all()
         plain = self._create_server(flavor_id=self.plain, networks='none')
         self.resize(1, base.fpga_flavor(function_id=base.NLB0), plain)
@@ -352,8 +352,8 @@ class ResizeTest(operations.MoveTestBase):
             self.computes[other].service_ref.uuid, {'status': 'disabled'})
 
     def test_resize_on_the_same_host(self):
-        """Resize on the same host, also with the same accelerators: a second
-        device, the first is kept until confirm, and released at revert."""
+        """Resize on the same host, even with the same accelerators: a second
+        device; a confirm releases the first device, a revert the second."""
         self.stay()
         after = self.resize(1, self.specs, vcpu=3)
         self.assertEqual(self.host, self.host_of(self.server))
@@ -402,13 +402,14 @@ class MoveTest(operations.MoveTestBase):
     """Operations that give a server other devices."""
 
     def test_deleted_before_the_confirm(self):
-        """Delete while a resize waits for its confirmation: all released."""
+        """Delete while a resize waits for its confirmation: released on both
+        hosts."""
         self._migrate_server(self.server)
         self.delete_all()
 
     def test_shelve_unshelve(self):
-        """Shelve with offload: released; unshelve: scheduled and programmed
-        again."""
+        """Shelve with offload: released; an unshelve schedules again, and
+        programs new devices."""
         server = self._shelve_server(self.server)
         self.assertEqual([], self.claims())
         self._unshelve_server(server)
@@ -416,7 +417,7 @@ class MoveTest(operations.MoveTestBase):
         self.delete_all()
 
     def test_unshelve_to_a_chosen_host(self):
-        """Unshelve to a chosen host: devices there."""
+        """Unshelve to a chosen host: devices on this host."""
         server = self._shelve_server(self.server)
         for host in self.HOSTS:
             self.admin_api.post_server_action(
@@ -445,8 +446,8 @@ class MoveTest(operations.MoveTestBase):
         self.assertEqual([], self.allocated(server['id']))
 
     def test_evacuate(self):
-        """Evacuate: devices on the new host; the old host releases its own
-        when it returns."""
+        """Evacuate: devices on the new host; the old host releases the old
+        devices when it returns."""
         self.computes[self.host].stop()
         service = self.computes[self.host].service_ref.uuid
         self.admin_api.put_service(service, {'forced_down': 'true'})
@@ -471,7 +472,8 @@ class MoveTest(operations.MoveTestBase):
         instance.save()
 
     def test_deleted_while_the_host_is_down(self):
-        """Delete while the compute host is down: released when it returns."""
+        """Delete while the compute host is down: released when the host
+        returns."""
         self.computes[self.host].stop()
         service = self.computes[self.host].service_ref.uuid
         self.admin_api.put_service(service, {'forced_down': 'true'})
@@ -502,8 +504,8 @@ class HostBootTest(operations.OperationsTestBase):
         self.assertFunction(held, self.function)
 
     def test_power_cut(self):
-        """The host loses its power, and the card its function: the function is
-        restored before the guest starts."""
+        """The host loses its power, and the card loses its function: the
+        function is restored before the guest starts."""
         self.flags(resume_guests_state_on_host_boot=True)
         server = self.boot(self.specs)
         held = self.assertHas(server)
@@ -535,9 +537,9 @@ class HostBootTest(operations.OperationsTestBase):
         self.delete_all()
 
     def test_power_cut_of_a_function_that_was_found(self):
-        """The host loses its power, and the card a function that nova_accel
-        had not programmed: the function of the flavor is programmed before the
-        guest starts."""
+        """The host loses its power, and the card loses a function that
+        nova_accel had not programmed: the function of the flavor is programmed
+        before the guest starts."""
         self.flags(resume_guests_state_on_host_boot=True)
         (host, address), = self.assertHas(self.boot(self.specs))
         self.delete_all()

@@ -163,8 +163,8 @@ class RuntimeTest(guests.Reads, operations.OperationsTestBase):
         self.assertEqual(1, self.run_now())
 
     def test_function_follows_a_migration(self):
-        """Cold migration after a programming at run time: the new device has
-        the function of the flavor, and is programmed again at the next
+        """Cold migration after a programming at run time: the new device first
+        has the function of the flavor; nova-compute programs it at the next
         interval."""
         self.ask(self.image)
         self.run_now()
@@ -213,8 +213,8 @@ class RuntimeTest(guests.Reads, operations.OperationsTestBase):
             self.server, {'OS-EXT-STS:task_state': None})
 
     def test_live_snapshot_meanwhile(self):
-        """A live snapshot during a programming at run time: does not attach a
-        device to the guest."""
+        """A live snapshot during a programming at run time: the snapshot does
+        not attach a device to the guest."""
         self.useFixture(guests.LiveSnapshots())
         kernel = type(self.kernel(self.host))
         program, seen = kernel.program_dfl_port, []
@@ -314,8 +314,9 @@ class RuntimeTest(guests.Reads, operations.OperationsTestBase):
         self.assertEqual([], self.hostdevs(self.server))
 
     def test_running_guest_gets_its_device_back(self):
-        """nova-compute is killed while the device of a running server is out
-        of the guest: the guest gets it back when nova-compute starts."""
+        """nova-compute is killed while the device of a running server is
+        detached from the guest: the guest gets the device again when
+        nova-compute starts."""
         for where in ('provision', 'bind'):
             self.crash(where)
             compute = self.restart_compute_service(self.host)

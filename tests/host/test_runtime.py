@@ -181,8 +181,8 @@ class OwnerTest(RuntimeTestCase):
         self.assertCarries(OTHER)
 
     def test_function_stays(self):
-        """Hard reboot after a programming at run time: the function that was
-        programmed, also after the host lost its power."""
+        """Hard reboot after a programming at run time: the device has the
+        programmed function, even if the host lost its power."""
         self.assertEqual(1, self.ask(self.other)[0])
         self.host.reboot(self.server)
         self.assertCarries(OTHER)
@@ -331,7 +331,7 @@ class SeveralGroupsTest(RuntimeTestCase):
 
     def test_each_by_its_group(self):
         """Programming at run time of one of several devices: the key
-        ``accel<N>:bitstream_id`` names its group."""
+        ``accel<N>:bitstream_id`` names the group of the device."""
         other, first = self.other, self.host.upload(FIRST)
         run = self.host.runtime.run
 

@@ -415,17 +415,18 @@ class ComputeTest(CheckTestCase):
         }])).kernel)
         self.set('accel', enabled_drivers='vgpu')
         along = (f'guests take {GPU} along when they migrate live, by nvidia '
-                 f'550.54.16, and stand still for up to ')
-        self.assertEqual([(f'{along}1.7 s with one of 2048 MiB',
+                 f'550.54.16, and pause for up to ')
+        self.assertEqual([(f'{along}1.7 s for a device with 2048 MiB',
                            'set accel:max_downtime in their flavors')], said())
         self.set('libvirt', live_migration_bandwidth=10240)
-        self.assertEqual([(f'{along}0.2 s with one of 2048 MiB', '')], said())
+        self.assertEqual(
+            [(f'{along}0.2 s for a device with 2048 MiB', '')], said())
         self.set('libvirt', live_migration_parallel_connections=4)
         over = (', which QEMU 10.0 and later send over 4 connections'
                 if hasattr(conf.CONF.libvirt,
                            'live_migration_parallel_connections') else '')
         self.assertEqual(
-            [(f'{along}0.2 s with one of 2048 MiB{over}', '')], said())
+            [(f'{along}0.2 s for a device with 2048 MiB{over}', '')], said())
         self.set('libvirt', live_migration_permit_post_copy='true')
         (_, remedy), = said()
         self.assertIn('set that to false', remedy)

@@ -79,7 +79,7 @@ class VfioTest(testtools.TestCase):
             mdev_parents=[vgpus.MTTY]).migrates_by)
 
     def test_memory(self):
-        """What has to be copied while the guest stands still."""
+        """What has to be copied while the guest is paused."""
         gpu = vgpus.gpu('mdev')
         gpu['types'] = [{'id': f'nvidia-{number}', 'name': f'NVIDIA {name}',
                          'units': 1} for number, name in enumerate((
