@@ -139,10 +139,11 @@ class Accelerators:
         Placement must show their changes at once, because nova-scheduler may
         choose these providers again. Full providers are reported periodically.
         """
-        offered = self._inventory.offers.now()
         for part, mine in server_holdings.by_region(claims).items():
-            if mine[0].created_type or part[1] is not None and (
-                    offered.free(part)):
+            shown = self._inventory.table.reports.reported(part[0])
+            region = shown.find_region(part[1]) if shown else None
+            if mine[0].created_type or region and (
+                    len(region.handles) > len(mine)):
                 yield mine[0].provider_uuid
 
     def can_have(self, server: request.Server,

@@ -68,8 +68,7 @@ class Offered:
             sets.wanted())
 
     def _log_rivals(self, offered: offers.Offers) -> None:
-        found = {offer.handle: hold.reason for offer in offered.all()
-                 for hold in offer.all_holds
+        found = {hold.handle: hold.reason for hold in offered.all_holds()
                  if hold.kind is holds.Kind.IOMMU_GROUP}
         found |= {
             offer.handle: f'{offers.named([offer])} is in one IOMMU group '

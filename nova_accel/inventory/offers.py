@@ -91,7 +91,11 @@ class Offer(typing.NamedTuple):
 
 
 class Offers:
-    """The handles of a host by part, and the holds of each part."""
+    """The handles of a host by part, and the holds of each part.
+
+    Computes the offers of a part when they are read: a build reads few parts
+    of a host with many regions.
+    """
 
     def __init__(self, devices: Mapping[str, model.Device],
                  claims: Iterable[model.Claim],
@@ -101,27 +105,19 @@ class Offers:
             collections.defaultdict(list))
         self._of_handle: dict[model.AttachHandle, list[holds.Hold]] = (
             collections.defaultdict(list))
-        for hold in dict.fromkeys(found):
-            if hold.handle:
-                self._of_handle[hold.handle].append(hold)
-            else:
-                self._of_card[hold.device].append(hold)
-        claimed = {claim.handle: claim for claim in claims}
-        self._age = {claim.uuid: n for n, claim in enumerate(claimed.values())}
-        self._of_part: dict[Part, list[Offer]] = {}
+        self._claims = {claim.handle: claim for claim in claims}
+        self._claimed: dict[Part, list[model.Claim]] = (
+            collections.defaultdict(list))
+        for claim in self._claims.values():
+            self._claimed[claim.part].append(claim)
+        #: as drivers report them
+        self._handles: dict[Part, Collection[model.AttachHandle]] = {}
         for device in devices.values():
             # inventory.providers reports a device with an unsupported type
             with contextlib.suppress(TypeError, AttributeError):
-                for key, part in parts(device):
-                    common = self.holds_of(key)
-                    self._of_part[key] = [
-                        self._offer(key, handle, common,
-                                    claimed.pop(handle, None))
-                        for handle in part.handles]
-        for handle, claim in claimed.items():
-            key = claim.part
-            self._of_part.setdefault(key, []).append(self._offer(
-                key, handle, self.holds_of(key), claim, is_shown=False))
+                for part, shown in parts(device):
+                    self._handles[part] = tuple(shown.handles)
+        self.withhold(dict.fromkeys(found))
 
     def _offer(self, part: Part, handle: model.AttachHandle,
                common: tuple[holds.Hold, ...], claim: model.Claim | None,
@@ -142,11 +138,20 @@ class Offers:
     def of(self, part: Part) -> list[Offer]:
         """Return the handles of a part, including claimed ones that the driver
         does not report now."""
-        return self._of_part.get(part, [])
+        handles = self._handles.get(part, ())
+        common = self.holds_of(part)
+        return [
+            *(self._offer(part, handle, common, self._claims.get(handle))
+              for handle in handles),
+            *(self._offer(part, claim.handle, common, claim, is_shown=False)
+              for claim in self._claimed.get(part, ())
+              if claim.handle not in handles
+              and not any(claim.handle in others
+                          for others in self._handles.values()))]
 
     def all(self) -> Iterator[Offer]:
-        for found in self._of_part.values():
-            yield from found
+        for part in self._handles | self._claimed:
+            yield from self.of(part)
 
     def free(self, part: Part) -> list[model.AttachHandle]:
         """Return the handles of a part that servers can get."""
@@ -156,12 +161,12 @@ class Offers:
     def all_wait(self, found: Iterable[Offer]) -> tuple[model.Claim, ...]:
         """Return the claims of handles, the oldest first, if all handles wait
         for the operator to release them. Otherwise return ()."""
-        claims = [offer.claim if offer.has(Kind.WAITING) else None
-                  for offer in found]
-        if None in claims:
+        waiting = {offer.handle if offer.has(Kind.WAITING) else None
+                   for offer in found}
+        if None in waiting:
             return ()
-        return tuple(sorted(filter(None, claims),
-                            key=lambda claim: self._age[claim.uuid]))
+        return tuple([claim for handle, claim in self._claims.items()
+                      if handle in waiting])
 
     def holds_of(self, part: Part) -> tuple[holds.Hold, ...]:
         """Return the holds that apply to all handles of a part."""
@@ -185,18 +190,12 @@ class Offers:
                 for found in of.values() for hold in found}
 
     def withhold(self, found: Iterable[holds.Hold]) -> None:
-        """Add the holds from of_groups() and of_sets()."""
+        """Add holds."""
         for hold in found:
-            if hold.handle is None:
+            if hold.handle:
+                self._of_handle[hold.handle].append(hold)
+            else:
                 self._of_card[hold.device].append(hold)
-            for part, _ in parts(self._devices[hold.device]):
-                self._of_part[part] = [
-                    offer._replace(
-                        all_holds=(*offer.all_holds, hold),
-                        state=State.WITHHELD if offer.state is State.FREE
-                        else offer.state)
-                    if hold.applies_to(part, offer.handle) else offer
-                    for offer in self._of_part[part]]
 
 
 def offers(devices: Mapping[str, model.Device],

@@ -113,6 +113,20 @@ class StateTest(testtools.TestCase):
         self.assertEqual([True, True, False], [
             one.is_shown for one in found.of((A, None))])
 
+    def test_handle_of_two_devices(self):
+        """The claim is of the second one, and counts once for each."""
+        found = offered(card(), card(B), claims=[claim(VFS[0], device=B)])
+        self.assertEqual(
+            [(part, HELD, True) for part in ((A, None), (B, None))],
+            [(one.part, one.state, one.is_shown) for one in found.all()
+             if one.claim])
+
+    def test_handle_at_another_device(self):
+        """The claim counts there."""
+        found = offered(card(), card(B, ()), claims=[claim(VFS[0], device=B)])
+        self.assertEqual(([], [HELD, FREE]), (found.of((B, None)), [
+            one.state for one in found.of((A, None))]))
+
     def test_claim_of_a_device_that_is_not_here(self):
         one, = offered(claims=[claim(B, device=B)]).all()
         self.assertEqual((HELD, None, (B, None)),
