@@ -133,8 +133,8 @@ class SimulatedKernel(sysfs.Reads,
         host, state = self._look()
         if os.path.basename(place) in _IN_MEMORY:
             return False
-        return any(card.faulty(state['cards'][address]).get('hang') == 'read'
-                   and f'/{address}/' in place
+        return any(f'/{address}/' in place and card.faulty(
+                       state['cards'][address]).get('hang') == 'read'
                    for address, card in host.cards.items())
 
     # Operations, see Kernel
