@@ -4,26 +4,33 @@
 Real nova-compute with its resource tracker, and a real Placement, in one
 process (tests.functional.base), on simulated hosts: one with Nova's
 LibvirtDriver, and hosts with 0, 16, 64 and 512 FPGA regions, four of a card.
-Run with ``python -m tests.bench.providers [--without] [boots [regions ...]]``;
---without leaves Nova's report client and its trees of providers as they are
-without nova_accel.
+Run with ``python -m tests.bench.providers [--without] [--http] [--servers N]
+[boots [regions ...]]``. --without leaves Nova's report client and its trees of
+providers as they are without nova_accel; with --http Placement answers over
+HTTP in a process of its own; with --servers each host has up to N servers with
+a region before it is started again.
 
 Rows are "plain", a server without accelerators; "FPGA", one with a region that
 has its function; "report", a periodic pass of the resource tracker; and "old",
 a pass where Nova's copy of Placement is older than [compute]
 resource_provider_association_refresh. Of a boot it is measured from
-ResourceTracker.instance_claim() to the driver's spawn(), of a pass all. "reads"
-and "writes" are requests of nova-compute to Placement; "ms" are of the clock,
-"processor" of the whole process, in which Placement answers as well: compare
-them with each other. "start" is the start of nova-compute where Placement has
-the providers already; beside it is by how much the resident memory and the
-threads of the process have grown at the first start.
+ResourceTracker.instance_claim() to the driver's spawn(), of a pass all. The
+hosts take turns, because other work of the machine then affects all of them.
+"reads" and "writes" are requests of nova-compute to Placement; "ms" are of the
+clock, "processor" of the whole process, in which Placement answers as well if
+not over HTTP, and "least" the fewest of these: compare them with each other.
+"start" is the start of nova-compute where Placement has the providers already;
+beside it is by how much the resident memory and the threads of the process have
+grown at the first start.
 """
 
 import argparse
+import functools
 import gc
 import resource
 import statistics
+import subprocess
+import sys
 import threading
 import time
 
@@ -50,6 +57,8 @@ READS, WRITES = 'read', 'write'
 def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument('--without', action='store_true')
+    parser.add_argument('--http', action='store_true')
+    parser.add_argument('--servers', type=int, default=0)
     parser.add_argument('boots', nargs='?', type=int, default=9)
     parser.add_argument('regions', nargs='*', type=int,
                         default=[0, 16, 64, 512])
@@ -59,6 +68,7 @@ def arguments():
 class Providers(boot.Metered, base.AcceleratorTestBase):
 
     FRESH_CLOUD = True
+    LIMIT = 7200
     HOSTS = {}
     TIMED = []
     NOVAS = [(boot.NOVAS_OWN, READS if name == 'get' else WRITES,
@@ -80,6 +90,15 @@ class Providers(boot.Metered, base.AcceleratorTestBase):
         self._patch(manager.ComputeManager, '_build_and_run_instance',
                     self._telling)
         super().setUp()
+        if self.options.http:
+            fixture = self.placement.fixture
+            server = subprocess.Popen(
+                [sys.executable, '-m', 'tests.bench.placement_app',
+                 fixture.conf_fixture.conf.placement_database.connection],
+                stdout=subprocess.PIPE, text=True)
+            self.addCleanup(server.wait)
+            self.addCleanup(server.kill)
+            fixture.endpoint = server.stdout.readline().strip()
 
     def _mark(self):
         self.marks.append((time.perf_counter(), time.process_time(),
@@ -103,23 +122,46 @@ class Providers(boot.Metered, base.AcceleratorTestBase):
         self.write_profiles({'name': 'nlb0', 'groups': [{
             'resources:CUSTOM_ACCELERATOR_FPGA': 1,
             'accel:function_id': base.NLB0}]})
-        plain = self._create_flavor()
-        fpga = self._create_flavor(
-            extra_spec={'accel:device_profile': 'nlb0'})
+        # as many servers as regions fit
+        self.flags(cpu_allocation_ratio=1000.0)
+        self.flags(instances=-1, cores=-1, ram=-1, group='quota')
+        plain, fpga = (self._create_flavor(
+            memory_mb=8, disk=0, ephemeral=0, extra_spec=specs)
+            for specs in ({}, {'accel:device_profile': 'nlb0'}))
         print(f'median of {self.options.boots} each\n{"host":14}'
               f'{"providers":>10} {"":8}{"reads":>7}{"writes":>7}{"ms":>9}'
-              f'{"processor":>11}', file=boot.OUT)
+              f'{"processor":>11}{"least":>9}', file=boot.OUT)
         self.flags(compute_driver='libvirt.LibvirtDriver')
-        self.rows('LibvirtDriver', 'stock', {}, plain=plain)
+        rows = self.start('LibvirtDriver', 'stock', {}, {'plain': plain})
         self.flags(compute_driver='accel.AccelLibvirtDriver')
         for number in self.options.regions:
-            self.rows(f'{number} regions', f'host{number}', {'cards': [
-                base.card(f'0000:{card // 32:02x}:{card % 32:02x}.0',
-                          [base.NLB0] * REGIONS)
-                for card in range(number // REGIONS)]},
-                plain=plain, **({'FPGA': fpga} if number else {}))
+            rows += self.start(f'{number} regions', f'host{number}', {
+                'cards': [base.card(f'0000:{card // 32:02x}:{card % 32:02x}.0',
+                                    [base.NLB0] * REGIONS)
+                          for card in range(number // REGIONS)]},
+                {'plain': plain, **({'FPGA': fpga} if number else {})},
+                min(number, self.options.servers))
+        found = [[] for _ in rows]
+        # the first ones also warm up Python, and note what has changed
+        for number in range(self.options.boots + 2):
+            for (_, measure), results in zip(rows, found, strict=True):
+                result = measure()
+                if number > 1:
+                    results.append(result)
+        for (row, _), results in zip(rows, found, strict=True):
+            reads, writes, wall, worked = (
+                statistics.median(column) for column in zip(*results))
+            print(f'{row}{reads:7.0f}{writes:7.0f}{1000 * wall:9.1f}'
+                  f'{1000 * worked:11.1f}'
+                  f'{1000 * min(result[3] for result in results):9.1f}',
+                  file=boot.OUT, flush=True)
 
-    def rows(self, name, host, description, **flavors):
+    def start(self, name, host, description, flavors, servers=0):
+        """Start a host.
+
+        :param servers: number of servers that it has when it is started again.
+        :returns: its rows: the beginning of the line, and what measures once.
+        """
         self.describe_host(host, {'cards': [], **description})
         before = _resident(), threading.active_count()
         self.start_compute(host)
@@ -127,14 +169,19 @@ class Providers(boot.Metered, base.AcceleratorTestBase):
             (_resident(), threading.active_count()), before)]
         aggregate = self._create_aggregate(host, availability_zone=host)
         self.admin_api.add_host_to_aggregate(aggregate, host)
-        tracker = self.computes[host].manager.rt
+        kept = [self.boot(flavors['FPGA'], host) for _ in range(servers)]
         self.show_start(name, host, *grown)
-        of = len(tracker.provider_tree.get_provider_uuids(host))
-        for kind, flavor in flavors.items():
-            self.show(name, of, kind, lambda: self.boot_once(flavor, host))
+        for server in kept:
+            self._delete_server(server)
+        of = len(self.computes[host].manager.rt.provider_tree
+                 .get_provider_uuids(host))
+        measures = {kind: functools.partial(self.boot_once, flavor, host)
+                    for kind, flavor in flavors.items()}
         for kind in ('report', 'old'):
-            self.show(name, of, kind, lambda: self.report_once(
-                self.computes[host].manager, kind == 'old'))
+            measures[kind] = functools.partial(
+                self.report_once, self.computes[host].manager, kind == 'old')
+        return [(f'{name:14}{of:10} {kind:8}', measure)
+                for kind, measure in measures.items()]
 
     def show_start(self, name, host, megabytes, threads):
         self.meter.clear()
@@ -147,15 +194,6 @@ class Providers(boot.Metered, base.AcceleratorTestBase):
               f'{megabytes:6.0f} MB{threads:4} threads', file=boot.OUT,
               flush=True)
 
-    def show(self, name, providers, kind, measure):
-        # the first ones also warm up Python, and note what has changed
-        results = [measure() for _ in range(self.options.boots + 2)][2:]
-        reads, writes, wall, worked = (
-            statistics.median(column) for column in zip(*results))
-        print(f'{name:14}{providers:10} {kind:8}{reads:7.0f}{writes:7.0f}'
-              f'{1000 * wall:9.1f}{1000 * worked:11.1f}', file=boot.OUT,
-              flush=True)
-
     def taken(self):
         """(reads, writes, seconds, of the processor) between two marks."""
         (began, worked, before), (ended, until, after) = self.marks[:2]
@@ -163,13 +201,16 @@ class Providers(boot.Metered, base.AcceleratorTestBase):
                   for kind in (READS, WRITES)),
                 ended - began, until - worked)
 
-    def boot_once(self, flavor, host):
+    def boot(self, flavor, host):
         body = self._build_server(flavor_id=flavor, networks='none', az=host)
         self.done.clear()
         self.marks.clear()
         server = self.api.post_server({'server': body})
         self.assertTrue(self.done.wait(60))
-        self._wait_for_state_change(server, 'ACTIVE')
+        return self._wait_for_state_change(server, 'ACTIVE')
+
+    def boot_once(self, flavor, host):
+        server = self.boot(flavor, host)
         found = self.taken()
         self._delete_server(server)
         if host != 'stock':
