@@ -554,8 +554,8 @@ class TransparentTest(TransparentTestBase):
     @cloud.fresh
     def test_killed_after_the_move(self):
         """nova-compute of the source is killed after the guest has moved: the
-        guest has its devices, and no other server gets the claimed devices of
-        either host."""
+        guest has its devices, and no other server gets the devices that it has
+        claimed on either host."""
         self.start(self.VGPU_FLAVOR)
         self.kill_source_after_the_move()
         for host in self.source, self.destination:
