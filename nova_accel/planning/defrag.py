@@ -158,6 +158,8 @@ class _Cloud:
     free: tuple[capacity.State, ...]
     #: of each host: (kind, UUID of a server)
     servers: tuple[tuple[tuple[_Kind, str], ...], ...]
+    #: of each host: a number that hosts have in common if they are alike
+    alike: tuple[int, ...]
 
 
 class _Search:
@@ -175,16 +177,26 @@ class _Search:
             if goal.level is None or goal.level in domains:
                 self._parts.setdefault(
                     domains.get(goal.level), []).append(number)
+        self._results: dict = {}
         self._counts: dict = {}
         self._placed: dict = {}
         self._gains: dict = {}
         self.looked_at, self.is_cut = 0, False
+        self._numbers: dict = {}
+        there = [tuple(sorted(((_Kind(one, host, goal), one.uuid)
+                               for one in servers.get(name, ())),
+                              key=lambda pair: pair[1]))
+                 for name, host in zip(self._names, self._hosts)]
         self.start = _Cloud(
-            tuple(host.free for host in self._hosts),
-            tuple(tuple(sorted(((_Kind(one, host, goal), one.uuid)
-                                for one in servers.get(name, ())),
-                               key=lambda pair: pair[1]))
-                  for name, host in zip(self._names, self._hosts)))
+            tuple(host.free for host in self._hosts), tuple(there),
+            tuple(self._alike(number, host.free, there[number])
+                  for number, host in enumerate(self._hosts)))
+
+    def _alike(self, number, free, servers):
+        return self._numbers.setdefault(
+            (self._hosts[number].kind, free,
+             tuple(sorted(hash(kind) for kind, _ in servers))),
+            len(self._numbers))
 
     def _count(self, number, free):
         key = self._hosts[number].kind, free
@@ -202,9 +214,21 @@ class _Search:
 
     def fitting(self, cloud):
         """Return how much of the goal is reached."""
+        return max(self._of_parts(cloud).values(), default=0)
+
+    def _of_parts(self, cloud):
         of_part = self._members if self._goal.members else self._room
-        return max((of_part(cloud, part) for part in self._parts.values()),
-                   default=0)
+        return {domain: self._once(of_part, cloud, part)
+                for domain, part in self._parts.items()}
+
+    def _once(self, function, cloud, part, *args):
+        """Return the result of a function of some hosts, which is computed
+        only once for hosts that are alike."""
+        key = (function.__name__, *args,
+               tuple(sorted(cloud.alike[number] for number in part)))
+        if key not in self._results:
+            self._results[key] = function(cloud, part, *args)
+        return self._results[key]
 
     def _members(self, cloud, part):
         return sum(kind.is_member for number in part
@@ -216,7 +240,7 @@ class _Search:
     def most(self, cloud, moves):
         """Return an upper bound for the amount of the goal that can be reached
         by a number of moves."""
-        return max((self._most(cloud, part, moves)
+        return max((self._once(self._most, cloud, part, moves)
                     for part in self._parts.values()), default=0)
 
     def _most(self, cloud, part, moves):
@@ -269,9 +293,7 @@ class _Search:
             return path, cloud
         if not moves or self.most(cloud, moves) < self._goal.amount:
             return None
-        key = cloud.free, tuple(
-            tuple(sorted(hash(kind) for kind, _ in there))
-            for there in cloud.servers), moves
+        key = moves, tuple(sorted(cloud.alike))
         if key in self._seen:
             return None
         self._seen.add(key)
@@ -286,35 +308,56 @@ class _Search:
         return None
 
     def _ordered(self, cloud):
-        """Return (move, state after it) for each possible migration. States
-        that reach more of the goal come first."""
-        result: list[tuple] = []
-        for source, there in enumerate(cloud.servers):
-            for index, (kind, uuid) in enumerate(there):
+        """Yield (move, state after it) for each possible migration. States
+        that reach more of the goal come first.
+
+        Hosts that are alike are interchangeable: a server moves from the first
+        of them, and to the first one that it is not on.
+        """
+        alike: dict[int, list[int]] = {}
+        for number, what in enumerate(cloud.alike):
+            alike.setdefault(what, []).append(number)
+        reached = self._of_parts(cloud)
+        result = []
+        for source, *_ in alike.values():
+            there = cloud.servers[source]
+            for index, (kind, _) in enumerate(there):
                 if any(kind == other for other, _ in there[:index]):
                     continue
-                seen = set()
-                for target, free in enumerate(cloud.free):
-                    alike = (self._hosts[target].kind, free, tuple(sorted(
-                        hash(k) for k, _ in cloud.servers[target])))
-                    if target == source or alike in seen:
+                for numbers in alike.values():
+                    target = next((n for n in numbers if n != source), source)
+                    if target == source or not self._may_move(
+                            kind, source, target, cloud):
                         continue
-                    seen.add(alike)
-                    if not self._may_move(kind, source, target, cloud):
-                        continue
+                    free = cloud.free[target]
                     placed = self._place(kind, target, free)
-                    if placed is None:
-                        continue
-                    after = self._after(
-                        cloud, source, index, target, placed)
-                    result.append((
-                        -self.fitting(after),
-                        self._hosts[target].devices(free),
-                        len(result),
-                        Move(uuid, self._names[source], self._names[target]),
-                        after))
-        return [(move, after) for *_, move, after in sorted(
-            result, key=lambda one: one[:3])]
+                    if placed is not None:
+                        result.append((
+                            -self._after_move(reached, cloud, kind, source,
+                                              target, placed),
+                            self._hosts[target].devices(free),
+                            len(result), source, index, target, placed))
+        for *_, source, index, target, placed in sorted(
+                result, key=lambda one: one[:3]):
+            yield Move(cloud.servers[source][index][1], self._names[source],
+                       self._names[target]), self._after(
+                           cloud, source, index, target, placed)
+
+    def _after_move(self, reached, cloud, kind, source, target, placed):
+        """Return how much of the goal is reached after a move.
+
+        :param reached: domain -> how much of the goal is reached before.
+        """
+        now = dict(reached)
+        for number, free, members in (
+                (source, _freed(cloud.free[source], kind), -kind.is_member),
+                (target, placed, kind.is_member)):
+            domain = self._domains[number].get(self._goal.level)
+            if domain in now:
+                now[domain] += members if self._goal.members else (
+                    self._count(number, free)
+                    - self._count(number, cloud.free[number]))
+        return max(now.values(), default=0)
 
     def _may_move(self, kind, source, target, cloud):
         if kind.is_member:
@@ -351,7 +394,10 @@ class _Search:
                            + servers[source][index + 1:])
         servers[target] = (*servers[target],
                            (_Kind(held, host, self._goal), uuid))
-        return _Cloud(tuple(free), tuple(servers))
+        alike = list(cloud.alike)
+        for number in source, target:
+            alike[number] = self._alike(number, free[number], servers[number])
+        return _Cloud(tuple(free), tuple(servers), tuple(alike))
 
 
 def _freed(free, kind):
