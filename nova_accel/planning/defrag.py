@@ -318,7 +318,7 @@ class _Search:
         for number, what in enumerate(cloud.alike):
             alike.setdefault(what, []).append(number)
         reached = self._of_parts(cloud)
-        result = []
+        result: list[tuple] = []
         for source, *_ in alike.values():
             there = cloud.servers[source]
             for index, (kind, _) in enumerate(there):
