@@ -322,7 +322,8 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
     The requests are in the order of their groups, which is the same in all
     processes. The list is empty for a flavor without accelerators.
 
-    :raises InvalidRequest: the error names the extra spec.
+    :raises InvalidRequest: an extra spec cannot be read or contradicts another
+        one.
     """
     written = _groups(modernize(extra_specs))
     requests = []
@@ -347,7 +348,7 @@ def groups(extra_specs: Mapping[str, str]) -> dict[str, Group]:
 
     :param extra_specs: those of the flavor, with its profile expanded.
     :returns: suffix -> group; '' is the suffix of the unnumbered group.
-    :raises InvalidRequest: the error names the extra spec.
+    :raises InvalidRequest: an extra spec cannot be read.
     """
     return {suffix: _group(suffix, found['resources'], found['trait'])
             for suffix, found in _groups(modernize(extra_specs)).items()}
@@ -448,7 +449,7 @@ class Server:
     def affinity(self) -> Affinity:
         """Return the required location of the accelerators of the server.
 
-        :raises InvalidRequest: the error names the extra spec.
+        :raises InvalidRequest: the value of an extra spec is not allowed.
         """
         return affinity(self.extra_specs)
 
@@ -481,7 +482,8 @@ class Server:
         """Return the requests of the flavor, changed by properties of the
         image.
 
-        :raises InvalidRequest: the error names the key.
+        :raises InvalidRequest: a property of the image cannot be read, or the
+            flavor does not allow it.
         """
         return [wanted if wanted in self.requests
                 else dataclasses.replace(wanted, chosen_by_owner=True)

@@ -47,7 +47,8 @@ class Carried(NamedTuple):
 
     @property
     def content(self) -> tuple:
-        """Return the node and the fields of claims, for comparisons."""
+        """Return the name of the compute node, and the fields of each claim,
+        for comparisons."""
         return self.node, [_fields(claim) for claim in self.claims]
 
 

@@ -180,7 +180,8 @@ class Holdings:
     def releasing(self, claims: Iterable[model.Claim]) -> list[model.Claim]:
         """Store that a server has lost claims. Their handles are not free yet.
 
-        :returns: the claims as stored now, without claims that ended before.
+        :returns: the claims as they are stored now. A claim that had ended
+            already is left out.
         """
         return self._go('releasing', claims, gone_is_fine=True, error='')
 

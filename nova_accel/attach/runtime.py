@@ -331,7 +331,8 @@ def _shown(image):
 
 
 def _request(server, group, image):
-    """Return the request of a group, changed as if the flavor named the image.
+    """Return the request of a group with the image that the owner names in
+    the server's metadata, as if the flavor named that image.
 
     :raises InvalidRequest: the owner must not program the group, or the image
         is not a UUID.

@@ -193,7 +193,8 @@ class Settling:
                        '%s', address, why)
 
     def _settle(self, device, rows, parts, guests, given):
-        """Settle a device, and begin to clean its handles without a claim.
+        """Settle a device, and begin to clean the handles that no server has
+        a claim on.
 
         :param rows: the unsettled rows about the device.
         :param guests: function that returns Cloud.guest_devices().

@@ -161,8 +161,10 @@ def _by_project(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _findings(lines: Iterable[str], path: str) -> Iterator[tuple[str, str]]:
-    """Yield (provider, text) for each finding and hold in a metrics file. In
-    place of a missing provider, yield device address and file name."""
+    """Yield (provider, text) for each finding and hold in a metrics file.
+
+    If a line of the file names no provider, "<address> in <file>" replaces it.
+    """
     for line in lines:
         if not line.startswith(_FINDINGS):
             continue

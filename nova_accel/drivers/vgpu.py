@@ -87,8 +87,8 @@ class VgpuType:
                 or self.is_called_by_number(text))
 
     def is_called_by_number(self, text: str) -> bool:
-        """Return whether the text is the type's name or number, not its title.
-        """
+        """Return whether a text is the name of the type, or its number: for
+        example nvidia-558, or 558."""
         name = self.name.lower()
         return text.lower() in (name, name.partition('-')[2])
 

@@ -418,8 +418,12 @@ def _parts(kinds, serve):
 
 
 def _of_part(host, free, part, serve, most, least, isolated):
-    """Return the possible numbers of servers for a group of kinds: pairs of
-    (servers at places, servers that the needs without a place allow)."""
+    """Return the numbers of servers that are possible for a group of kinds.
+
+    :returns: pairs. The first number counts the servers at a place of the
+        host, and the second one is the most that the needs of no certain place
+        allow.
+    """
     wheres = list(dict.fromkeys(where for _, where in part))
     caps = {where: min([least, *(most[kind] for kind in part
                                  if kind[1] == where)]) for where in wheres}

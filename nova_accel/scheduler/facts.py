@@ -219,7 +219,8 @@ class Facts:
 
     @property
     def has_taken(self) -> bool:
-        """Return whether allocations after Placement's answer are known."""
+        """Return whether this scheduler knows of an allocation that was made
+        after Placement's answer."""
         return bool(self._taken)
 
     def is_taken(self, candidate: Candidate) -> bool:

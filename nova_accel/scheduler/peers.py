@@ -64,7 +64,8 @@ def _wanted(spec):
 
 
 def _domains(context, group, servers):
-    """Return the domains of the host of each other member that has a host.
+    """Return the domains of the hosts that the other members of a server group
+    are on.
 
     If one of the servers is evacuated, members on hosts that are down are left
     out, because they have to be evacuated as well.

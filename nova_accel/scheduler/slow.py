@@ -23,7 +23,7 @@ OPTIONS = ('[workarounds] optimize_for_wide_provider_trees = true, '
 
 
 def advice(seconds: float, groups: Iterable[request.Group]) -> str:
-    """Return a sentence that names the three options.
+    """Return a sentence that advises to set OPTIONS.
 
     :param seconds: duration of Placement's answer.
     :param groups: groups of the request that ask for accelerators.

@@ -158,7 +158,7 @@ class Card:
     def fault(cls, name, value):
         """Check the value of a fault, and convert it for the state.
 
-        :raises ValueError: the error states what is wrong.
+        :raises ValueError: no such fault exists, or its value is not allowed.
         """
         if value is None:
             return None

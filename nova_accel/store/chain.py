@@ -38,8 +38,11 @@ SEALED = ('device', 'serial', 'handle', 'server', 'origin', 'before', 'after',
 
 
 class Key(typing.Protocol):
-    """A key that signs hand-overs: store.keys.Key, which some commands do not
-    import."""
+    """The methods of store.keys.Key that this module uses.
+
+    The class itself is not imported, because that would slow down the start of
+    the commands that only read hand-overs.
+    """
 
     public: str
 

@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The rows of durable holds, inside a transaction.
 
+What the columns of a row contain depends on the kind of the hold:
+
 =============  =================  ====================  =====================
 kind           part               address               about
 =============  =================  ====================  =====================
@@ -13,11 +15,11 @@ unclean        address of the     card's former address policy of the
                handle                                   hand-over
 =============  =================  ====================  =====================
 
-The *former address* is the address of the card when a server had it. A card
-has at most one hold of each kind and part, and not both owner-unknown and
-returned. For cards with one of these two holds, the table ``settled`` has the
-parts that no longer contain data of a server. inventory.holds describes the
-kinds.
+A hold without a part is of the whole card. The *former address* is the address
+of the card when a server had it. A card has at most one hold of each kind and
+part, and not both owner-unknown and returned. For cards with one of these two
+holds, the table ``settled`` has the parts that no longer contain data of a
+server. inventory.holds describes the kinds.
 """
 
 import sqlite3

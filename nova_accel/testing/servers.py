@@ -267,7 +267,8 @@ class ServerTests(discovery.DiscoveryTests):
     # Failures and crashes
 
     def test_killed(self):
-        """release() cleans after nova-compute was killed at any change."""
+        """Check that release() cleans a device although nova-compute was
+        killed before, after any of the changes that the driver made."""
         device, handle = next(iter(self.each_handle()))
         settings = self._settings(device, handle)
         self.release(device, handle, self.memory)

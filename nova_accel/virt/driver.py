@@ -589,8 +589,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
     # A guest ends
 
     def destroy(self, context, instance, *args, **kwargs):
-        """Release devices at delete, shelve offload, failed boot and revert,
-        and when a host returns from which servers were evacuated.
+        """Release the devices of a server that this host no longer runs: at a
+        delete, a shelve offload, a boot that failed, a revert, and for
+        evacuated servers when their former host returns.
 
         Nova calls this also inside a hard reboot and before a rebuild. Then no
         device is released. On the source of a resize to another cell, Nova

@@ -376,8 +376,11 @@ def _noted(data, key):
 
 
 def _migration(data) -> str | None:
-    """Return the uuid of the migration if check_destination() has stored it.
-    Before that, return the value that offer() has stored, or None."""
+    """Return the UUID of the migration, which check_destination() stores.
+
+    Before it has run, return what offer() stored: _TRANSPARENT or ''. Return
+    None for a server without accelerators.
+    """
     return _noted(data, _MIGRATION)
 
 

@@ -71,8 +71,8 @@ def _delete_again(client, delete, *args, **kwargs):
 def _allocations(client, get, context, nodename):
     """Return the allocations of a host, fetched only when they are first read.
 
-    :raises ValueError: Nova's copy lacks the host; Nova raises this error,
-        too.
+    :raises ValueError: Nova's copy of the provider tree lacks the host. Nova's
+        own method raises the same error.
     """
     tree = client._provider_tree
     if not _has_ours(tree, tree.data(nodename).uuid):
