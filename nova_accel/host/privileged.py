@@ -849,9 +849,9 @@ def device_node(pattern: str, name: re.Pattern, of: str,
     """Open the device node of a function's only device of some kind, and yield
     the file descriptor.
 
-    The driver gives its device another minor number each time it is bound, so
-    that an old node may belong to another device. Hence the node must have the
-    major and minor number that sysfs shows.
+    A driver numbers its devices again each time it is bound. Hence an old node
+    may belong to another device, unless its major and minor numbers are those
+    that sysfs has.
 
     :param pattern: path of the device in sysfs, with wildcards.
     :param name: regular expression for the name of the device.
