@@ -119,11 +119,9 @@ Manager identifies the GPU, shown as ``Module ID`` by ``nvidia-smi -q`` while
 the GPU is bound to NVIDIA's driver. It does not follow from the order of the
 addresses. Example: ``0000:1a:00.0=2,0000:1b:00.0=4``."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
-Interval in seconds in which nova-compute looks for added and removed devices
-and reads their health. It does so when Nova reports the resources of the host:
-a value below ``[DEFAULT] update_resources_interval``, by default 60, has no
-effect. nova-compute reads signals of the bus four times in the interval, and
-handles events of the kernel at once."""),
+Seconds after which, at the latest, nova-compute looks again for added and
+removed devices and reads their health. It reads signals of the bus three times
+as often, and handles events of the kernel at once."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""
 Seconds that a scan, of all devices in parallel, may take. A device that takes
 longer is fenced; the start of nova-compute waits for it once."""),

@@ -691,16 +691,16 @@ class PciDriver(AcceleratorDriver):
 
     def state(self, address):
         """Return whether the function and its VFs answer, and the function's
-        reset methods; see the base class."""
+        ids and reset methods; see the base class."""
         interval = (time.monotonic() // CONF.accel.discovery_interval
                     if self.POLLED else None)
         if not pci.ADDRESS.fullmatch(address):
             return interval, None
         try:
             return (interval, pci.answers(self.kernel, address),
-                    pci.reads_as_ones(self.kernel, address),
                     pci.has_lost_vfs(self.kernel, address),
-                    self.RESETS and self.attribute(address, 'reset_method'))
+                    tuple(self.kernel.read_some(pci.path(address), (
+                        'vendor', 'device', 'reset_method')).items()))
         except OSError as error:
             return interval, error.errno
 

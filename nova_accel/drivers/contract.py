@@ -46,6 +46,12 @@ def sets_up(driver: type[base.AcceleratorDriver]) -> bool:
     return _has(driver, 'set_up')
 
 
+def is_of_bus(driver: type[base.AcceleratorDriver]) -> bool:
+    """Return whether the bus reports all signals of a driver's devices: the
+    class is a PciDriver that does not override health()."""
+    return issubclass(driver, base.PciDriver) and not _has(driver, 'health')
+
+
 def check_class(name: str, driver: type[base.AcceleratorDriver]) -> None:
     """Check that the methods and attributes of a class state how its devices
     are cleaned.

@@ -31,7 +31,7 @@ _LIMITS = {_WIDTH: _MOST_WIDTH, _SPEED: _MOST_SPEED}
 _ERRORS = (_FATAL, _NONFATAL, _CORRECTED)
 _LINK = (_WIDTH, _SPEED, _MOST_WIDTH, _MOST_SPEED)
 _IDS = ('vendor', 'device')
-#: attributes that do not change while the function is present
+#: attributes that rarely change while the function is present
 _FIXED = (_MOST_WIDTH, _MOST_SPEED, 'vendor')
 _VARIABLE = (*_ERRORS, _WIDTH, _SPEED, _POWER)
 _ALL = (*_VARIABLE, *_FIXED)
@@ -71,36 +71,41 @@ SIGNALS = frozenset((
 
 
 def readings(kernel, function: str, bridges: tuple[str, ...],
-             fixed: dict[str, tuple] | None = None,
+             cache: dict[tuple, tuple] | None = None, is_glance: bool = False,
              ) -> tuple[signals.Reading, ...]:
     """Read the health signals of a physical function from the PCI bus.
 
     Blocks for up to a minute while the function is reset, and wakes a function
     that sleeps (pci_config_pm_runtime_get() of Linux). Hence it must run in
-    the worker of the card. Opens two directories and reads 12 attributes, and
-    a few more if the card has a switch.
+    the worker of the card. Opens two directories and reads 12 attributes, nine
+    in a glance, and a few more if the card has a switch.
 
     :param bridges: as pci.bridges(). Errors of the ports at both ends of the
         slot's link count as well.
-    :param fixed: a cache by function, which is updated: constant attributes,
-        and the last values of other attributes with their readings.
+    :param cache: a cache by function and bridges, which is updated: the path to
+        the slot, and the last values of attributes with their readings.
+    :param is_glance: whether to take rarely changing attributes from the cache.
     :raises OSError: the function is absent.
     """
-    fixed = {} if fixed is None else fixed
-    stays, path, before, found = fixed.get(function, ({}, (), None, ()))
-    own = kernel.read_some(pci.path(function), _VARIABLE if path else _ALL)
-    if not path:
-        path = _to_the_slot(kernel, own.get('vendor', ''),
-                            (*pci.below_root(bridges), function))
-        stays = {name: own[name] for name in _FIXED if name in own}
+    cache = {} if cache is None else cache
+    key = function, bridges
+    fixed, path, before, found = cache.get(key, (None, (), None, ()))
+    is_glance = is_glance and fixed is not None
+    if is_glance:
+        own = fixed | kernel.read_some(pci.path(function), _VARIABLE)
+    else:
+        last, own = fixed, kernel.read_some(pci.path(function), _ALL)
+        fixed = {name: own[name] for name in _FIXED if name in own}
+        if fixed != last:
+            path = _to_the_slot(kernel, own.get('vendor', ''),
+                                (*pci.below_root(bridges), function))
     *ports, at = path
     end = own if at == function else kernel.read_some(
         pci.path(at), (*_ERRORS, *_LINK))
     port = kernel.read_some(pci.path(ports[-1]), _ERRORS) if ports else {}
-    if (own, end, port) != before:
-        found = tuple(_meant(kernel, function, {**stays, **own}, path, end,
-                             port))
-    fixed[function] = stays, path, (own, end, port), found
+    if not is_glance or (own, end, port) != before:
+        found = tuple(_meant(kernel, function, own, path, end, port))
+    cache[key] = fixed, path, (own, end, port), found
     return found
 
 

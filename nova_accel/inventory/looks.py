@@ -1,16 +1,16 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Notice changes of devices without scanning all of them.
 
-A *look* runs each [accel] discovery_interval, and soon after the kernel
+A *look* runs within each [accel] discovery_interval, and soon after the kernel
 reports a change. It reads the fingerprint of each driver, and the state and
 the health of each card. Drivers and cards that differ from the last scan are
 scanned again. For example, the state of a GPU changes if the GPU falls off the
 bus, and the next look scans only this card.
 
-A *glance*, between two looks, reads only cheap signals: those of host.bus, and
-whether a card answers. If the counters of a card have restarted after a
-hand-over, a glance reads all signals of the card. Placement, owners and
-metrics are informed after each look, and after a glance that has found a
+A *glance*, twice between two looks, reads only cheap signals: those of
+host.bus, and whether a card answers. If the counters of a card have restarted
+after a hand-over, a glance reads all signals of the card. Placement, owners
+and metrics are informed after each look, and after a glance that has found a
 change.
 """
 
@@ -43,9 +43,9 @@ LOG = logging.getLogger(__name__)
 
 #: kernel subsystems of the devices that drivers find; '' if events were missed
 _WATCHED = frozenset(('', 'pci', 'mdev', 'fpga_region', 'ptp'))
-#: looks and glances in each [accel] discovery_interval: with its default, one
-#: each 15 s
-_GLANCES = 4
+#: part of [accel] discovery_interval from a look or a glance to the next: 18 s
+#: by default, so a finding is reported at most 20 s after the fault
+_PART = .3
 
 
 class Looks:
@@ -69,17 +69,14 @@ class Looks:
         self._sweep = sweep.Sweep()
         #: address -> whether the card answered in the last glance
         self._answers: dict[str, bool] = {}
-        #: cache of bus.readings(), cleared by each look
-        self._fixed: dict[str, tuple] = {}
+        #: cache of bus.readings()
+        self._bus: dict[tuple, tuple] = {}
         #: address -> the readings of its last look, without those of the bus
         self._of_card: dict[str, tuple[signals.Reading, ...]] = {}
         self.background = limited.Background(
             self.run, 'It is not known which devices have changed')
         self.glances = limited.Background(
             self.glance, 'The health of devices is not read between two looks')
-
-    def run_if_due(self) -> None:
-        self.background.start_if_due(CONF.accel.discovery_interval)
 
     def run(self) -> None:
         """Scan the drivers and cards that have changed or failed, and update
@@ -148,22 +145,22 @@ class Looks:
         kernel, address = self._drivers[device.driver].kernel, device.address
         try:
             return pci.answers(kernel, address), bus.readings(
-                kernel, address, device.bridges, self._fixed)
+                kernel, address, device.bridges, self._bus, is_glance=True)
         except (OSError, ValueError):
             return False, None
 
     def _is_of_bus(self, device: model.Device) -> bool:
         """Return whether all signals of a device are signals of the PCI bus,
         which a look reads without a worker for the card."""
-        return (getattr(self._drivers[device.driver].health, '__func__', None)
-                is base.PciDriver.health
+        return (contract.is_of_bus(type(self._drivers[device.driver]))
                 and bool(pci.ADDRESS.fullmatch(device.address)))
 
     def _attempt(self, device: model.Device, reads_health: bool) -> Callable:
-        """Call _read() now. Return a function that returns the result, or
-        raises the error, of that call."""
+        """Call _read() now, for a device with signals of the PCI bus only.
+        Return a function that returns the result, or raises the error, of that
+        call."""
         try:
-            found = self._read(device, reads_health)
+            found = self._read(device, reads_health, is_of_bus=True)
         except Exception as error:
             failure = error
 
@@ -175,7 +172,6 @@ class Looks:
     def _look(self) -> None:
         if self._closed.is_set():
             return
-        self._fixed.clear()
         reads_health = not signals.is_off()
         if reads_health:
             self._health.begin()
@@ -221,11 +217,12 @@ class Looks:
         :param addresses: cards that are scanned in any case, and hence not
             yielded. The cards whose last scan failed are added to this set.
         """
+        addresses |= {hold.device for hold in self._table.all_holds()
+                      if hold.kind is holds.Kind.SCAN_FAILED}
+        present = self._table.reports.all_notes()
         for address, device in self._table.snapshot().items():
-            if holds.Kind.SCAN_FAILED in self._table.kinds(address):
-                addresses.add(address)
-            elif (device.driver in self._drivers and address not in addresses
-                    and self._table.reports.is_present(address)
+            if (device.driver in self._drivers and address not in addresses
+                    and address in present
                     and not self._table.contents.is_programming(address)
                     and not self._cards.is_busy(address)):
                 yield device
@@ -278,9 +275,11 @@ class Looks:
             self._health.between_servers(address, readings or ())
 
     def _read(self, device: model.Device, reads_health: bool,
+              is_of_bus: bool = False,
               ) -> tuple[Hashable, tuple[signals.Reading, ...] | None]:
-        """Read the state and the health of a card, in its worker.
+        """Read the state and the health of a card.
 
+        :param is_of_bus: see _is_of_bus(); with False called in its worker.
         :returns: the state, and the readings or None if they cannot be read.
         """
         name, address = device.driver, device.address
@@ -291,9 +290,8 @@ class Looks:
             return state, None
         try:
             readings = contract.readings(name, (
-                bus.readings(driver.kernel, address, device.bridges,
-                             self._fixed)
-                if self._is_of_bus(device) else driver.health(device)))
+                bus.readings(driver.kernel, address, device.bridges, self._bus)
+                if is_of_bus else driver.health(device)))
         except Exception as error:
             self._once.log(
                 ('health', address), LOG.warning,
@@ -322,8 +320,9 @@ class Looks:
 
     def _poll(self) -> None:
         while not self._closed.wait(1):
-            self.glances.start_if_due(
-                max(1, CONF.accel.discovery_interval / _GLANCES))
+            seconds = _PART * CONF.accel.discovery_interval
+            self.background.start_if_due(3 * seconds)
+            self.glances.start_if_due(seconds)
 
     def _listen(self, kernel) -> None:
         is_changed = False

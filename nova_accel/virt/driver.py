@@ -173,7 +173,6 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 # Nova calls again, with the allocations
                 self._moving = True
                 raise nova_exception.ReshapeNeeded()
-            self.parts.inventory.looks.run_if_due()
             self.parts.reconciler.run_if_due()
 
     def get_available_resource(self, nodename):

@@ -35,7 +35,8 @@ from tests.host import health
 
 FAULTS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 CARDS = tuple(f'0000:{number:02x}:00.0' for number in range(2, 12))
-PERIOD = 60 / looks._GLANCES
+#: seconds from a glance to the next; its thread checks the time once a second
+PERIOD = looks._PART * 60 + 1
 
 
 class Clock(threading.Event):

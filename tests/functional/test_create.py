@@ -136,7 +136,9 @@ class CreateTest(operations.OperationsTestBase):
         host, address = self.preferred()
         other = next(h for h in self.HOSTS if h != host)
         # else the host may notice it before the server is scheduled
-        self.parts(host).inventory.looks.glances.postpone()
+        looks = self.parts(host).inventory.looks
+        looks.background.postpone()
+        looks.glances.postpone()
         self.kernel(host).set_fault(address, vanish=True)
         self.assertTried(host, other)
         self.kernel(host).set_fault(address, vanish=False)

@@ -108,7 +108,7 @@ class GlanceTest(HealthTestCase):
     def test_signals_of_the_card_stay(self):
         """A glance does not read them."""
         self.useFixture(fixtures.MockPatchObject(
-            self.driver, 'health', lambda device: [
+            type(self.driver), 'health', lambda driver, device: [
                 signals.Reading('wear', about='it is old')]))
         self.look()
         self.glance(TWO, **WORN)
@@ -169,5 +169,7 @@ class PeriodTest(base.HostTestCase):
             {'address': ONE, 'bridges': ['pci0000:00', '0000:00:01.0']}])
         conditions = self.host.inventory.health.conditions
         self.wait_for(lambda: conditions()[ONE].state.value == 'ok')
+        # a look would find it too
+        self.host.inventory.looks.background.end()
         self.host.kernel.set_fault(ONE, attributes=HALF)
         self.wait_for(lambda: conditions()[ONE].state.value == 'quarantined')

@@ -326,11 +326,9 @@ class LooksTest(ScannerTestBase):
         self.inventory.scanner.scan()
         self.inventory.looks.watch(
             types.SimpleNamespace(changes=lambda over: ()))
-        self.inventory.looks.run_if_due()
+        time.sleep(1.2)
         self.assertEqual(1, self.driver.count('fingerprint'))
         self.conf.config(group='accel', discovery_interval=1)
-        time.sleep(1)
-        self.inventory.looks.run_if_due()
         self.wait_for(lambda: self.driver.count('fingerprint') == 2)
 
     def test_change_during_a_look(self):
