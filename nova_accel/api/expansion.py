@@ -9,7 +9,6 @@ the extra specs of the operator. Hence the look-up expands only inside a resize.
 
 import collections
 import contextvars
-import functools
 
 from nova.compute import api as compute_api
 from nova.compute import flavors
@@ -29,11 +28,11 @@ from nova_accel import grouping
 from nova_accel import log as logging
 from nova_accel import profiles
 from nova_accel import request
+from nova_accel import wrapping
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
-_MARK = '_nova_accel_expands'
 #: the server that this request resizes
 _resizing: contextvars.ContextVar = contextvars.ContextVar(
     'nova_accel_resizing', default=None)
@@ -78,64 +77,49 @@ def expand_flavor(flavor):
     return clone
 
 
-def _create(original):
-    @functools.wraps(original)
-    def create(self, context, flavor, *args, **kwargs):
-        return original(self, context, expand_flavor(flavor), *args, **kwargs)
-    return create
+def _create(original, self, context, flavor, *args, **kwargs):
+    return original(self, context, expand_flavor(flavor), *args, **kwargs)
 
 
-def _resize(original):
-    @functools.wraps(original)
-    def resize(self, context, instance, *args, **kwargs):
-        # a cold migration has no new flavor, and hence no look-up
-        token = _resizing.set(instance)
-        try:
-            return original(self, context, instance, *args, **kwargs)
-        finally:
-            _resizing.reset(token)
-    return resize
+def _resize(original, self, context, instance, *args, **kwargs):
+    # a cold migration has no new flavor, and hence no look-up
+    token = _resizing.set(instance)
+    try:
+        return original(self, context, instance, *args, **kwargs)
+    finally:
+        _resizing.reset(token)
 
 
-def _lookup(original):
-    @functools.wraps(original)
-    def get_flavor_by_flavor_id(*args, **kwargs):
-        # the order of the arguments differs between Nova 33 and 34
-        flavor, instance = original(*args, **kwargs), _resizing.get()
-        if instance is None:
-            return flavor
-        flavor = expand_flavor(flavor)
-        _refuse_confidential(flavor, lambda: instance.image_meta)
+def _lookup(original, *args, **kwargs):
+    # the order of the arguments differs between Nova 33 and 34
+    flavor, instance = original(*args, **kwargs), _resizing.get()
+    if instance is None:
         return flavor
-    return get_flavor_by_flavor_id
+    flavor = expand_flavor(flavor)
+    _refuse_confidential(flavor, lambda: instance.image_meta)
+    return flavor
 
 
-def _save_extra_specs(original):
-    @functools.wraps(original)
-    def save_extra_specs(self, to_add=None, to_delete=None):
-        # a call of Nova that removes keys also adds all other keys again
-        if not to_delete:
-            try:
-                request.parse(self.extra_specs)
-            except exception.Contradiction as error:
-                # returned with 400, like refusals of validators (31 to 34)
-                raise nova_exception.ValidationError(str(error)) from error
-            except Exception as error:
-                LOG.debug('The flavor %s is not complete: %s', self.name,
-                          error)
-        return original(self, to_add, to_delete)
-    return save_extra_specs
+def _save_extra_specs(original, self, to_add=None, to_delete=None):
+    # a call of Nova that removes keys also adds all other keys again
+    if not to_delete:
+        try:
+            request.parse(self.extra_specs)
+        except exception.Contradiction as error:
+            # returned with 400, like refusals of validators (31 to 34)
+            raise nova_exception.ValidationError(str(error)) from error
+        except Exception as error:
+            LOG.debug('The flavor %s is not complete: %s', self.name,
+                      error)
+    return original(self, to_add, to_delete)
 
 
-def _build_options(original):
-    @functools.wraps(original)
-    def _validate_and_build_base_options(self, context, flavor, boot_meta,
-                                         *args, **kwargs):
-        _refuse_snapshot(flavor, boot_meta)
-        _refuse_confidential(
-            flavor, lambda: objects.ImageMeta.from_dict(boot_meta))
-        return original(self, context, flavor, boot_meta, *args, **kwargs)
-    return _validate_and_build_base_options
+def _build_options(original, self, context, flavor, boot_meta, *args,
+                   **kwargs):
+    _refuse_snapshot(flavor, boot_meta)
+    _refuse_confidential(
+        flavor, lambda: objects.ImageMeta.from_dict(boot_meta))
+    return original(self, context, flavor, boot_meta, *args, **kwargs)
 
 
 def _refuse_snapshot(flavor, image):
@@ -179,39 +163,29 @@ def _refuse_confidential(flavor, read_image):
             f'encrypted memory.')
 
 
-def _snapshot_volume_backed(original):
-    @functools.wraps(original)
-    def snapshot_volume_backed(self, context, instance, name,
-                               extra_properties=None):
-        # nova-compute creates and marks snapshots of local disks
-        if _has_accelerators(instance.flavor):
-            extra_properties = {**(extra_properties or {}),
-                                request.SNAPSHOT_PROPERTY: 'true'}
-        return original(self, context, instance, name,
-                        extra_properties=extra_properties)
-    return snapshot_volume_backed
+def _snapshot_volume_backed(original, self, context, instance, name,
+                            extra_properties=None):
+    # nova-compute creates and marks snapshots of local disks
+    if _has_accelerators(instance.flavor):
+        extra_properties = {**(extra_properties or {}),
+                            request.SNAPSHOT_PROPERTY: 'true'}
+    return original(self, context, instance, name,
+                    extra_properties=extra_properties)
 
 
-def _rebuild(original):
-    @functools.wraps(original)
-    def rebuild(self, context, instance, *args, **kwargs):
-        token = _rebuilding.set(instance)
-        try:
-            return original(self, context, instance, *args, **kwargs)
-        finally:
-            _rebuilding.reset(token)
-    return rebuild
+def _rebuild(original, self, context, instance, *args, **kwargs):
+    token = _rebuilding.set(instance)
+    try:
+        return original(self, context, instance, *args, **kwargs)
+    finally:
+        _rebuilding.reset(token)
 
 
-def _checks(original):
-    @functools.wraps(original)
-    def _checks_for_create_and_rebuild(self, context, image_id, image,
-                                       *args, **kwargs):
-        instance = _rebuilding.get()
-        if instance is not None:
-            _check_rebuild(self.image_api, context, instance, image)
-        return original(self, context, image_id, image, *args, **kwargs)
-    return _checks_for_create_and_rebuild
+def _checks(original, self, context, image_id, image, *args, **kwargs):
+    instance = _rebuilding.get()
+    if instance is not None:
+        _check_rebuild(self.image_api, context, instance, image)
+    return original(self, context, image_id, image, *args, **kwargs)
 
 
 def _check_rebuild(image_api, context, instance, image):
@@ -256,14 +230,11 @@ def _check_rebuild(image_api, context, instance, image):
                         one.bitstream_id, instance.uuid, error)
 
 
-def _unshelve(original):
-    @functools.wraps(original)
-    def unshelve(self, context, instance, *args, **kwargs):
-        _refuse_confidential(instance.flavor, lambda: instance.image_meta)
-        if instance.vm_state == vm_states.SHELVED_OFFLOADED:
-            _check_limit(context, instance)
-        return original(self, context, instance, *args, **kwargs)
-    return unshelve
+def _unshelve(original, self, context, instance, *args, **kwargs):
+    _refuse_confidential(instance.flavor, lambda: instance.image_meta)
+    if instance.vm_state == vm_states.SHELVED_OFFLOADED:
+        _check_limit(context, instance)
+    return original(self, context, instance, *args, **kwargs)
 
 
 def _check_limit(context, instance):
@@ -300,13 +271,10 @@ def _check_limit(context, instance):
             raise nova_exception.TooManyInstances(str(error)) from None
 
 
-def _live_migrate(original):
-    @functools.wraps(original)
-    def live_migrate(self, context, instance, *args, **kwargs):
-        if _has_accelerators(instance.flavor):
-            _check_live_migration(instance)
-        return original(self, context, instance, *args, **kwargs)
-    return live_migrate
+def _live_migrate(original, self, context, instance, *args, **kwargs):
+    if _has_accelerators(instance.flavor):
+        _check_live_migration(instance)
+    return original(self, context, instance, *args, **kwargs)
 
 
 def _check_live_migration(instance):
@@ -343,27 +311,27 @@ def _is_plain(flavor):
     return not any(key.startswith(_OURS) for key in flavor.extra_specs)
 
 
+def wrapped() -> dict:
+    """Return class or module, and name of its function -> its replacement."""
+    return {
+        (compute_api.API, 'create'): _create,
+        (compute_api.API, 'resize'): _resize,
+        (compute_api.API, '_validate_and_build_base_options'): _build_options,
+        (compute_api.API, 'live_migrate'): _live_migrate,
+        (compute_api.API, 'snapshot_volume_backed'): _snapshot_volume_backed,
+        (compute_api.API, 'rebuild'): _rebuild,
+        (compute_api.API, 'unshelve'): _unshelve,
+        (compute_api.API, '_checks_for_create_and_rebuild'): _checks,
+        (flavors, 'get_flavor_by_flavor_id'): _lookup,
+        (flavor_objects.Flavor, 'save_extra_specs'): _save_extra_specs}
+
+
 def install():
     """Wrap Nova's functions in this process; idempotent.
 
     :raises AttributeError: this Nova lacks one of the functions.
     """
-    places = ((compute_api.API, 'create', _create),
-              (compute_api.API, 'resize', _resize),
-              (compute_api.API, '_validate_and_build_base_options',
-               _build_options),
-              (compute_api.API, 'live_migrate', _live_migrate),
-              (compute_api.API, 'snapshot_volume_backed',
-               _snapshot_volume_backed),
-              (compute_api.API, 'rebuild', _rebuild),
-              (compute_api.API, 'unshelve', _unshelve),
-              (compute_api.API, '_checks_for_create_and_rebuild', _checks),
-              (flavors, 'get_flavor_by_flavor_id', _lookup),
-              (flavor_objects.Flavor, 'save_extra_specs', _save_extra_specs))
-    found = [(owner, name, getattr(owner, name), wrap)
-             for owner, name, wrap in places]
-    for owner, name, original, wrap in found:
-        if not hasattr(original, _MARK):
-            wrapped = wrap(original)
-            setattr(wrapped, _MARK, True)
-            setattr(owner, name, wrapped)
+    for owner, name in wrapped():
+        getattr(owner, name)
+    for (owner, name), ours in wrapped().items():
+        wrapping.wrap(owner, name, ours)

@@ -46,11 +46,10 @@ _SAID = 10
 UNTOLD = ('A server is scheduled without regard to its accelerators: report '
           'this error to nova_accel.')
 _ONCE = logging.Once()
-seam.install(lambda spec, summaries: SCHEDULINGS.begin(spec, summaries))
 seam.install_reason(lambda *args: fault.reason(_get, SCHEDULINGS, *args),
                     lambda spec: SCHEDULINGS.end(spec),
                     lambda *args: peers.expect(SCHEDULINGS, *args),
-                    lambda spec: SCHEDULINGS.again(spec))
+                    lambda spec: SCHEDULINGS.retry(spec))
 
 
 class Listed(list[facts.Candidate]):
@@ -72,7 +71,11 @@ class Listed(list[facts.Candidate]):
 def _look(manager, context, spec, candidates, summaries):
     for provider, listed in candidates.items():
         candidates[provider] = Listed(listed)
-    found = SCHEDULINGS.begin(spec, summaries)
+    try:
+        found = SCHEDULINGS.begin(spec, summaries)
+    except Exception:
+        LOG.exception(UNTOLD)
+        return
     if found.requests:
         unseen.add(_get, found, manager, context, spec, candidates, summaries)
         unseen.order_forced(found, spec, candidates)

@@ -22,7 +22,7 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 _ONCE = logging.Once()
 #: maximum number of times that a request is scheduled once more
-_AGAIN = 3
+_RETRIES = 3
 
 
 class Refusal(enum.Enum):
@@ -231,14 +231,14 @@ class Schedulings:
         with self._lock:
             self._expected[spec] = expected
 
-    def again(self, spec) -> bool:
+    def retry(self, spec) -> bool:
         """Return whether to schedule a request once more that found no host.
         This is the case if other requests took the room in its chosen domain.
         """
         begun = self._begun.get(spec)
         if (begun is None or begun.near is None or begun.near.refusal
                 or not any(level.required for level in begun.affinity.levels)
-                or begun.expected.lost >= _AGAIN):
+                or begun.expected.lost >= _RETRIES):
             return False
         LOG.info('Other requests took the room that was chosen for server %s '
                  'and servers requested with it: other room is chosen.',

@@ -1,18 +1,15 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Wrap methods of Nova's scheduler to read data that no filter or weigher gets.
 
-Provider summaries: SchedulerManager._schedule has the request and the
-summaries of Placement's answer, passes both to _get_all_host_states, and
-passes the summaries to no filter or weigher (Nova 31 to 34). Hence
-_get_all_host_states is wrapped. Nova calls it once for each scheduling, before
-the first filter, even if a fallback query was merged into the answer, and with
+The answer: SchedulerManager._select_destinations is the first method that gets
+Placement's answer, with candidates and provider summaries, and passes the
+summaries to no filter or weigher (Nova 31 to 34). It is wrapped to note the
+answer, and to add candidates that Placement cut off. Nova calls it once for
+each scheduling, after it has merged the answer to a fallback query, and with
 None for a rebuild, which has no answer.
 
 The summaries are kept with the request, not with the thread: this works in both
 threading modes of Nova, and they are discarded with the request.
-
-The answer: _select_destinations is the first method that gets Placement's
-answer. It is wrapped to add candidates that Placement cut off.
 
 The error: if Placement has no candidate, select_destinations raises
 NoValidHost before any filter, and nova-conductor makes its text the fault of
@@ -20,7 +17,6 @@ the server. select_destinations is wrapped to add the reason.
 """
 
 from collections.abc import Callable
-import functools
 import inspect
 import time
 import typing
@@ -30,12 +26,10 @@ from nova.scheduler import manager
 import oslo_messaging as messaging
 
 from nova_accel import log as logging
+from nova_accel import wrapping
 
 LOG = logging.getLogger(__name__)
 
-_METHOD = '_get_all_host_states'
-_PARAMETERS = ['self', 'context', 'spec_obj', 'provider_summaries']
-_MARK = '_nova_accel_tells'
 _ANSWERED = '_select_destinations'
 _ANSWER = ['self', 'context', 'spec_obj', 'instance_uuids',
            'alloc_reqs_by_rp_uuid', 'provider_summaries']
@@ -44,57 +38,29 @@ _ANSWER = ['self', 'context', 'spec_obj', 'instance_uuids',
 _RPC = 'select_destinations'
 
 
-def install(begin: Callable[[typing.Any, typing.Any], typing.Any]) -> bool:
-    """Call a function at the start of each scheduling; idempotent.
-
-    :param begin: takes the RequestSpec and the provider summaries or None. Its
-        errors are logged, and the scheduling continues.
-    :returns: whether this Nova has the method in a known form. If not, that is
-        logged as an error, and servers are scheduled without regard to loaded
-        functions.
-    """
-    original = getattr(manager.SchedulerManager, _METHOD, None)
-    if hasattr(original, _MARK):
-        return True
-    if original is None or _parameters(original) != _PARAMETERS:
-        _tell_unknown(_METHOD, _PARAMETERS, 'servers are scheduled without '
-                                            'regard to loaded functions')
-        return False
-
-    @functools.wraps(original)
-    def wrapped(self, context, spec_obj, provider_summaries):
-        try:
-            begin(spec_obj, provider_summaries)
-        except Exception:
-            LOG.exception('A server is scheduled without regard to loaded '
-                          'functions: report this error to nova_accel.')
-        return original(self, context, spec_obj, provider_summaries)
-
-    setattr(wrapped, _MARK, True)
-    setattr(manager.SchedulerManager, _METHOD, wrapped)
-    return True
-
-
 def install_answer(look: Callable[..., typing.Any]) -> bool:
     """Call a function with Placement's answer before Nova reads it; idempotent.
 
     :param look: takes the SchedulerManager, the context, the RequestSpec, the
         candidates by provider and the summaries, and may add to both. Its
         errors are logged, and the scheduling continues.
-    :returns: whether this Nova has the method in a known form.
+    :returns: whether this Nova has the method in a known form. If not, that is
+        logged as an error, and servers are scheduled without regard to loaded
+        functions.
     """
     original = getattr(manager.SchedulerManager, _ANSWERED, None)
-    if hasattr(original, _MARK):
-        return True
-    if original is None or (
-            _parameters(original)[:len(_ANSWER)] != _ANSWER):
-        _tell_unknown(_ANSWERED, _ANSWER,
-                      'functions that Placement cuts off are not found')
+    if original is None or list(inspect.signature(original).parameters)[
+            :len(_ANSWER)] != _ANSWER:
+        LOG.error(
+            'nova_accel looks for SchedulerManager.%(method)s(%(parameters)s) '
+            'in nova.scheduler.manager, and this Nova does not have it: '
+            'servers are scheduled without regard to loaded functions until '
+            'you install a release of nova_accel that knows this Nova.',
+            {'method': _ANSWERED, 'parameters': ', '.join(_ANSWER[1:])})
         return False
 
-    @functools.wraps(original)
-    def shown(self, context, spec_obj, instance_uuids, alloc_reqs_by_rp_uuid,
-              provider_summaries, *args, **kwargs):
+    def shown(original, self, context, spec_obj, instance_uuids,
+              alloc_reqs_by_rp_uuid, provider_summaries, *args, **kwargs):
         # a rebuild has no answer
         if alloc_reqs_by_rp_uuid is not None:
             try:
@@ -106,9 +72,7 @@ def install_answer(look: Callable[..., typing.Any]) -> bool:
         return original(self, context, spec_obj, instance_uuids,
                         alloc_reqs_by_rp_uuid, provider_summaries, *args,
                         **kwargs)
-
-    setattr(shown, _MARK, True)
-    setattr(manager.SchedulerManager, _ANSWERED, shown)
+    wrapping.wrap(manager.SchedulerManager, _ANSWERED, shown)
     return True
 
 
@@ -116,7 +80,7 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
                                   float], str],
                    end: Callable[[typing.Any], typing.Any] = lambda spec: None,
                    before: Callable[..., typing.Any] = lambda *args: None,
-                   again: Callable[[typing.Any], bool] = lambda spec: False,
+                   retry: Callable[[typing.Any], bool] = lambda spec: False,
                    ) -> None:
     """Add nova_accel's reason to NoValidHost in this process. Idempotent.
 
@@ -128,15 +92,14 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
     :param before: takes the context, the RequestSpec and the UUIDs of the
         servers before Placement is asked. Its errors are logged, and the
         scheduling continues.
-    :param again: takes the RequestSpec that found no host, and returns whether
+    :param retry: takes the RequestSpec that found no host, and returns whether
         it is scheduled once more.
     """
-    original = getattr(manager.SchedulerManager, _RPC, None)
-    if original is None or hasattr(original, _MARK):
+    if not hasattr(manager.SchedulerManager, _RPC):
         return
 
     @messaging.expected_exceptions(exception.NoValidHost)
-    def wrapped(self, context, *args, **kwargs):
+    def wrapped(original, self, context, *args, **kwargs):
         if kwargs.get('spec_obj') is not None:
             try:
                 before(context, kwargs['spec_obj'],
@@ -145,7 +108,7 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
                 LOG.exception('Members of a server group do not count for '
                               'accel:near: report this error to nova_accel.')
         try:
-            return tried(self, context, *args, **kwargs)
+            return tried(original, self, context, *args, **kwargs)
         finally:
             if kwargs.get('spec_obj') is not None:
                 try:
@@ -154,11 +117,11 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
                     LOG.exception('The data of a request stay in memory: '
                                   'report this error to nova_accel.')
 
-    def tried(self, context, *args, **kwargs):
+    def tried(original, self, context, *args, **kwargs):
         began = time.monotonic()
         spec = kwargs.get('spec_obj')
-        is_again = True
-        while is_again:
+        is_retried = True
+        while is_retried:
             try:
                 return original(self, context, *args, **kwargs)
             except messaging.ExpectedException as error:
@@ -168,7 +131,7 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
             # the error of a request filter has the reason already
             is_refused = isinstance(raised.__context__,
                                     exception.RequestFilterFailed)
-            is_again = not is_refused and _is_again(again, spec)
+            is_retried = not is_refused and _is_retried(retry, spec)
         reason = ''
         if spec is not None and not is_refused:
             servers = kwargs.get('instance_uuids')
@@ -182,29 +145,13 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
                               'to nova_accel.')
         raise exception.NoValidHost(reason=reason) if reason else raised
 
-    setattr(wrapped, _MARK, True)
-    setattr(manager.SchedulerManager, _RPC, wrapped)
+    wrapping.wrap(manager.SchedulerManager, _RPC, wrapped)
 
 
-def _is_again(again, spec) -> bool:
+def _is_retried(retry, spec) -> bool:
     try:
-        return spec is not None and again(spec)
+        return spec is not None and retry(spec)
     except Exception:
         LOG.exception('A request is not scheduled once more: report this '
                       'error to nova_accel.')
         return False
-
-
-def _parameters(method) -> list[str]:
-    return list(inspect.signature(method).parameters)
-
-
-def _tell_unknown(method, parameters, lost):
-    """Log what is lost because this Nova does not have a method with the known
-    parameters."""
-    LOG.error(
-        'nova_accel looks for SchedulerManager.%(method)s(%(parameters)s) in '
-        'nova.scheduler.manager, and this Nova does not have it: %(lost)s '
-        'until you install a release of nova_accel that knows this Nova.',
-        {'method': method, 'parameters': ', '.join(parameters[1:]),
-         'lost': lost})

@@ -10,7 +10,6 @@ that nova_accel does not use, are passed through.
 """
 
 import contextlib
-import functools
 import threading
 
 from nova.compute import task_states
@@ -38,8 +37,11 @@ from nova_accel.virt import guest_nodes
 from nova_accel.virt import live_migration
 from nova_accel.virt import provider_trees
 from nova_accel.virt import report_client
+from nova_accel import wrapping
 
 CONF = conf.CONF
+#: of the resource tracker
+_DELETE = 'delete_allocation_for_evacuated_instance'
 _REBUILDS = (task_states.REBUILDING, task_states.REBUILD_SPAWNING,
              task_states.REBUILD_BLOCK_DEVICE_MAPPING)
 
@@ -98,32 +100,30 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         if manager is not None:
             self.builds.watch(manager, self._abandon)
             guest_nodes.GuestNodes(self.parts.accelerators).watch(manager)
-            self._watch_first_report(manager)
-            self._watch_failed_rebuilds(manager)
+            wrapping.wrap(manager, 'pre_start_hook', self._report_first)
+            # without it, attach.reconcile restores allocations that are
+            # deleted
+            if hasattr(manager.rt, _DELETE):
+                wrapping.wrap(manager.rt, _DELETE, self._fail_rebuild)
             report_client.watch(getattr(manager, 'reportclient', None))
             provider_trees.install()
             manager.add_periodic_task(self._runtime_programming())
 
-    def _watch_first_report(self, manager):
+    def _report_first(self, hook, *args, **kwargs):
         """Wrap pre_start_hook(), in which Nova makes the first report before
         it receives requests: set _starting while it runs."""
-        hook = manager.pre_start_hook
+        self._starting = True
+        try:
+            hook(*args, **kwargs)
+        except nova_exception.ReshapeFailed as error:
+            if self._moving:
+                errors.log_move_refused(error)
+            raise
+        finally:
+            self._starting = False
+        self.parts.reshape.end_start()
 
-        @functools.wraps(hook)
-        def watched(*args, **kwargs):
-            self._starting = True
-            try:
-                hook(*args, **kwargs)
-            except nova_exception.ReshapeFailed as error:
-                if self._moving:
-                    errors.log_move_refused(error)
-                raise
-            finally:
-                self._starting = False
-            self.parts.reshape.end_start()
-        manager.pre_start_hook = watched
-
-    def _watch_failed_rebuilds(self, manager):
+    def _fail_rebuild(self, delete, context, instance, *args, **kwargs):
         """Keep the allocations of a server whose rebuild fails.
 
         Nova deletes the allocations of the server on this host, as if an
@@ -132,19 +132,10 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         must stay allocated: they count in the quota of the project, and other
         servers must not get them.
         """
-        delete = getattr(manager.rt,
-                         'delete_allocation_for_evacuated_instance', None)
-        if delete is None:
-            # attach.reconcile restores allocations that are deleted
-            return
-
-        @functools.wraps(delete)
-        def watched(context, instance, *args, **kwargs):
-            if not (kwargs.get('node_type') == 'destination'
-                    and instance.host == self._host_name
-                    and self.guests.handles(instance.uuid)):
-                delete(context, instance, *args, **kwargs)
-        manager.rt.delete_allocation_for_evacuated_instance = watched
+        if not (kwargs.get('node_type') == 'destination'
+                and instance.host == self._host_name
+                and self.guests.handles(instance.uuid)):
+            delete(context, instance, *args, **kwargs)
 
     @staticmethod
     def _runtime_programming():

@@ -17,6 +17,7 @@ from oslo_utils import excutils
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel import log as logging
+from nova_accel import wrapping
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -107,37 +108,35 @@ class Builds:
         :param ended: called with the uuid of a server whose build has ended,
             successfully or not.
         """
-        build = getattr(manager, '_do_build_and_run_instance', None)
-        if build is None:
+        if not hasattr(manager, '_do_build_and_run_instance'):
             LOG.warning('This release of Nova does not show which build is '
                         'on its last host, nor for whom a build is: bitstreams '
                         'are fetched later, and the reason why a build failed '
                         'on its last host is only in the log of nova-compute')
             return
-        parameters = inspect.signature(build)
+        wrapping.wrap(manager, '_do_build_and_run_instance',
+                      functools.partial(self._build, ended))
 
-        @functools.wraps(build)
-        def watched(*args, **kwargs):
-            try:
-                given = parameters.bind(*args, **kwargs).arguments
-            except TypeError:
-                # an unknown release of Nova; it raises what it must
-                return build(*args, **kwargs)
-            uuid = given['instance'].uuid
-            self._contexts[uuid] = given.get('context')
-            if given.get('host_list') == []:
-                self._last_hosts.add(uuid)
-            try:
-                found = build(*args, **kwargs)
-            except Exception:
-                with excutils.save_and_reraise_exception():
-                    ended(uuid)
-            finally:
-                self._contexts.pop(uuid, None)
-                self._last_hosts.discard(uuid)
-            ended(uuid)
-            return found
-        manager._do_build_and_run_instance = watched
+    def _build(self, ended, build, *args, **kwargs):
+        try:
+            given = inspect.signature(build).bind(*args, **kwargs).arguments
+        except TypeError:
+            # an unknown release of Nova; it raises what it must
+            return build(*args, **kwargs)
+        uuid = given['instance'].uuid
+        self._contexts[uuid] = given.get('context')
+        if given.get('host_list') == []:
+            self._last_hosts.add(uuid)
+        try:
+            found = build(*args, **kwargs)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                ended(uuid)
+        finally:
+            self._contexts.pop(uuid, None)
+            self._last_hosts.discard(uuid)
+        ended(uuid)
+        return found
 
     def context_of(self, instance):
         """Return the context of the request that builds a server, or None.

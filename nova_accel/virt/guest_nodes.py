@@ -16,7 +16,6 @@ there, Nova chooses without this limit, and the build fails.
 
 from collections.abc import Iterable
 import dataclasses
-import functools
 import inspect
 import itertools
 import math
@@ -29,6 +28,7 @@ from oslo_serialization import jsonutils
 from nova_accel.attach import accelerators
 from nova_accel import log as logging
 from nova_accel.virt import cloud
+from nova_accel import wrapping
 
 LOG = logging.getLogger(__name__)
 
@@ -54,33 +54,28 @@ class GuestNodes:
         """Wrap the claims of a nova.compute.manager.ComputeManager, to read
         the allocations of each claim."""
         tracker = getattr(manager, 'rt', None)
-        watched = [getattr(tracker, name, None) for name in _CLAIMS]
-        if None in watched or not _wrapped():
+        if not (all(hasattr(tracker, name) for name in _CLAIMS)
+                and _wrapped()):
             LOG.warning('This release of Nova does not show when it places a '
                         'guest: with accel:numa_affinity=required a build is '
                         'refused if the guest is on another NUMA node than '
                         'its accelerators')
             return
-        for name, claim in zip(_CLAIMS, watched):
-            setattr(tracker, name, self._watched(claim))
+        for name in _CLAIMS:
+            wrapping.wrap(tracker, name, self._claim)
         setattr(tracker, _MARK, self)
 
-    def _watched(self, claim):
-        parameters = inspect.signature(claim)
-
-        @functools.wraps(claim)
-        def watched(*args, **kwargs):
-            try:
-                given = parameters.bind(*args, **kwargs).arguments
-            except TypeError:
-                # an unknown release of Nova; it raises what it must
-                given = {}
-            self._claiming.allocations = given.get('allocations')
-            try:
-                return claim(*args, **kwargs)
-            finally:
-                self._claiming.allocations = None
-        return watched
+    def _claim(self, claim, *args, **kwargs):
+        try:
+            given = inspect.signature(claim).bind(*args, **kwargs).arguments
+        except TypeError:
+            # an unknown release of Nova; it raises what it must
+            given = {}
+        self._claiming.allocations = given.get('allocations')
+        try:
+            return claim(*args, **kwargs)
+        finally:
+            self._claiming.allocations = None
 
     def suitable(self, claim, compute_node) -> list[tuple[int, ...]]:
         """Return the sets of NUMA nodes on which a server can get its devices.
@@ -122,26 +117,22 @@ def _wrapped() -> bool:
     """Wrap Claim._test_numa_topology once. Return whether this Nova has the
     method with the known parameters."""
     original = getattr(claims.Claim, _METHOD, None)
-    if hasattr(original, _MARK):
-        return True
     if original is None or list(
             inspect.signature(original).parameters) != _PARAMETERS:
         return False
-
-    @functools.wraps(original)
-    def test(self, compute_node, limit):
-        for nodes in _suitable(self, compute_node):
-            # a try writes its result into the topology
-            requested = self.instance.numa_topology
-            self.instance.numa_topology = requested and requested.obj_clone()
-            if original(self, _only(compute_node, nodes), limit) is None:
-                return None
-            self.instance.numa_topology = requested
-        return original(self, compute_node, limit)
-
-    setattr(test, _MARK, True)
-    setattr(claims.Claim, _METHOD, test)
+    wrapping.wrap(claims.Claim, _METHOD, _test)
     return True
+
+
+def _test(original, claim, compute_node, limit):
+    for nodes in _suitable(claim, compute_node):
+        # a try writes its result into the topology
+        requested = claim.instance.numa_topology
+        claim.instance.numa_topology = requested and requested.obj_clone()
+        if original(claim, _only(compute_node, nodes), limit) is None:
+            return None
+        claim.instance.numa_topology = requested
+    return original(claim, compute_node, limit)
 
 
 def _suitable(claim, compute_node):

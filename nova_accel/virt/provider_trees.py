@@ -16,7 +16,7 @@ Hence two trees whose roots have the same children have the same providers. The
 class Below has results derived from these providers, computed once.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import copy
 import functools
 import typing
@@ -24,6 +24,8 @@ import typing
 from nova.compute import pci_placement_translator
 from nova.compute import provider_tree
 import os_traits
+
+from nova_accel import wrapping
 
 #: known fields of ProviderData, in order
 _FIELDS = ('uuid', 'name', 'generation', 'parent_uuid', 'inventory', 'traits',
@@ -33,7 +35,6 @@ _WRITTEN = ('inventory', 'traits', 'aggregates')
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 #: attributes that this module adds to Nova's providers
 _OURS = _OWNER, _BELOW = '_nova_accel_owner', '_nova_accel_below'
-_MARK = '_nova_accel_original'
 
 #: provider uuid -> uuid of its parent when it was last added to a tree
 _parents: dict[str, str] = {}
@@ -57,17 +58,7 @@ def install() -> None:
     if provider_tree.ProviderData._fields != _FIELDS:
         return
     for (owner, name), ours in REPLACED.items():
-        original = getattr(owner, name, None)
-        if not hasattr(original, _MARK):
-            setattr(owner, name, _replacement(original, ours))
-
-
-def _replacement(original, ours):
-    @functools.wraps(original or ours)
-    def replacement(*args, **kwargs):
-        return ours(original, *args, **kwargs)
-    setattr(replacement, _MARK, original)
-    return replacement
+        wrapping.wrap(owner, name, ours)
 
 
 def below(tree, root: str) -> Below:
@@ -102,8 +93,8 @@ def differing(new, old) -> set[str]:
 def _computed(root) -> Below | None:
     found = vars(root).get(_BELOW)
     return found if (
-        found and found.children == root.children
-        and hasattr(provider_tree.ProviderTree.data, _MARK)) else None
+        found and found.children == root.children and hasattr(
+            provider_tree.ProviderTree.data, wrapping.ORIGINAL)) else None
 
 
 def _below(root) -> Below:
@@ -266,7 +257,7 @@ def _check_tracking(check, tree) -> None:
 
 #: class or module, and name of its function -> its replacement, which gets the
 #: function, or None if Nova has none
-REPLACED = {
+REPLACED: dict[tuple[typing.Any, str], Callable] = {
     (provider_tree.ProviderTree, '_find_with_lock'): _find,
     (provider_tree.ProviderTree, 'data'): _data,
     (provider_tree.ProviderTree, 'has_sharing_provider'):

@@ -31,23 +31,17 @@ from nova import exception as nova_exception
 
 from nova_accel import naming
 from nova_accel.virt import provider_trees
+from nova_accel import wrapping
 
 #: number of tries to delete an allocation
 _DELETIONS = 3
-#: marks a client that is wrapped: the client of the process
-_MARK = '_nova_accel_report_client'
 
 
 def watch(client) -> None:
     """Wrap a nova.scheduler.client.report.SchedulerReportClient, once."""
-    if client is None or hasattr(client, _MARK):
-        return
-    setattr(client, _MARK, True)
-    for name, wrap in WRAPS.items():
-        original = getattr(client, name, None)
-        if original is not None:
-            setattr(client, name, functools.wraps(original)(
-                functools.partial(wrap, client, original)))
+    for name, ours in WRAPS.items():
+        if hasattr(client, name):
+            wrapping.wrap(client, name, functools.partial(ours, client))
 
 
 def _delete_again(client, delete, *args, **kwargs):

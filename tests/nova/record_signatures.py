@@ -67,8 +67,7 @@ RECORDED = {
     'nova.scheduler.client.report': [
         'SchedulerReportClient', 'report_client_singleton'],
     'nova.scheduler.manager': [
-        'SchedulerManager: _get_all_host_states _select_destinations '
-        'select_destinations'],
+        'SchedulerManager: _select_destinations select_destinations'],
     'nova.scheduler.filters': ['BaseHostFilter'],
     'nova.filters': ['BaseFilter'],
     'nova.scheduler.weights': ['BaseHostWeigher'],

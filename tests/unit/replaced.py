@@ -4,6 +4,7 @@
 import fixtures
 
 from nova_accel.virt import provider_trees
+from nova_accel import wrapping
 
 
 class Trees(fixtures.Fixture):
@@ -12,7 +13,7 @@ class Trees(fixtures.Fixture):
         for owner, name in provider_trees.REPLACED:
             before = vars(owner).get(name)
             self.addCleanup(restore, owner, name, before)
-            restore(owner, name, getattr(before, provider_trees._MARK, before))
+            restore(owner, name, getattr(before, wrapping.ORIGINAL, before))
         provider_trees.install()
 
 

@@ -108,13 +108,12 @@ class SchedulerTest(testtools.TestCase):
         unseen.CONF.set_override('max_placement_results', 2, 'scheduler')
         self.addCleanup(unseen.CONF.clear_override, 'max_placement_results',
                         'scheduler')
-        seam.install(lambda *args: filters.SCHEDULINGS.begin(*args))
         seam.install_answer(lambda *args: filters._look(*args))
         seam.install_reason(lambda *args: fault.reason(
             self.get, filters.SCHEDULINGS, *args),
             lambda spec: filters.SCHEDULINGS.end(spec),
             lambda *args: peers.expect(filters.SCHEDULINGS, *args),
-            lambda spec: filters.SCHEDULINGS.again(spec))
+            lambda spec: filters.SCHEDULINGS.retry(spec))
 
     class Manager:
         host_manager = None
@@ -230,7 +229,7 @@ class SchedulerTest(testtools.TestCase):
                      '_weigh_object', 'cost', 'kinds', 'of', 'begin',
                      'refusal', 'reason', 'add', '_carrying', '_of_host',
                      'order_forced', 'expect', 'choose', '_blocks', 'servers',
-                     '_near', 'again'):
+                     '_near', 'retry'):
             self.assertIn(name, {n.rpartition('.')[2] for n in reached})
 
 

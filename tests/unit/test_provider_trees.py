@@ -14,6 +14,7 @@ import os_traits
 import testtools
 
 from nova_accel.virt import provider_trees
+from nova_accel import wrapping
 from tests.unit import replaced
 
 CLASSES = 'FPGA', 'GPU', 'DISK_GB'
@@ -138,11 +139,11 @@ class ProviderTreesTest(testtools.TestCase):
         """Where Nova's providers have other fields, they stay Nova's."""
         for owner, name in provider_trees.REPLACED:
             replaced.restore(owner, name, getattr(
-                vars(owner)[name], provider_trees._MARK))
+                vars(owner)[name], wrapping.ORIGINAL))
         self.patch(provider_trees, '_FIELDS', ('uuid',))
         provider_trees.install()
         tree, root, card = self.tree()
-        self.assertFalse(hasattr(tree.data, provider_trees._MARK))
+        self.assertFalse(hasattr(tree.data, wrapping.ORIGINAL))
         edition = provider_trees.below(tree, root)
         tree.update_traits(card, ['ONE'])
         self.assertIsNot(edition, provider_trees.below(tree, root))

@@ -369,25 +369,25 @@ class NearTest(FilterTestCase):
                                       members=['x'])
         spec, hosts = self.begin('rack=required', scheduling.Expected(
             3, hosts=('a9',)), group, a2=3, a1=2)
-        self.assertFalse(self.schedulings.again(spec))
+        self.assertFalse(self.schedulings.retry(spec))
         self.filter(spec, hosts)
         group.hosts = ['a9', 'a0']
         found = set()
         for lost in range(1, 4):
-            self.assertTrue(self.schedulings.again(spec))
+            self.assertTrue(self.schedulings.retry(spec))
             self.assertEqual(['a9'], group.hosts)
             # Nova found no host before it began
-            self.assertFalse(self.schedulings.again(spec))
+            self.assertFalse(self.schedulings.retry(spec))
             summaries = dict(self.scheduling.facts._summaries)
             self.scheduling = self.schedulings.begin(spec, summaries)
             self.assertEqual(lost, self.scheduling.expected.lost)
             found.add(self.filter(spec, hosts))
         self.assertTrue(found <= {'a0 a1', 'b0 b1 b2'}, found)
-        self.assertFalse(self.schedulings.again(spec))
+        self.assertFalse(self.schedulings.retry(spec))
         for near, servers in (('rack=required', 9), ('rack=preferred', 2)):
             spec, hosts = self.begin(near, scheduling.Expected(servers))
             self.filter(spec, hosts)
-            self.assertFalse(self.schedulings.again(spec))
+            self.assertFalse(self.schedulings.retry(spec))
 
     def test_apart(self):
         group = objects.InstanceGroup(

@@ -16,80 +16,16 @@ import testtools
 from nova_accel.scheduler import seam
 
 
-class SeamTestBase(testtools.TestCase):
-
-    #: of Nova's SchedulerManager, which is wrapped
-    METHOD: str
+class AnswerTest(testtools.TestCase):
 
     def nova(self, method):
         """A SchedulerManager with another method, or without it."""
-        class SchedulerManager:
-            pass
-        if method:
-            setattr(SchedulerManager, self.METHOD, method)
-        patch = mock.patch.object(manager, 'SchedulerManager',
-                                  SchedulerManager)
+        ours = type('SchedulerManager', (), {
+            '_select_destinations': method} if method else {})
+        patch = mock.patch.object(manager, 'SchedulerManager', ours)
         patch.start()
         self.addCleanup(patch.stop)
-        return SchedulerManager()
-
-
-class SeamTest(SeamTestBase):
-
-    METHOD = '_get_all_host_states'
-
-    @staticmethod
-    def as_known(self, context, spec_obj, provider_summaries):
-        return context, spec_obj, provider_summaries
-
-    def test_told_and_passed_on(self):
-        told = []
-        scheduler = self.nova(self.as_known)
-        self.assertTrue(seam.install(lambda *args: told.append(args)))
-        self.assertEqual(('context', 'spec', None),
-                         scheduler._get_all_host_states(
-                             'context', 'spec', None))
-        self.assertEqual(('context', 'spec', {}),
-                         scheduler._get_all_host_states(
-                             'context', 'spec', provider_summaries={}))
-        self.assertEqual([('spec', None), ('spec', {})], told)
-
-    def test_once(self):
-        told = []
-        scheduler = self.nova(self.as_known)
-        for _ in range(2):
-            self.assertTrue(seam.install(lambda *args: told.append(args)))
-        scheduler._get_all_host_states('context', 'spec', {})
-        self.assertEqual(1, len(told))
-
-    def test_an_error_of_ours_fails_no_scheduling(self):
-        scheduler = self.nova(self.as_known)
-        seam.install(lambda spec, summaries: summaries['resources'])
-        with self.assertLogs(seam.LOG.logger, 'ERROR'):
-            self.assertEqual(('context', 'spec', {}),
-                             scheduler._get_all_host_states(
-                                 'context', 'spec', {}))
-
-    def test_another_nova(self):
-        def renamed(self, context, spec, provider_summaries):
-            return 'hosts'
-
-        def one_more(self, context, spec_obj, provider_summaries, cells):
-            return 'hosts'
-        for method in (None, renamed, one_more):
-            with self.subTest(method):
-                scheduler = self.nova(method)
-                with self.assertLogs(seam.LOG.logger, 'ERROR') as logs:
-                    self.assertFalse(seam.install(self.fail))
-                self.assertIn('install a release of nova_accel',
-                              logs.output[0])
-                self.assertIs(method, getattr(
-                    type(scheduler), '_get_all_host_states', None))
-
-
-class AnswerTest(SeamTestBase):
-
-    METHOD = '_select_destinations'
+        return ours()
 
     @staticmethod
     def as_known(self, context, spec_obj, instance_uuids,
@@ -129,8 +65,9 @@ class AnswerTest(SeamTestBase):
             return 'hosts'
         for method in None, renamed:
             scheduler = self.nova(method)
-            with self.assertLogs(seam.LOG.logger, 'ERROR'):
+            with self.assertLogs(seam.LOG.logger, 'ERROR') as logs:
                 self.assertFalse(seam.install_answer(self.fail))
+            self.assertIn('install a release of nova_accel', logs.output[0])
             self.assertIs(method, getattr(
                 type(scheduler), '_select_destinations', None))
 
@@ -225,11 +162,11 @@ class ReasonTest(testtools.TestCase):
         self.assertRaises(KeyError, scheduler.select_destinations, 'context',
                           spec_obj=self.SPEC)
 
-    def test_again(self):
+    def test_retry(self):
         scheduler = self.nova(exception.NoValidHost(reason='by Nova'))
         left = [1, 1, 0]
         seam.install_reason(lambda *args: '',
-                            again=lambda spec: bool(left.pop(0)))
+                            retry=lambda spec: bool(left.pop(0)))
         self.raised(scheduler, spec_obj=self.SPEC, instance_uuids=['1'])
         self.assertEqual([], left)
         # another error is logged, and that of Nova stays
