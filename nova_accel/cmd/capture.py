@@ -5,16 +5,15 @@ report.
 
 import contextlib
 import io
-import logging
 import os
 import platform
 import re
 import socket
 import sys
 
-from cliff import command
 
 from nova_accel.cmd import configuration
+from nova_accel.cmd import output
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel import exception
@@ -45,7 +44,7 @@ _ALSO = ('vendor', 'device', 'subsystem_vendor', 'subsystem_device', 'class',
          'power_state', 'd3cold_allowed', 'driver_override')
 
 
-class Capture(command.Command):
+class Capture(output.Status):
     """Write the devices of this host, as drivers read them, into a file.
 
     With the file as [accel] simulated_host or --simulated-host, "nova-accel
@@ -62,10 +61,6 @@ class Capture(command.Command):
                             help='file to write (default: standard output)')
         configuration.add_driver_argument(parser)
         return parser
-
-    def run(self, parsed_args):
-        self._incomplete = False
-        return super().run(parsed_args) or int(self._incomplete)
 
     def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file)
@@ -95,7 +90,7 @@ class Capture(command.Command):
                 f'{", ".join(sorted(recorded.denied))}.')
 
     def _warn(self, text):
-        self._incomplete = True
+        self.status = 1
         self.app.stderr.write(f'{text}\n')
 
 
@@ -123,14 +118,9 @@ def record(kernel, names, warn) -> recorder.Recorder:
     found = inventory.Inventory(
         loaded, claim_store.ClaimStore(claim_store.MEMORY),
         reads_serials=False)
-    log = logging.getLogger(inventory.__name__)
-    level = log.level
     # its warnings appear when drivers read the capture
-    log.setLevel(logging.CRITICAL)
-    try:
+    with output.quiet(inventory.__name__):
         found.scanner.scan()
-    finally:
-        log.setLevel(level)
     for what, why in found.failures().items():
         warn(f'{what}: {why}')
     for address, device in found.devices.items():

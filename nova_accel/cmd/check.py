@@ -52,13 +52,12 @@ class Check(output.Table):
         return parser
 
     def run(self, parsed_args):
-        self._status = 0
         # warnings are lines of the table; the command does not wait for calls
         # that exceed the time limit
         if not self.app.options.debug:
             logging.disable(logging.CRITICAL)
         try:
-            super().run(parsed_args)
+            return super().run(parsed_args)
         except exception.ConfigurationError as error:
             self.app.stderr.write(f'{error}\n')
             return _NOT_RUN
@@ -69,12 +68,11 @@ class Check(output.Table):
             return _NOT_RUN
         finally:
             logging.disable(logging.NOTSET)
-        return self._status
 
     def take_action(self, parsed_args):
         lines = sorted(_lines(parsed_args),
                        key=lambda line: -_STATUS[line[1].result])
-        self._status = max(_STATUS[found.result] for _, found in lines)
+        self.status = max(_STATUS[found.result] for _, found in lines)
         self._counts = collections.Counter(
             found.result for _, found in lines)
         return (self.COLUMNS,

@@ -63,7 +63,7 @@ class Claims(output.Lister):
                 rows.append((
                     claim.device_address, _region(claim.region_index),
                     claim.handle.address, self._holder(claim), claim.group,
-                    _state(claim), text.to_second(claim.since), *_content(
+                    output.state(claim), text.to_second(claim.since), *_content(
                         loaded, claim.device_address, claim.region_index),
                     _why(claim, withheld)))
         for address, index in sorted(loaded):
@@ -102,13 +102,6 @@ def _why(claim, withheld):
 
 def _region(index):
     return '' if index is None else index
-
-
-def _state(claim):
-    """Return the state of a claim. Append 'old' if a resize replaced the
-    device."""
-    state = claim.state.value
-    return state if claim.role is model.Role.CURRENT else f'{state}, old'
 
 
 def _content(loaded, address, index):

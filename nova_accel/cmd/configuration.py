@@ -3,7 +3,6 @@
 
 from collections.abc import Iterable
 
-from cliff import command
 from oslo_config import cfg
 
 from nova_accel.cmd import output
@@ -16,7 +15,7 @@ CONF = conf.CONF
 COMPUTE, SCHEDULER, API = 'nova-compute', 'nova-scheduler', 'nova-api'
 
 
-class Reader(output.NoEpilog, command.Command):
+class Reader(output.Status):
     """A command with --config-file.
 
     The exit status is 1 if the command could not use a part of its input.
@@ -29,10 +28,6 @@ class Reader(output.NoEpilog, command.Command):
         parser = super().get_parser(prog_name)
         add_argument(parser, self.SERVICE)
         return parser
-
-    def run(self, parsed_args):
-        self.left_out = False
-        return super().run(parsed_args) or int(self.left_out)
 
 
 def add_argument(parser, service: str = COMPUTE) -> None:

@@ -70,11 +70,10 @@ class Defrag(clouds.Asks, output.Table):
 
     def run(self, parsed_args):
         try:
-            super().run(parsed_args)
+            return super().run(parsed_args)
         except exception.AcceleratorError as error:
             self.app.stderr.write(f'{error}\n')
             return 1
-        return 0 if self._is_well else 1
 
     def take_action(self, parsed_args):
         if parsed_args.number < 1:
@@ -101,7 +100,7 @@ class Defrag(clouds.Asks, output.Table):
                 naming.near_of(host.providers[0].traits)
                 for host in now.hosts.values()))
         plan = defrag.plan(now.hosts, now.servers, goal)
-        self._is_well = plan is not None
+        self.status = int(plan is None)
         if parsed_args.do and (plan is None or plan.id != parsed_args.do):
             raise exception.InvalidRequest(
                 f'Plan {parsed_args.do} was not carried out, because the '
@@ -119,14 +118,14 @@ class Defrag(clouds.Asks, output.Table):
         if parsed_args.do:
             self._carry_out(cloud, plan, now, goal, results)
         else:
-            self._say(plan, goal, name, parsed_args)
+            self._show(plan, goal, name, parsed_args)
         return self.COLUMNS, [
             (step, now.names[move.server], move.server, move.source,
              move.target, result)
             for step, (move, result)
             in enumerate(zip(plan.moves, results), 1)]
 
-    def _say(self, plan, goal, name, parsed_args):
+    def _show(self, plan, goal, name, parsed_args):
         moves = len(plan.moves)
         again = (f'--group {parsed_args.group}' if parsed_args.group
                  else f'--for {name} -n {goal.amount}') + (
@@ -152,7 +151,7 @@ class Defrag(clouds.Asks, output.Table):
                         f'migrates to {move.target}', _LONGEST):
                     _migrate(cloud, move, now.services[move.target])
             except exception.AcceleratorError as error:
-                self._is_well = False
+                self.status = 1
                 results[step] = str(error)
                 self.app.stderr.write(
                     f'{error} {step} of {len(results)} migrations are done, '

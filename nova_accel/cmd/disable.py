@@ -14,7 +14,6 @@ from nova_accel.cmd import store
 from nova_accel.cmd import working
 from nova_accel import exception
 from nova_accel.inventory import identity
-from nova_accel import model
 from nova_accel.store import values
 from nova_accel import text
 
@@ -111,10 +110,6 @@ class Drain(_Disables, output.Table):
             help='with --at: why, for the owners of the servers, too')
         return parser
 
-    def run(self, parsed_args):
-        super().run(parsed_args)
-        return LEFT if self._left and not parsed_args.at else 0
-
     def _plan(self, parsed_args) -> str:
         """Plan to disable the named device at a time. Return its address."""
         at, why = parsed_args.at, _line('--because', parsed_args.because)
@@ -150,20 +145,21 @@ class Drain(_Disables, output.Table):
         # claims
         known = store.read(parsed_args)
         rows = (_planned if at else _about)(address, known)
-        self._left = sorted(
+        left = sorted(
             (claim.device_address, claim.handle.address, claim.holder,
-             claim.state.value if claim.role is model.Role.CURRENT
-             else f'{claim.state.value}, old', claim.error)
+             output.state(claim), claim.error)
             for claim in known.claims()
             if any(row.card.means(claim.card) for row in rows))
         if at:
             self.app.stderr.write(
                 f'{address} is drained at {at}; nova-compute informs the '
                 f'owners of these servers within a minute\n')
-        elif not self._left:
+        elif left:
+            self.status = LEFT
+        else:
             self.app.stderr.write(
                 f'{address} is disabled, and no server has it\n')
-        return self.COLUMNS, self._left
+        return self.COLUMNS, left
 
 
 class Undrain(_OfDevice):

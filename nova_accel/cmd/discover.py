@@ -5,7 +5,6 @@ import collections
 import contextlib
 import dataclasses
 import json
-import logging
 import traceback
 
 from nova_accel.cmd import configuration
@@ -73,10 +72,6 @@ class Discover(output.Lister):
         configuration.add_driver_argument(parser)
         return parser
 
-    def run(self, parsed_args):
-        status = super().run(parsed_args)
-        return 1 if self._failed else status
-
     def table(self, parsed_args):
         # first: --driver reads the configuration, which is overridden below
         known = self._known(parsed_args)
@@ -115,7 +110,7 @@ class Discover(output.Lister):
 
     def produce_output(self, parsed_args, column_names, data):
         if parsed_args.long and parsed_args.formatter == 'json':
-            self._is_empty = not self._devices
+            self.note_empty(not self._devices)
             json.dump({address: {**device.as_dict(),
                                  'holds': self._holds_of(device)}
                        for address, device in sorted(self._devices.items())},
@@ -323,8 +318,8 @@ class Discover(output.Lister):
         self._reasons = _disable(memory, known) if known else {}
         found = inventory.Inventory(loaded, memory, reads_serials=False)
         # warnings are shown without tracebacks
-        with contextlib.nullcontext() if self.app.options.debug else _quiet(
-                inventory.__name__):
+        with contextlib.nullcontext() if self.app.options.debug else (
+                output.quiet(inventory.__name__)):
             found.scanner.scan()
             # after the scan, because it adds the cards to the store
             there = {(address, region.index) for address, device
@@ -338,7 +333,7 @@ class Discover(output.Lister):
         failed.update(found.failures())
         for what, why in failed.items():
             self.app.stderr.write(f'WARNING: {what}: {why}\n')
-        self._failed = bool(failed)
+        self.status = int(bool(failed))
         return found
 
 
@@ -357,17 +352,6 @@ def _disable(memory, known):
                 row, device_address=address, serial=''))
             reasons[address, holds.of_disabled(row)] = row.reason
     return reasons
-
-
-@contextlib.contextmanager
-def _quiet(name):
-    log = logging.getLogger(name)
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def _configure(parsed_args):

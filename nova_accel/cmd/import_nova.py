@@ -88,7 +88,7 @@ class ImportNova(cloud.Asks, configuration.Reader):
                 CONF.host, writes=False))
         finally:
             logging.disable(logging.NOTSET)
-        self.left_out = bool(found.left_out)
+        self.status = int(bool(found.left_out))
         for file in found.files:
             self.app.stdout.writelines(file.diff())
         for profile in found.profiles:

@@ -52,7 +52,7 @@ class ImportProfiles(configuration.Reader):
             try:
                 name, text = translate(profile)
             except exception.InvalidProfile as error:
-                self.left_out = True
+                self.status = 1
                 self.app.stderr.write(f'{error}\n')
                 continue
             path = path_of(name)

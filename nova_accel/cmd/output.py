@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
+import logging
 import os
 import re
 import textwrap
@@ -11,9 +12,11 @@ import time
 import typing
 import uuid
 
+from cliff import command
 from cliff import lister
 from cliff import utils
 
+from nova_accel import model
 from nova_accel import text
 
 #: hint if nothing was found
@@ -32,16 +35,25 @@ _WIDTH = 100
 _COLORED = re.compile(r'(\033\[\d+m)(.*)\033\[0m', re.DOTALL)
 
 
-class NoEpilog:
-    """A command without an epilog in its help. cliff (4.17) would print the
-    name of the package there, and read the metadata of all packages for it."""
+class Status(command.Command):
+    """A command whose action sets the exit status.
+
+    Its help has no epilog. cliff (4.17) would print the name of the package
+    there, and read the metadata of all packages for it.
+    """
+
+    #: exit status of a command that ends without an error
+    status = 0
+
+    def run(self, parsed_args):
+        return super().run(parsed_args) or self.status
 
     def get_epilog(self):
         """Return '', in place of the epilog of cliff.command.Command."""
         return ''
 
 
-class Table(NoEpilog, lister.Lister):
+class Table(Status, lister.Lister):
     """A table that refuses unknown columns, as argparse refuses arguments."""
 
     #: names of the columns for programs: they are stable, and
@@ -95,11 +107,6 @@ class Lister(Table):
     #: table for people: heading -> templates of the lines of a cell, with names
     #: of COLUMNS; empty lines are omitted
     STACKS: Mapping[str, Sequence[str]] = {}
-    _is_empty = False
-
-    def run(self, parsed_args):
-        status = super().run(parsed_args)
-        return NOTHING if self._is_empty and self.is_search else status
 
     def take_action(self, parsed_args):
         self._format = parsed_args.formatter
@@ -111,7 +118,7 @@ class Lister(Table):
 
     def produce_output(self, parsed_args, column_names, data):
         data = list(data)
-        self._is_empty = not data
+        self.note_empty(not data)
         if data or not self.for_people:
             if self.STACKS and self.for_people and not (
                     parsed_args.columns or parsed_args.sort_columns):
@@ -119,6 +126,11 @@ class Lister(Table):
             return super().produce_output(parsed_args, column_names, data)
         self.app.stdout.write(f'{self.nothing}\n')
         return 0
+
+    def note_empty(self, is_empty: bool) -> None:
+        """Set the exit status if nothing matches the arguments."""
+        if is_empty and self.is_search:
+            self.status = self.status or NOTHING
 
     def _stacked(self, data):
         """Return (headings, rows), with cells combined as STACKS defines."""
@@ -223,10 +235,29 @@ def _normalized(column: str) -> str:
     return column.lower().strip().replace(' ', '_')
 
 
+def state(claim: model.Claim) -> str:
+    """Return the state of a claim, followed by 'old' if a resize replaced the
+    device."""
+    shown = claim.state.value
+    return shown if claim.role is model.Role.CURRENT else f'{shown}, old'
+
+
 def clean(text: object) -> str:
     """Return a text without control characters, which could move the cursor of
     an operator's terminal. Users choose such texts, for example names."""
     return ''.join(c if c.isprintable() else '?' for c in str(text))
+
+
+@contextlib.contextmanager
+def quiet(logger: str) -> Iterator[None]:
+    """Log no warnings and errors of a logger inside the context."""
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 @contextlib.contextmanager

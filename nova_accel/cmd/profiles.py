@@ -26,8 +26,8 @@ class _Reads(configuration.Reader):
     def _load(self, path):
         files = profiles.load(path)
         for error in files.bad.values():
+            self.status = 1
             self.app.stderr.write(f'{error}\n')
-        self.left_out = self.left_out or bool(files.bad)
         return [p for found in files.good.values() for p in found]
 
     def _configured(self, parsed_args):
@@ -102,7 +102,7 @@ class ShowProfile(_Reads, output.Table):
                 host.problem or f'This host does not have all that '
                 f'{parsed_args.name!r} asks for: run it on one that has.')
         for why, remedy in guests.problems(specs, parsed_args.memory << 30):
-            self.left_out = True
+            self.status = 1
             self.app.stderr.write(
                 f'A guest with {parsed_args.memory} GiB {why}: {remedy}.\n')
 
@@ -129,7 +129,7 @@ class CheckProfiles(_Reads):
         for path in parsed_args.files or [CONF.accel.device_profiles]:
             found = self._load(os.path.abspath(path))
             for sentence in _taken(found):
-                self.left_out = True
+                self.status = 1
                 self.app.stderr.write(f'{sentence}\n')
             for sentence in _without_shell(found):
                 self.app.stderr.write(f'{sentence}\n')

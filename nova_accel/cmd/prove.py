@@ -62,10 +62,6 @@ class Prove(output.Table):
             '--report', metavar='FILE', help='also write a report, in JSON')
         return parser
 
-    def run(self, parsed_args):
-        super().run(parsed_args)
-        return int(any(row[1] == FAILED for row in self._rows))
-
     def take_action(self, parsed_args):
         self.check_columns(parsed_args, self.COLUMNS)
         if parsed_args.bitstream and not parsed_args.erase:
@@ -82,13 +78,14 @@ class Prove(output.Table):
                           group='accel')
         with working.on(store.path_of(parsed_args), device.address,
                         'nova-accel prove'):
-            self._rows = list(_rows(
+            rows = list(_rows(
                 _steps(kernel, driver, device, parsed_args),
                 lambda: _free(store.read(parsed_args), device.address),
                 self.app.stderr))
+        self.status = int(any(row[1] == FAILED for row in rows))
         if parsed_args.report:
-            _write(parsed_args.report, kernel, device, self._rows)
-        return self.COLUMNS, self._rows
+            _write(parsed_args.report, kernel, device, rows)
+        return self.COLUMNS, rows
 
 
 def _free(known, name) -> model.Device:

@@ -85,7 +85,6 @@ class Usage(output.Lister):
         'Project and flavor': ('{Project}', 'flavor {Flavor}'),
         'Device': ('{Type} {Product}', '{Part}'),
         'Hours': ('{Hours}',)}
-    _is_odd = False
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -106,9 +105,6 @@ class Usage(output.Lister):
                 f'--{name}', metavar='DAY', type=_day,
                 help=f'only {what} this day, UTC, as 2026-11-22')
         return parser
-
-    def run(self, parsed_args):
-        return super().run(parsed_args) or int(self._is_odd)
 
     def table(self, parsed_args):
         self.nothing = 'No use of a device is recorded.'
@@ -184,7 +180,7 @@ class Usage(output.Lister):
                        f'--by-claim has not written: they are left out')
 
     def _warn(self, path, what):
-        self._is_odd = True
+        self.status = 1
         self.app.stderr.write(f'WARNING: --journal {path} {what}.\n')
 
 

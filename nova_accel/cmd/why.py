@@ -76,11 +76,10 @@ class Why(clouds.Asks, output.Table):
 
     def run(self, parsed_args):
         try:
-            super().run(parsed_args)
+            return super().run(parsed_args)
         except exception.AcceleratorError as error:
             self.app.stderr.write(f'{error}\n')
             return UNKNOWN
-        return FOUND if self._found else NONE
 
     def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file, configuration.API)
@@ -97,6 +96,7 @@ class Why(clouds.Asks, output.Table):
             rows = self._answer(Answer(
                 cloud, question, parsed_args.host,
                 parsed_args.project or cloud.project_id))
+        self.status = FOUND if self._found else NONE
         self.app.stderr.write(
             f'{self._found or "No"} host{"s" * (self._found != 1)} can take a '
             f'server with the flavor {flavor["name"]}.\n')
