@@ -554,6 +554,21 @@ class BusTest(ReadingsTestCase):
             ('link_errors', 3, 'RxOF'), ('nonfatal_errors', 5, 'ECRC')],
             sorted(self.new()))
 
+    def test_glance(self):
+        """Reads what changes often, and a look all."""
+        cache = {}
+
+        def read(is_glance):
+            return [r.signal for r in bus.readings(
+                self.kernel, A, self.bridges, cache, is_glance)]
+        self.assertEqual([], read(True))
+        self.fault(max_link_width='32')
+        self.kernel.set_fault(A, port={'max_link_width': '32'})
+        self.assertEqual([], read(True))
+        self.assertEqual(['link_width'], read(False))
+        self.fault(max_link_width='32', current_link_width='8')
+        self.assertEqual(['link_width_half'], read(True))
+
     def test_old_names(self):
         self.fault(aer_dev_fatal='Data Link Protocol 1\nMalformed TLP 2\n'
                                  'TOTAL_ERR_FATAL 3')
