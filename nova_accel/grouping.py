@@ -18,7 +18,7 @@ def check(extra_specs: Mapping[str, str]) -> None:
     """Check that the groups of a flavor can be satisfied: each has the device
     whose traits it requires.
 
-    :param extra_specs: those of the flavor, with its profile expanded.
+    :param extra_specs: extra specs of a flavor, with its profile expanded.
     :raises InvalidRequest: a required trait is not in the group of its device,
         or a numbered group has traits but no resources.
     """
@@ -51,8 +51,8 @@ def check(extra_specs: Mapping[str, str]) -> None:
 
 
 def _home(trait: str, homes: Mapping[str, Mapping[str, int]]) -> str | None:
-    """Return the suffix of the group that a trait belongs to, because a device
-    of this group can have the trait. Return None if no such group exists.
+    """Return the suffix of the first group whose devices can have a trait.
+    Return None if no such group exists.
 
     :param homes: suffix of a group -> its accelerator classes.
     """

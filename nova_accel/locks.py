@@ -155,7 +155,7 @@ class Locks:
                  seconds: Callable[[], float]):
         """:param what: the protected objects as for Lock, with ``{}`` for the
             key.
-        :param seconds: as for Lock.
+        :param seconds: see Lock.
         """
         self._make = lambda key: Lock(name, what.format(key), seconds)
         # protects _locks; no other lock is taken under it

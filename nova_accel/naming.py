@@ -344,7 +344,7 @@ def is_of_device(trait: str, type_: str) -> bool:
 def product_of(type_: str, traits: Iterable[str]) -> tuple[str, list[str]]:
     """Return vendor and product of a device from its device_traits().
 
-    :param type_: as Device.type.
+    :param type_: a value of Device.type.
     :returns: (vendor, names), in the spelling of traits. The names are those
         of the product and the family, or PCI ids if they are the only names.
         ('', []) if the traits do not show the vendor.
@@ -596,7 +596,8 @@ def pool_provider_name(node: str, device: model.Device,
     begins with words for people. It does not depend on other devices of the
     host, and stays the same after a restart.
 
-    :param numa_node: of the device, if each NUMA node has its own pools.
+    :param numa_node: number of the NUMA node of the device, if each node has
+        its own pools.
     :raises InvalidName: a value cannot become a part of the name; the error
         names the device.
     """

@@ -35,7 +35,8 @@ class Context(priv_context.PrivContext):
 
     def __init__(self, prefix: str, cfg_section: str, pypath: str,
                  capabilities: Iterable[int]):
-        """:param prefix: of the modules whose functions run in the process.
+        """:param prefix: prefix of the names of modules whose functions run in
+            the process.
         :param cfg_section: section of nova.conf with options of the process.
         :param pypath: import path of this object, for the privileged process.
         :param capabilities: the capabilities that the process keeps.

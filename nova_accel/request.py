@@ -135,8 +135,11 @@ class AcceleratorRequest:
         return None
 
     def only(self, function: str) -> 'AcceleratorRequest':
-        """Return the request for this function alone (32 hex digits), or the
-        whole request if it does not name the function."""
+        """Return the request reduced to one function. Return this request if it
+        does not name the function.
+
+        :param function: its id, 32 hex digits.
+        """
         return next((choice for choice in self.choices
                      if choice.function_id == function), self)
 
@@ -346,7 +349,7 @@ def groups(extra_specs: Mapping[str, str]) -> dict[str, Group]:
     """Return all request groups of a flavor, as Nova passes them to Placement.
     Groups without accelerators are included.
 
-    :param extra_specs: those of the flavor, with its profile expanded.
+    :param extra_specs: extra specs of a flavor, with its profile expanded.
     :returns: suffix -> group; '' is the suffix of the unnumbered group.
     :raises InvalidRequest: an extra spec cannot be read.
     """
@@ -390,8 +393,8 @@ def with_image_overrides(extra_specs: Mapping[str, str],
     operator may sell fixed functions. If a key of the image names no group, it
     applies to the only such group.
 
-    :param properties: of the image. Only ``accel<g>:bitstream_id`` is read:
-        function_id is a property of images that are bitstreams.
+    :param properties: properties of the image. Only ``accel<g>:bitstream_id``
+        is read: function_id is a property of images that are bitstreams.
     :raises InvalidRequest: a key that names no group could apply to several.
     """
     result = dict(extra_specs)

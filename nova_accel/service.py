@@ -129,7 +129,8 @@ class Host:
             are changed in place, and Nova writes them with the tree.
         :param starting: whether Nova can call again with allocations, which it
             does only at its start.
-        :param edition: of the tree; see inventory.tree.Tree.update().
+        :param edition: a state of the tree; see
+            inventory.tree.Tree.update().
         :returns: False if allocations have to move to other providers. Nothing
             is changed then, and the caller calls again with the allocations.
         """

@@ -156,7 +156,7 @@ class Accelerators:
 
         :param server: server.numa_nodes are the host nodes that the guest may
             use.
-        :param allocations: as for plug().
+        :param allocations: see plug().
         :param moving: True if the server moves, perhaps within this host. The
             present claims of the server are then ignored, because the move
             sets them aside.
@@ -224,8 +224,8 @@ class Accelerators:
         self._carry_out(context, server, steps, claimed)
 
     def _as_allocated(self, context, server, held):
-        """Return the plan to start a server with missing or unfinished claims,
-        from its allocations in Placement.
+        """Plan the start of a server of which claims are missing or
+        unfinished. The plan follows the server's allocations in Placement.
 
         :raises AcceleratorError: the guest must not start.
         """

@@ -57,7 +57,7 @@ class Regions:
         If the guest could change the content, the content counts as loaded by
         the guest's project.
 
-        :param claims: as for clean().
+        :param claims: see clean().
         :raises DeviceUnavailable: the content cannot be read now.
         """
         device, region = self._part(claims)
@@ -142,9 +142,12 @@ class Regions:
     def _replace(self, device, region, claims):
         """Program a clearing image over the content that a project loaded.
 
-        If the operator has no clearing image, program the operator's image
-        that the server was given. The memory of the card then stays as it is.
-        Other errors are raised, for example if the clearing image is unusable.
+        If the operator has no clearing image, program again the operator's
+        image with which the server started. In that case, the memory of the
+        card is not cleared.
+
+        :raises AcceleratorError: neither image exists, or one of them cannot
+            be used.
         """
         try:
             return self._images.clear(device, region)

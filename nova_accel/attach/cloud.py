@@ -98,7 +98,8 @@ class Cloud(typing.Protocol):
         """Return the UUIDs of the root providers of at most 1000 hosts that
         have room for a server and are not disabled.
 
-        :param groups: as request.groups(), with VCPU, memory and disk.
+        :param groups: groups of a request with VCPU, memory and disk, in the
+            form of request.groups().
         :param policy: group_policy.
         :raises PlacementUnavailable: the answer was not 200, or none came.
         """
@@ -204,7 +205,7 @@ class Cloud(typing.Protocol):
 
         Blocks while the message bus does not answer.
 
-        :param payload: its values can be written as JSON.
+        :param payload: a dictionary that can be written as JSON.
         """
 
     # Guests

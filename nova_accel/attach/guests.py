@@ -102,8 +102,7 @@ class Guests:
     def plugged(self, context, server: request.Server,
                 allocations: Allocations, rebuilt: bool = False,
                 ) -> Iterator[None]:
-        """Plug the devices of a guest while Nova builds the guest in the
-        context.
+        """Return a context in which Nova builds a guest with its devices.
 
         If the build fails, release the devices that the server got for this
         guest. If a running guest has one of these devices, keep all of them.

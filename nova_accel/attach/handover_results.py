@@ -98,7 +98,7 @@ class HandoverResults:
         """Add a hand-over to the journal.
 
         :param device: the device as it was before the release.
-        :param method: as driver.release() returned it; 'none' if the device
+        :param method: what driver.release() returned, or 'none' if the device
             was not cleaned.
         """
         now = self._inventory.devices.get(claim.device_address)

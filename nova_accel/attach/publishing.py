@@ -68,8 +68,8 @@ class Publisher:
 
     def was_free(self, provider_uuid: str) -> bool:
         """Return whether a provider is free and has not changed for
-        _BUILD_SECONDS. It was then free when nova-scheduler chose this host
-        for a present build."""
+        _BUILD_SECONDS. If so, it was also free when nova-scheduler chose this
+        host for a server that is being built."""
         changed = self._changed.get(provider_uuid, self._began)
         return (time.monotonic() - changed > _BUILD_SECONDS
                 and not self._in_use(provider_uuid))

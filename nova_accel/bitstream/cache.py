@@ -96,7 +96,7 @@ class BitstreamCache:
         fetch the same data, one downloads them and the others wait.
 
         :param client: a glanceclient for the user, see glance.
-        :param image: as found by glance.find().
+        :param image: an image that glance.find() returned.
         :raises BitstreamError: see glance.download().
         :raises GlanceUnavailable: see glance.download().
         :raises LockTimeout: another caller's download of the same data took

@@ -203,7 +203,7 @@ def _by_id(client, image_id, project_id, operators, chosen_by_owner):
 def find_operators(client, image_id: str) -> Image:
     """Find an image of the operator.
 
-    :param client: with the credentials of nova-compute itself.
+    :param client: a client with the credentials of nova-compute itself.
     :raises BitstreamError: the image does not exist, has no data, or now
         belongs to a project.
     :raises GlanceUnavailable: Glance did not answer.
@@ -221,7 +221,7 @@ def find_operators(client, image_id: str) -> Image:
 def find_ordered(client, name: str, region_type: str | None) -> Image:
     """Find the image of the operator that an order names.
 
-    :param client: with the credentials of nova-compute itself.
+    :param client: a client with the credentials of nova-compute itself.
     :param name: id of an image, or id or name of the function in it.
     :param region_type: UUID in the form of model.uuid_hex.
     :raises BitstreamError: no image fits, several fit, or the images that fit
@@ -271,7 +271,7 @@ def find_clearing(client, region_type: str | None,
     Images that clear the memory of the card take precedence. Among equal
     images, the image with the lowest id does.
 
-    :param client: with the credentials of nova-compute itself.
+    :param client: a client with the credentials of nova-compute itself.
     :param region_type: UUID in the form of model.uuid_hex.
     :param cleared: the kinds of CLEARED that are permitted.
     :raises ImageNotFound: no image clears such regions.

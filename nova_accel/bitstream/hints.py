@@ -47,7 +47,8 @@ def not_counted(client, wanted: accel_request.AcceleratorRequest,
                 project_id: str) -> str:
     """Explain why no image of Glance serves a request.
 
-    :param client: with credentials that can see the images of all projects.
+    :param client: a client with credentials that can see the images of all
+        projects.
     :returns: sentences for the operator, or '' if no reason is found.
     """
     found: dict[str, Mapping[str, typing.Any]] = {}

@@ -49,8 +49,8 @@ def parse(path: str, name: str | None = None) -> model.Bitstream:
     The payload is the whole file; the bitstream in it is not read.
 
     :param path: the file.
-    :param name: its name in errors, for example 'image <uuid>'; by default
-        the path.
+    :param name: name of the file in errors, for example 'image <uuid>'; by
+        default the path.
     :raises BitstreamError: the file is not an xclbin that can be programmed;
         the error has the offset and the reason.
     :raises IncompatibleBitstream: the file is for FPGAs of another vendor.

@@ -202,7 +202,7 @@ class Cloud:
 
         Sends one request, or two for each name.
 
-        :param names: of compute nodes; empty for all nodes.
+        :param names: names of compute nodes; empty for all nodes.
         :param nested: whether a name may also be that of a provider below a
             node.
         :returns: a list of providers for each node, in the order of the nodes'
@@ -310,7 +310,7 @@ class Cloud:
         """Change the extra specs and the description of a flavor if they
         differ from the given ones.
 
-        :param flavor: as flavors() returned it.
+        :param flavor: an entry of the result of flavors().
         :param description: None keeps the present description.
         :returns: whether anything has changed.
         :raises: as asking().
@@ -347,7 +347,7 @@ class Cloud:
         """Return UUID -> Nova's entry of a compute node. The node's resource
         provider has the same UUID.
 
-        :param uuid: of the only node to query.
+        :param uuid: UUID of the only node to query.
         :raises: as asking().
         """
         if uuid:

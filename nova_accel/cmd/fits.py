@@ -40,7 +40,7 @@ def hosts(cloud: clouds.Cloud, names: Iterable[str] = (),
 
     Sends three requests for each provider of these nodes.
 
-    :param names: of compute nodes; empty for all.
+    :param names: names of compute nodes; empty for all nodes.
     :raises AcceleratorError: as Cloud.asking(), or if a name is unknown.
     """
     trees = [tree for tree in cloud.trees(names) if any(
@@ -181,7 +181,7 @@ def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
     domain or ALL, number of servers, limit).
 
     :param flavors: names or ids; empty for all that request accelerators.
-    :param names: of compute nodes; empty for all.
+    :param names: names of compute nodes; empty for all nodes.
     :param by_host: whether to add a row for each host.
     :param level: if given, add a row for each domain of this level. The number
         in the row ALL is then that of the domain into which most servers fit.

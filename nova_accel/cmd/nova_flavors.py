@@ -52,7 +52,7 @@ def lines(flavors: Iterable[dict], found: Iterable[Replacement],
           ) -> Iterator[str]:
     """Yield the new extra specs of each flavor that requests Nova's devices.
 
-    :param flavors: as Nova's API lists them, with extra specs.
+    :param flavors: flavors with extra specs, as Nova's API lists them.
     :param found: replacements for the devices of this host.
     """
     found = list(found)

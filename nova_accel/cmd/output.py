@@ -164,7 +164,7 @@ class Lister(Table):
     def identifier(self, value: str | None) -> str:
         """Return a UUID, or only its first eight digits in a table.
 
-        :param value: in any spelling; None becomes an empty text.
+        :param value: a UUID in any spelling; None becomes an empty text.
         """
         return identifier(value)[:8 if self.for_people else None]
 
@@ -231,7 +231,8 @@ def identifier(value: str | None) -> str:
 
 
 def _normalized(column: str) -> str:
-    """Return the name of a column as --column has it, as in cliff 4.17."""
+    """Return the name of a column in the spelling of --column in cliff 4.17:
+    lower case, with underscores."""
     return column.lower().strip().replace(' ', '_')
 
 

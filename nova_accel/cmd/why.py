@@ -144,8 +144,8 @@ class Question:
         """Return the question for a server of any flavor, with or without
         accelerators.
 
-        :param flavor: as Nova's API shows it.
-        :param properties: of the image of the server.
+        :param flavor: the flavor as Nova's API shows it.
+        :param properties: properties of the image of the server.
         :raises InvalidRequest: nova-api would refuse the flavor.
         """
         specs = profiles.expand(

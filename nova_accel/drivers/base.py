@@ -385,8 +385,9 @@ class AcceleratorDriver(abc.ABC):
         Not called for handles of regions, which reset_region() and program()
         clean.
 
-        :param created_type: as given to prepare().
-        :param use: as given to prepare(), with the value remembered last.
+        :param created_type: the value that prepare() got.
+        :param use: the object that prepare() got, with the value that was
+            remembered last.
         :returns: what was done, in a few words for the journal of hand-overs,
             for example 'reset flr', or None if nothing was done. A Cleaned
             adds the evidence.
@@ -554,7 +555,7 @@ class PciDriver(AcceleratorDriver):
              ) -> model.Device:
         """Return a device with its present state.
 
-        :param device: from identify().
+        :param device: a device that identify() returned.
         :param before: the device as last reported, or None if it is new.
         :raises Defect: no server may get the device.
         :raises OSError: the device cannot be read, which counts as a defect.
@@ -1021,7 +1022,7 @@ class PciDriver(AcceleratorDriver):
                        methods: tuple[str, ...]) -> str:
         """Reset a function that has no driver of the host.
 
-        :param methods: as reset_methods() returned them.
+        :param methods: the result of reset_methods().
         :returns: what was done, as in release().
         :raises OSError: the kernel refused.
         """

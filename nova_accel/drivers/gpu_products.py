@@ -88,7 +88,7 @@ def name(vendor: str, device: str, subsystem: str) -> tuple[str, str | None]:
 
     :param vendor: PCI vendor id, four hex digits.
     :param device: PCI device id, four hex digits.
-    :param subsystem: as from pci.subsystem().
+    :param subsystem: the result of pci.subsystem().
     """
     for names, key in ((BOARDS, (vendor, device, subsystem)),
                        (PRODUCTS, (vendor, device))):

@@ -51,7 +51,8 @@ class Policies:
         by rule, then by driver. Return None if only the policy for all devices
         applies.
 
-        :param addresses: of the handle, if they differ from the device's.
+        :param addresses: addresses of the handle, if they differ from the
+            address of the device.
         """
         for address in (*addresses, device.address):
             if address in self.named:
@@ -97,7 +98,8 @@ def policy(device: model.Device, *addresses: str) -> Policy:
     """Return the policy for a device: the policy of the first listed address,
     else of the first matching rule, else of the driver, else of all devices.
 
-    :param addresses: of the handle, or of all handles that a server has.
+    :param addresses: addresses of one handle, or of all handles that a server
+        has.
     :returns: CLEAR in place of BUS and SHOWN.
     :raises ConfigurationError: the option cannot be read.
     """
@@ -110,7 +112,7 @@ def by_bus(device: model.Device, *addresses: str) -> bool:
     """Return whether the policy permits only a bus reset of a device, because
     a function reset could leave state of a server in the device.
 
-    :param addresses: as for policy().
+    :param addresses: see policy().
     :raises ConfigurationError: the option cannot be read.
     """
     return _chosen(device, addresses) in (Policy.BUS, Policy.SHOWN)
@@ -120,7 +122,7 @@ def demands_proof(device: model.Device, *addresses: str) -> bool:
     """Return whether a device is withheld until it shows that its memory is
     clear.
 
-    :param addresses: as for policy().
+    :param addresses: see policy().
     :raises ConfigurationError: the option cannot be read.
     """
     return _chosen(device, addresses) is Policy.SHOWN

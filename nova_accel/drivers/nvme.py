@@ -469,7 +469,7 @@ class NvmeDriver(base.PciDriver):
     def _check_disk(self, device, fresh):
         """Check that a server may get the disk.
 
-        :param fresh: as in prepare().
+        :param fresh: see prepare().
         :raises Defect: the server may not get the disk.
         :raises OSError: the disk cannot be read.
         """

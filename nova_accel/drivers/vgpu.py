@@ -196,8 +196,8 @@ class VgpuDriver(base.PciDriver):
     # Discovery
 
     def left_out(self, device):
-        """Return the reason if the GPU is no longer divided; see the base
-        class."""
+        """Return why a GPU is left out if it no longer has VFs or types of
+        vGPUs; see the base class."""
         return ('it has neither VFs nor types of vGPUs now' if (
             pci.ADDRESS.fullmatch(device.address) and self.is_there(device)
             and not self.may_be_mine(device.address)) else '')

@@ -54,7 +54,7 @@ def guest_bits(host_bits: int, cpu_mode: str | None, mode: str | None,
     None if the number depends on the guest's CPU model.
 
     :param host_bits: physical address bits of the host's CPU.
-    :param cpu_mode: of the guest, as [libvirt] cpu_mode.
+    :param cpu_mode: CPU mode of the guest: a value of [libvirt] cpu_mode.
     :param mode: hw:maxphysaddr_mode of its flavor or image, if any.
     :param bits: hw:maxphysaddr_bits, if any.
     """
@@ -68,9 +68,9 @@ def unseen(memory: int, sizes: Sequence[int], bits: int) -> str:
     """Return a clause with the reason why a guest cannot address all of its
     devices. Return '' if it can.
 
-    :param memory: of the guest, bytes.
-    :param sizes: the largest region of each device, bytes.
-    :param bits: of the guest's physical addresses.
+    :param memory: memory of the guest in bytes.
+    :param sizes: size of the largest region of each device in bytes.
+    :param bits: number of bits of the guest's physical addresses.
     """
     large = [size for size in sizes if size >= LARGE]
     fit = placed(memory, large, bits)
@@ -90,9 +90,9 @@ def placed(memory: int, sizes: Iterable[int], bits: int) -> int:
     the next large region begins two sizes later (issue 12997 of
     tianocore/edk2).
 
-    :param memory: of the guest, bytes.
+    :param memory: memory of the guest in bytes.
     :param sizes: the largest region of each device, bytes, a power of two.
-    :param bits: of the guest's physical addresses.
+    :param bits: number of bits of the guest's physical addresses.
     """
     at, count = memory + _BELOW_4G, 0
     end = 1 << min(bits, MOST_BITS)

@@ -80,8 +80,8 @@ def readings(kernel, function: str, bridges: tuple[str, ...],
     the worker of the card. Opens two directories and reads 12 attributes, nine
     in a glance, and a few more if the card has a switch.
 
-    :param bridges: as pci.bridges(). Errors of the ports at both ends of the
-        slot's link count as well.
+    :param bridges: the result of pci.bridges(). Errors of the ports at both
+        ends of the slot's link count as well.
     :param cache: a cache by function and bridges, which is updated: the path to
         the slot, and the last values of attributes with their readings.
     :param is_glance: whether to take rarely changing attributes from the cache.
@@ -111,13 +111,13 @@ def readings(kernel, function: str, bridges: tuple[str, ...],
 
 def _meant(kernel, function, own, path, end, port,
            ) -> Iterator[signals.Reading]:
-    """Yield the readings of a function from its attributes and those of its
-    slot.
+    """Yield the readings that follow from attributes of a function and of the
+    link between its card and the slot.
 
     :param own: attributes of the function.
     :param path: the result of _to_the_slot().
-    :param end: attributes of the card's end of the slot's link.
-    :param port: attributes of the port at the other end.
+    :param end: attributes of the end of that link on the card.
+    :param port: attributes of the other end, the port of the slot.
     """
     *ports, at = path
     yield from _errors(own, '')
@@ -140,7 +140,7 @@ def of_the_slot(kernel, function: str, bridges: tuple[str, ...],
     """Return the maximum (lanes, MT/s) of the link between a card and its
     slot.
 
-    :param bridges: as pci.bridges().
+    :param bridges: the result of pci.bridges().
     :raises OSError: one end of the link is absent.
     """
     vendor = kernel.read(pci.path(function, 'vendor'))
@@ -225,7 +225,8 @@ def _link(own, port) -> Iterator[signals.Reading]:
 
 
 def _least(own, port, name) -> int:
-    """Return the maximum that both ends of a link support, 0 if unknown."""
+    """Return the lower of the maxima of both ends of a link, in width or
+    speed, or 0 if one is unknown."""
     return min(_number(own, name), _number(port, name))
 
 

@@ -26,9 +26,10 @@ _MOST = 300
 
 
 def wanted() -> dict[str, str]:
-    """Return level -> where to find its domain: a trait, a path, or AUTO.
+    """Return the levels of [accel] near, each with the source of this host's
+    domain: a trait, the path of a file or command, or AUTO.
 
-    :raises ConfigurationError: the option cannot be read.
+    :raises ConfigurationError: [accel] near cannot be read.
     """
     found: dict[str, str] = {}
     for item in CONF.accel.near:

@@ -45,7 +45,7 @@ def offer(place: str, card: str, name: str, content: bytes, ip_layout: bytes,
     :param place: XCLBINS, or the directory of a simulated host.
     :param card: PCI address of the management function, already checked.
     :param name: see file_name().
-    :param content: of the file.
+    :param content: content of the file.
     :param ip_layout: the section IP_LAYOUT of the file, which layout()
         returns.
     :raises OSError: the file cannot be written, for example on a read-only

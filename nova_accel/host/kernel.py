@@ -313,8 +313,8 @@ class Kernel:
         remove the card's earlier file; see nova_accel.host.firmware.
 
         :param function: PCI address of the management function.
-        :param path: as for program_xclbin().
-        :param size: as for program_xclbin().
+        :param path: see program_xclbin().
+        :param size: see program_xclbin().
         :param function_uuid: UUID of the xclbin file.
         :param interface: the interface UUID, spelled as in the card's shell.
         :param layout: the IP_LAYOUT of the file, at most a page.
@@ -352,11 +352,11 @@ class Kernel:
 
     def reset_gpu(self, function: str, by: str, family: str,
                   milliseconds: int) -> nvidia.Watched:
-        """Reset the bus of a GPU of NVIDIA, and read words of BAR0 that show
-        when the GPU has booted and cleared its memory.
+        """Reset the bus of a GPU of NVIDIA, and read the words of BAR0 that
+        show when the GPU has booted and cleared its memory.
 
-        :param by: 'VFIO' for a GPU that is bound to vfio-pci, or 'sysfs' for a
-            GPU without a driver whose reset_method is bus.
+        :param by: 'VFIO' for a GPU that is bound to vfio-pci. 'sysfs' for a
+            GPU that is bound to no driver; its reset_method must be bus.
         :param family: a key of nvidia.REGISTERS.
         :param milliseconds: limit of reset and readings together.
         :raises OSError: the reset or a reading failed: EBUSY while a process

@@ -110,8 +110,8 @@ def change(library: Any, action: str, address: str, wanted: dict[int, Gpu],
 
     :param library: libnvfm.
     :param action: ACTIVATE, DEACTIVATE or LOOK.
-    :param address: of Fabric Manager: <IPv4 address>:<port>, or the absolute
-        path of its socket.
+    :param address: address of Fabric Manager: <IPv4 address>:<port>, or the
+        absolute path of its socket.
     :param wanted: each GPU by the number of its module.
     :returns: the present state of the partition, as a sentence.
     :raises Failed: the partition is not in the wanted state.

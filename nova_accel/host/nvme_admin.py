@@ -524,7 +524,7 @@ def _index_bits(index) -> int:
 
 
 def _block_format(page, index) -> tuple[int, int]:
-    """Return the bytes of data and of metadata in a block (LBAF)."""
+    """Return the sizes of a block's data and metadata in bytes (LBAF)."""
     metadata, exponent = struct.unpack_from('<HB', page, 128 + 4 * index)
     if not 9 <= exponent <= 31:
         raise OSError(errno.EIO, f'block format {index} has blocks of '

@@ -151,7 +151,8 @@ def _is_open(kernel, function) -> bool:
 
 
 def use(kernel, function: str) -> str:
-    """Return a clause with the process that has a function open by VFIO."""
+    """Return a clause that names the process that has a function open through
+    VFIO, or the command that finds the process."""
     with contextlib.suppress(OSError):
         found = kernel.processes([function])
         if found:
@@ -268,8 +269,8 @@ def best_variant(lines: Iterable[str], modalias: str) -> str | None:
     10.0 and later loads this module in place of vfio-pci
     (virPCIDeviceFindBestVFIOVariant in virpci.c).
 
-    :param lines: of modules.alias.
-    :param modalias: of the function, 'pci:v000015B3d...'.
+    :param lines: lines of modules.alias.
+    :param modalias: modalias of the function, 'pci:v000015B3d...'.
     """
     found = []
     for line in lines:

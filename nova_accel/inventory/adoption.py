@@ -302,7 +302,7 @@ class Adoption:
         """Return the stored facts about a card, or None if it is unknown. The
         caller holds the lock.
 
-        :param addresses: from _at().
+        :param addresses: the result of _at().
         """
         for address in addresses:
             there = self._reports.reported(address)

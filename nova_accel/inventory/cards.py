@@ -220,11 +220,11 @@ class Batch:
                 yield call
 
     def _next(self) -> tuple[list[_Call], list[tuple[str, str]]]:
-        """Wait until a call of the batch has ended, or a call for one of its
-        keys begins to hang.
+        """Wait until a call of this batch has ended, or any call for a key of
+        this batch begins to hang.
 
-        :returns: the calls of the batch that have ended or hang, and pairs
-            (key, reason) for the calls that begin to hang.
+        :returns: the calls of this batch that have ended or hang, and a pair
+            (key, reason) for each key of which a call begins to hang now.
         """
         changed = self._cards._changed
         with changed:

@@ -209,8 +209,9 @@ class Contents:
                 self._reports.changed()
 
     def all_returning(self) -> dict[Key, model.Region]:
-        """Return the regions that are being cleaned and whose last content
-        providers show, with this content; see returning()."""
+        """Return the regions that are being cleaned while their providers still
+        show the last content. The regions have that content; see returning().
+        """
         with self._reports.lock:
             return dict(self._returning)
 

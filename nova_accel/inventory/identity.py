@@ -105,7 +105,7 @@ def disabled(devices: Mapping[str, model.Device],
              ) -> dict[str, tuple[values.Disabled, ...]]:
     """Find the devices that the operator has disabled.
 
-    :param rows: of the store.
+    :param rows: rows of the store.
     :returns: present address -> the rows about the device.
     """
     found: dict[str, tuple[values.Disabled, ...]] = {}
@@ -242,7 +242,8 @@ def named(name: str, devices: Mapping[str, model.Device]) -> str:
 def named_part(name: str, devices: Mapping[str, model.Device]) -> str:
     """Convert an operator's name of a device or region into a name for part().
 
-    :param name: as in named(), or the name of the provider of a region.
+    :param name: a name that named() accepts, or the name of the provider of a
+        region.
     :raises DeviceUnavailable: as in named().
     """
     short = pci.from_lspci(name.rpartition('_accel_')[2])

@@ -257,11 +257,11 @@ class Looks:
             addresses.add(address)
 
     def between_servers(self, address: str) -> None:
-        """Read the health of a device between two servers, and withhold the
-        device if it is unhealthy.
+        """Read the health of a device after a server has released it and
+        before the next server gets it. Withhold the device if it is unhealthy.
 
-        Some devices have their host driver, which reports health, only between
-        two servers. inventory.cards withholds a device that hangs.
+        Some devices have their host driver, which reports health, only at that
+        time. inventory.cards withholds a device that hangs.
         """
         device = self._table.snapshot().get(address)
         if (signals.is_off() or device is None

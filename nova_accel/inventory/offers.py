@@ -203,7 +203,8 @@ def offers(devices: Mapping[str, model.Device],
            sets: Iterable[Collection[str]] = ()) -> Offers:
     """Return each handle of a host as FREE, HELD, RELEASING or WITHHELD.
 
-    :param claims: of servers, and of handles that wait for the operator.
+    :param claims: claims of servers, and claims of handles that wait for the
+        operator.
     :param found: all holds except those of of_groups() and of_sets().
     :param sets: addresses of devices that are allocated together.
     """

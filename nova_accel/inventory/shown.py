@@ -178,7 +178,8 @@ class Shown:
         :param tree: nova.compute.provider_tree.ProviderTree of the host.
         :param moved: changed claims whose allocations move to other providers
             in the same request to Placement.
-        :param edition: of the tree; see inventory.tree.Tree.update().
+        :param edition: a state of the tree; see
+            inventory.tree.Tree.update().
         :raises Exception: any error, but only if moved is given: the
             allocations must not move if the tree is unchanged.
         """

@@ -301,7 +301,7 @@ class Tree:
     def _merge(self, provider, plan, rows=None) -> Merge:
         """Return a function that computes the required contents of a provider.
 
-        :param rows: of the ledger, or None to read them at each call.
+        :param rows: rows of the ledger, or None to read them at each call.
         """
         def merge(shown: _Shown) -> tuple[providers.Merged, frozenset[str]]:
             merged = provider.merged(

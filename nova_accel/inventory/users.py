@@ -44,7 +44,8 @@ class Users:
     def __init__(self, table: devices.DeviceTable,
                  drivers: Mapping[str, base.AcceleratorDriver],
                  is_privileged: bool):
-        """:param is_privileged: whether this process may ask the kernel."""
+        """:param is_privileged: whether this process may see which processes
+        have a device open."""
         self._table = table
         self._drivers = drivers
         self._is_privileged = is_privileged

@@ -108,7 +108,7 @@ def plan(hosts: Mapping[str, capacity.Host],
     A server whose flavor requires a level (accel:near) stays in its domain,
     unless it is a member.
 
-    :param hosts: by name.
+    :param hosts: name of a host -> the host.
     :param servers: name of a host -> its servers that may be migrated. Servers
         with equal flavors share one object as wanted.
     :param states: maximum number of states tried for plans of one length.

@@ -70,7 +70,7 @@ def needs(groups: Mapping[str, request.Group]) -> list[Need]:
     may come from several providers, and the traits from any provider of the
     host (Placement API, 1.29).
 
-    :param groups: as request.groups() returns them.
+    :param groups: the result of request.groups().
     """
     result = []
     for suffix, group in groups.items():
@@ -153,7 +153,7 @@ def of_host(groups: Mapping[str, request.Group],
             policy: str | None = None) -> list[str]:
     """Return why a host as a whole cannot serve a request.
 
-    :param groups: as request.groups() returns them.
+    :param groups: the result of request.groups().
     :param providers: all providers of the host.
     :param policy: group_policy of the flavor.
     :returns: sentences without a full stop. [] if the only known reasons are

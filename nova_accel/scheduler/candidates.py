@@ -79,7 +79,7 @@ def url(groups: Mapping[str, request.Group], limit: int, *,
         in_tree: str | None = None) -> str:
     """Return the path and query of GET /allocation_candidates, 1.35 or later.
 
-    :param groups: by suffix, as request.groups() returns them.
+    :param groups: suffix -> group, the result of request.groups().
     :param limit: maximum number of candidates.
     :param policy: group_policy, which Placement requires for two or more
         groups with a suffix; 'none' by default.

@@ -45,7 +45,7 @@ def of_accelerators(groups: Mapping[str, request.Group],
                     ) -> dict[str, request.Group]:
     """Return the groups that ask for accelerators.
 
-    :param groups: as request.groups() returns them. The returned unnumbered
+    :param groups: the result of request.groups(). The returned unnumbered
         group has only accelerators and their memory, because its other
         resources may come from other providers.
     """
@@ -94,10 +94,10 @@ def reason(groups: Mapping[str, request.Group], servers: int,
            ask: Ask) -> str:
     """Return which accelerators of a request were missing.
 
-    :param groups: of_accelerators() of the request.
-    :param servers: how many servers were requested together.
-    :returns: a sentence without "No valid host"; '' if no accelerators are
-        missing.
+    :param groups: groups of the request, as of_accelerators() returned them.
+    :param servers: number of servers that were requested together.
+    :returns: a sentence, which the caller appends to Nova's "No valid host".
+        '' if no accelerators are missing.
     """
     whole = ask(groups)
     if whole is Answer.FREE:

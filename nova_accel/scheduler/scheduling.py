@@ -200,7 +200,7 @@ class Scheduling:
         """Return the names of the NUMA nodes and PCI root complexes of the
         candidate with the fewest of them, for a log line.
 
-        :param candidates: of one host, at least one.
+        :param candidates: the candidates of one host, at least one.
         """
         nodes, roots = min(
             map(self.facts.places, candidates),
@@ -211,7 +211,7 @@ class Scheduling:
 class Schedulings:
     """The schedulings in progress, for all threads of a scheduler.
 
-    :param get: as for Scheduling.
+    :param get: see Scheduling.
     """
 
     def __init__(self, get: Callable[[str, str], typing.Any]):

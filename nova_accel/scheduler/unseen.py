@@ -206,7 +206,7 @@ def _of_host(get, query, root, groups):
 def _ask(get, url, **parts):
     """Request a URL of Placement, and return the checked parts of the answer.
 
-    :param parts: as for candidates.answer().
+    :param parts: see candidates.answer().
     """
     try:
         return placement.answer(get(url, _VERSION), **parts)

@@ -145,7 +145,7 @@ class CapturedKernel(sysfs.Reads):
     """Replays a capture, with the interface of host.kernel.Kernel."""
 
     def __init__(self, path: str):
-        """:param path: of the file with the capture.
+        """:param path: path of the file with the capture.
 
         :raises InvalidSimulation: the file is malformed.
         """

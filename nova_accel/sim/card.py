@@ -139,7 +139,7 @@ class Card:
     def taken(cls, item, keys) -> dict:
         """Read keys whose fields have the same names.
 
-        :param keys: as KEYS.
+        :param keys: a dictionary in the form of KEYS.
         """
         return {key: item.take(key, convert, getattr(cls, key))
                 for key, convert in keys.items()}
@@ -185,7 +185,8 @@ class Card:
     def place(self, address: str = '') -> str:
         """Return the directory of a function of the card below /sys.
 
-        :param address: of the function, by default the physical function.
+        :param address: address of the function, by default the physical
+            function.
         """
         above = self.bridges or (f'pci{self.address[:7]}',)
         return '/'.join(('devices', *above, address or self.address))

@@ -511,7 +511,8 @@ class NvmeOperations(operations.Operations):
 
         If the disk is a VF, only check_disks() detects the use.
 
-        :param use: as in the description, or None to end the use.
+        :param use: a use that the description of a host can have, or None to
+            end the use.
         """
         with self._update() as (host, state):
             found, vf = self._owner(host, state, address)
@@ -543,8 +544,10 @@ class NvmeOperations(operations.Operations):
     def change_disk(self, address: str, **changes) -> None:
         """Change serial, firmware or namespaces, as a guest or operator can.
 
-        :param changes: namespaces is a list of lists: blocks, bytes of a
-            block, bytes of its metadata, whether the namespace is attached.
+        :param changes: the new values by name. The value of namespaces is a
+            list with four items for each namespace: the number of blocks, the
+            bytes of data and of metadata in a block, and whether the namespace
+            is attached.
         """
         with self._update() as (_, state):
             for name, value in changes.items():

@@ -140,7 +140,8 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
             returned: Iterable[model.Claim] = ()) -> None:
         """Write rows of the ledger, all or none.
 
-        :param rows: by provider uuid and resource class. None removes a row.
+        :param rows: (provider uuid, resource class) -> row, or None to remove
+            the row.
         :param returned: claims of handles that the operator has released.
         """
         with self._transaction() as db:

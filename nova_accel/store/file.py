@@ -79,7 +79,7 @@ class File:
         """Open the store. Create it, or migrate it to the version of this
         release, if necessary.
 
-        :param path: of the file. A missing directory is created.
+        :param path: path of the file. A missing directory is created.
         :param source: an open store to copy into this file first.
         :param timeout: seconds to wait for another process that writes.
         :param name: name of the file in errors, if it differs from path.

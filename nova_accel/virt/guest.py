@@ -56,7 +56,7 @@ class Hostdevs:
 
         :param lasts: whether to add the devices to the persistent definition,
             too.
-        :param iommufd: as for add().
+        :param iommufd: see add().
         :raises Exception: the first error of libvirt, after an attempt for
             each device.
         """
