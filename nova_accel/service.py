@@ -9,6 +9,7 @@ import collections
 from collections.abc import Callable
 from concurrent import futures
 import dataclasses
+import functools
 import os
 import typing
 
@@ -262,7 +263,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
             'clean': maintenance.clean,
             'program': maintenance.program,
             'release': release.release,
-            signals.DRILL: health_drill.Drill(inventory).drill,
+            signals.DRILL: functools.partial(health_drill.drill, inventory),
         }),
         after_look=(
             publisher.background,

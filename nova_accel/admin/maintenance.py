@@ -8,6 +8,9 @@ or a failure the next comparison of claims with guests continues. ``nova-accel
 program`` programs a region before any server has it.
 """
 
+import dataclasses
+import typing
+
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import gate as region_gate
 from nova_accel.attach import holdings as server_holdings
@@ -26,25 +29,17 @@ from nova_accel.store import claim_store
 from nova_accel.store import values
 
 
+@dataclasses.dataclass(eq=False)
 class Maintenance:
-
-    def __init__(self, cloud: novas.Cloud, kernel,
-                 store: claim_store.ClaimStore,
-                 inventory: host_inventory.Inventory,
-                 holdings: server_holdings.Holdings,
-                 publisher: publishing.Publisher,
-                 gate: region_gate.Gate,
-                 operators_images: images.OperatorsImages,
-                 releases: server_releases.Releases):
-        self._cloud = cloud
-        self._kernel = kernel
-        self._store = store
-        self._inventory = inventory
-        self._holdings = holdings
-        self._publisher = publisher
-        self._gate = gate
-        self._images = operators_images
-        self._releases = releases
+    _cloud: novas.Cloud
+    _kernel: typing.Any
+    _store: claim_store.ClaimStore
+    _inventory: host_inventory.Inventory
+    _holdings: server_holdings.Holdings
+    _publisher: publishing.Publisher
+    _gate: region_gate.Gate
+    _images: images.OperatorsImages
+    _releases: server_releases.Releases
 
     def clean(self, name: str) -> str:
         """Clean a device, or a region of one, as after a server.

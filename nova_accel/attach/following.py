@@ -146,7 +146,7 @@ class Following:
                 return
             for uuid, other in taken:
                 if uuid in new:
-                    self._stay(uuid, _first(claims[other]), claims, new,
+                    self._stay(uuid, _why_taken(claims[other]), claims, new,
                                stays)
 
     def _log_staying(self, claims, stays):
@@ -159,7 +159,7 @@ class Following:
                 claims[uuid].handle.address, why)
 
 
-def _first(claim: model.Claim) -> str:
+def _why_taken(claim: model.Claim) -> str:
     """Return a clause for the operator: why the handle of this claim is not
     free for another claim, and how to end this claim."""
     handle = claim.handle.address

@@ -174,7 +174,7 @@ class QatDriver(base.PciDriver):
                 self._write(address, 'cfg_services', wanted)
             self._write(address, 'state', 'up')
         except OSError as e:
-            result = (f'keeps {before}' if self._put_back(address, before)
+            result = (f'keeps {before}' if self._restore(address, before)
                       else 'is down now')
             reason, remedy = (
                 ('the host itself is using it',
@@ -186,7 +186,7 @@ class QatDriver(base.PciDriver):
                 f'{what}, and the kernel refused ({reason}); it '
                 f'{result}: {remedy}.') from e
 
-    def _put_back(self, address, services) -> bool:
+    def _restore(self, address, services) -> bool:
         """Restore the services of a card. Return whether the card is up."""
         try:
             if self.kernel.read(pci.path(address, 'qat/state')) != 'up':
