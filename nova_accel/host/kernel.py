@@ -62,7 +62,7 @@ class Kernel:
         self.root, self._proc = root, proc
 
     def _at(self, path: str) -> str:
-        return f'{self.root}/{path}'
+        return os.path.join(self.root, path)
 
     # Reads; every path is relative to /sys
 
