@@ -8,7 +8,7 @@ Run with ``python -m tests.bench.providers [--without] [--http] [--servers N]
 [boots [regions ...]]``. --without leaves Nova's report client and its trees of
 providers as they are without nova_accel; with --http Placement answers over
 HTTP in a process of its own; with --servers each host has up to N servers with
-a region before it is started again.
+a region before it is started again, and only the starts are measured.
 
 Rows are "plain", a server without accelerators; "FPGA", one with a region that
 has its function; "report", a periodic pass of the resource tracker; and "old",
@@ -169,10 +169,15 @@ class Providers(boot.Metered, base.AcceleratorTestBase):
             (_resident(), threading.active_count()), before)]
         aggregate = self._create_aggregate(host, availability_zone=host)
         self.admin_api.add_host_to_aggregate(aggregate, host)
-        kept = [self.boot(flavors['FPGA'], host) for _ in range(servers)]
+        if servers:
+            self.api.post_server({'server': {'min_count': servers, **(
+                self._build_server(flavor_id=flavors['FPGA'], networks='none',
+                                   az=host))}})
+            while any(s['status'] == 'BUILD' for s in self.api.get_servers()):
+                time.sleep(1)
         self.show_start(name, host, *grown)
-        for server in kept:
-            self._delete_server(server)
+        if self.options.servers:
+            return []
         of = len(self.computes[host].manager.rt.provider_tree
                  .get_provider_uuids(host))
         measures = {kind: functools.partial(self.boot_once, flavor, host)
@@ -184,6 +189,9 @@ class Providers(boot.Metered, base.AcceleratorTestBase):
                 for kind, measure in measures.items()]
 
     def show_start(self, name, host, megabytes, threads):
+        there = [s for s in self.admin_api.get_servers()
+                 if s['status'] == 'ACTIVE'
+                 and s['OS-EXT-SRV-ATTR:host'] == host]
         self.meter.clear()
         began = time.process_time()
         self.restart_compute_service(host)
@@ -191,8 +199,8 @@ class Providers(boot.Metered, base.AcceleratorTestBase):
         print(f'{name:14}{"":10} start   {counts[boot.NOVAS_OWN, READS]:7}'
               f'{counts[boot.NOVAS_OWN, WRITES]:7}{"":9}'
               f'{1000 * (time.process_time() - began):11.0f}'
-              f'{megabytes:6.0f} MB{threads:4} threads', file=boot.OUT,
-              flush=True)
+              f'{megabytes:6.0f} MB{threads:4} threads'
+              f'{len(there):5} servers', file=boot.OUT, flush=True)
 
     def taken(self):
         """(reads, writes, seconds, of the processor) between two marks."""

@@ -8,7 +8,7 @@ by host, a copy of them for each host, and its own weighers. "of all" is the
 ratio where what a scheduler always does besides is counted on both sides:
 reading the answer, and the filters that Nova enables by default; still not
 the look-up of the hosts in the cells, nor the wait for Placement. The aim is
-1.05 at most, and "ours, us each" (of a candidate) that does not grow with the
+1.0 at most, and "ours, us each" (of a candidate) that does not grow with the
 candidates.
 
 Times are of the processor, medians of some rounds in which both take turns, and

@@ -164,6 +164,8 @@ class StateTest(testtools.TestCase):
         self.assertEqual(withheld, [
             address for address, (_, *kinds) in sorted(shown(found).items())
             if Kind.IOMMU_GROUP in kinds])
+        self.assertEqual(withheld, sorted(
+            hold.device for hold in found.all_holds()))
 
     @ddt.data((('i', 'i'), []), (('i', 'j'), [A, B]))
     @ddt.unpack
