@@ -14,6 +14,28 @@ from tests.lab.trials import kinds
 METRICS = '/var/lib/nova/accel.prom'
 PCI = '/sys/bus/pci/devices'
 NVME = '/machine/peripheral/nvme0 smart_critical_warning'
+#: seconds until others see a fault
+LIMIT = 20
+
+
+def inject(function, uncorrectable=0, corrected=0):
+    """Have the kernel's aer_inject report errors of a function."""
+    bus, device, number = (int(n, 16) for n in re.split(
+        '[:.]', function.removeprefix('0000:')))
+    path = processes.RUN / 'error'
+    # struct aer_error_inj in drivers/pci/pcie/aer_inject.c
+    path.write_bytes(struct.pack('=3Bx7I', bus, device, number, uncorrectable,
+                                 corrected, 0, 0, 0, 0, 0))
+    machine.put(path, '/run/error')
+    machine.check('modprobe aer_inject; cat /run/error > /dev/aer_inject')
+
+
+def remove(device):
+    machine.check(f'echo 1 > {PCI}/{device}/remove &')
+
+
+def rescan():
+    machine.check('echo 1 > /sys/bus/pci/rescan')
 
 
 class Health(base.Trial):
@@ -171,31 +193,16 @@ class Aer(Health):
 
     PORT, SEVERITY = '0000:00:08.0', 'ECAP_AER+c.l'
 
-    def setUp(self):
-        super().setUp()
-        machine.check('modprobe aer_inject')
-
-    def inject(self, function, uncorrectable=0, corrected=0):
-        bus, device, number = (int(n, 16) for n in re.split(
-            '[:.]', function.removeprefix('0000:')))
-        # struct aer_error_inj in drivers/pci/pcie/aer_inject.c
-        found = struct.pack('=3Bx7I', bus, device, number, uncorrectable,
-                            corrected, 0, 0, 0, 0, 0)
-        path = processes.RUN / 'error'
-        path.write_bytes(found)
-        machine.put(path, '/run/error')
-        machine.check('cat /run/error > /dev/aer_inject')
-
     def test_1_guest_has_a_vf(self):
         """Corrected and uncorrectable errors of a card while a guest has a VF
         of it: suspect, until the server is gone; QEMU pauses the guest, and
         its owner reads what to do."""
         server = self.cloud.boot(self.cloud.of_profile(self.group('NIC')))
-        self.inject(kinds.NIC, corrected=1)
+        inject(kinds.NIC, corrected=1)
         time.sleep(2)
         self.assertGoesOn(server)
         # a poisoned TLP
-        self.inject(kinds.NIC, uncorrectable=1 << 12)
+        inject(kinds.NIC, uncorrectable=1 << 12)
         self.wait_state(kinds.NIC, 'suspect')
         self.assertFound(kinds.NIC, 'nonfatal_errors')
         print('    the guest:', machine.check(
@@ -219,7 +226,7 @@ class Aer(Health):
         self.addCleanup(machine.check, f'setpci -s {self.PORT} '
                                        f'{self.SEVERITY}=10:10')
         machine.check(f'setpci -s {self.PORT} {self.SEVERITY}=0:10')
-        self.inject(self.PORT, uncorrectable=1 << 4)
+        inject(self.PORT, uncorrectable=1 << 4)
         self.wait_state(kinds.NIC, 'quarantined')
         print('   ', machine.check('/opt/openstack/bin/nova-accel enable '
                                    f'{kinds.NIC}'))
@@ -229,19 +236,13 @@ class Aer(Health):
 
 class Removed(Health):
 
-    def remove(self, device):
-        machine.check(f'echo 1 > {PCI}/{device}/remove &')
-
-    def rescan(self):
-        machine.check('echo 1 > /sys/bus/pci/rescan')
-
     def test_1_free(self):
         """A card is removed and comes back."""
-        self.addCleanup(self.rescan)
-        self.remove(kinds.TIMECARD)
+        self.addCleanup(rescan)
+        remove(kinds.TIMECARD)
         self.wait_state(kinds.TIMECARD, 'gone')
         self.wait_trait(kinds.TIMECARD, naming.FENCED)
-        self.rescan()
+        rescan()
         self.wait_state(kinds.TIMECARD, 'ok')
         self.wait_trait(kinds.TIMECARD, naming.FENCED, False)
         server = self.cloud.boot(self.cloud.of_profile(
@@ -267,9 +268,9 @@ class Removed(Health):
         """Remove the card, and have it back; whether the guest let go."""
         server = self.cloud.boot(self.cloud.of_profile(
             self.group('TIMECARD')), hotplug=hotplug)
-        self.addCleanup(self.rescan)
+        self.addCleanup(rescan)
         self.wait_state(kinds.TIMECARD, 'unknown')
-        self.remove(kinds.TIMECARD)
+        remove(kinds.TIMECARD)
         bus, slot = kinds.TIMECARD.removesuffix('.0').split(':')[1:]
 
         def has_it():
@@ -285,15 +286,70 @@ class Removed(Health):
             self.wait_state(kinds.TIMECARD, 'gone')
             self.wait_told(server, 'gone: 1 of 1')
             self.assertGoesOn(server)
-            self.rescan()
+            rescan()
             self.cloud.wait('the card in the guest', has_it, 150)
             self.wait_state(kinds.TIMECARD, 'unknown')
             self.wait_told(server)
         else:
             self.assertGoesOn(server)
         self.cloud.delete(server)
-        self.rescan()
+        rescan()
         self.wait_clean()
         self.wait_state(kinds.TIMECARD, 'ok')
         self.wait_trait(kinds.TIMECARD, naming.FENCED, False)
         return lets_go
+
+
+class Clock(Health):
+    """Seconds from a fault until others see it, with the [accel]
+    discovery_interval that operators have."""
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(self.restart, '')
+        self.restart('[accel]\ndiscovery_interval = 60\n')
+        self.uuids = {name: provider['uuid'] for name, provider
+                      in self.cloud.providers().items()}
+
+    def assertSeen(self, device, state, trait, server=None):
+        """The file of metrics, Placement and the owner show a fault in time
+        from now on. The last reading was just before, in wait_state()."""
+        began = time.monotonic()
+        left = {
+            'the metrics': lambda: self.state(device) == state,
+            'Placement': lambda: trait in self.cloud.placement(
+                f'/resource_providers/{self.uuids[device]}/traits')['traits']}
+        if server:
+            left['its owner'] = lambda: any(
+                key.endswith(':health') for key in
+                self.cloud.compute.get_server(server.id).metadata)
+        while left and time.monotonic() < began + 150:
+            for who in [who for who, sees in left.items() if sees()]:
+                del left[who]
+                seconds = time.monotonic() - began
+                print(f'    {device} is {state} for {who} after '
+                      f'{seconds:.1f} s', flush=True)
+        self.assertEqual({}, left)
+        self.assertLess(seconds, LIMIT)
+
+    def test_1_polled(self):
+        """No event reports the lanes of a card that a guest has: its owner,
+        Placement and the metrics show them in 20 s."""
+        server = self.cloud.boot(self.cloud.of_profile(
+            self.group('TIMECARD')))
+        self.wait_state(kinds.TIMECARD, 'unknown')
+        machine.time_card(lanes=4)
+        self.assertSeen(kinds.TIMECARD, 'suspect', naming.SUSPECT, server)
+
+    def test_2_aer(self):
+        """The same for a poisoned TLP of a card that no server has."""
+        self.wait_state(kinds.NIC, 'ok')
+        inject(kinds.NIC, uncorrectable=1 << 12)
+        self.assertSeen(kinds.NIC, 'suspect', naming.SUSPECT)
+
+    def test_3_removed(self):
+        """The same for a card that is removed."""
+        self.addCleanup(rescan)
+        self.wait_state(kinds.TIMECARD, 'ok')
+        remove(kinds.TIMECARD)
+        self.assertSeen(kinds.TIMECARD, 'gone', naming.FENCED)
