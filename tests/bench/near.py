@@ -155,7 +155,7 @@ def races(schedulers, trace, hosts):
         cloud.end(batch[0][0])
         left = [(end, servers, cloud.near(servers, True), [])
                 for _, end, servers in batch]
-        for attempt in range(1 + scheduling._AGAIN):
+        for attempt in range(1 + scheduling._RETRIES):
             again = []
             _claim(cloud, left, count)
             for end, servers, order, taken in left:
@@ -168,7 +168,7 @@ def races(schedulers, trace, hosts):
                 cloud.free.update(dict.fromkeys(taken, 1))
                 if not order:
                     count['no room'] += 1
-                elif attempt < scheduling._AGAIN:
+                elif attempt < scheduling._RETRIES:
                     count['again'] += 1
                     again.append((end, servers))
                 else:
