@@ -81,13 +81,20 @@ def _create(original, self, context, flavor, *args, **kwargs):
     return original(self, context, expand_flavor(flavor), *args, **kwargs)
 
 
-def _resize(original, self, context, instance, *args, **kwargs):
-    # a cold migration has no new flavor, and hence no look-up
-    token = _resizing.set(instance)
-    try:
-        return original(self, context, instance, *args, **kwargs)
-    finally:
-        _resizing.reset(token)
+def _with_server_in(variable: contextvars.ContextVar):
+    """Return a replacement of a method that sets a variable to the server of
+    the call while Nova's method runs."""
+    def replacement(original, self, context, instance, *args, **kwargs):
+        token = variable.set(instance)
+        try:
+            return original(self, context, instance, *args, **kwargs)
+        finally:
+            variable.reset(token)
+    return replacement
+
+
+# a cold migration has no new flavor, and hence no look-up
+_resize = _with_server_in(_resizing)
 
 
 def _lookup(original, *args, **kwargs):
@@ -173,12 +180,7 @@ def _snapshot_volume_backed(original, self, context, instance, name,
                     extra_properties=extra_properties)
 
 
-def _rebuild(original, self, context, instance, *args, **kwargs):
-    token = _rebuilding.set(instance)
-    try:
-        return original(self, context, instance, *args, **kwargs)
-    finally:
-        _rebuilding.reset(token)
+_rebuild = _with_server_in(_rebuilding)
 
 
 def _checks(original, self, context, image_id, image, *args, **kwargs):

@@ -104,7 +104,7 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             # without it, attach.reconcile restores allocations that are
             # deleted
             if hasattr(manager.rt, _DELETE):
-                wrapping.wrap(manager.rt, _DELETE, self._fail_rebuild)
+                wrapping.wrap(manager.rt, _DELETE, self._delete_allocation)
             report_client.watch(getattr(manager, 'reportclient', None))
             provider_trees.install()
             manager.add_periodic_task(self._runtime_programming())
@@ -123,8 +123,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             self._starting = False
         self.parts.reshape.end_start()
 
-    def _fail_rebuild(self, delete, context, instance, *args, **kwargs):
-        """Keep the allocations of a server whose rebuild fails.
+    def _delete_allocation(self, delete, context, instance, *args, **kwargs):
+        """Delete the allocations of a server after its evacuation failed, but
+        not after its rebuild on this host failed.
 
         Nova deletes the allocations of the server on this host, as if an
         evacuation had failed (ComputeManager.rebuild_instance, 31 to 34). But

@@ -114,12 +114,13 @@ class Builds:
                         'are fetched later, and the reason why a build failed '
                         'on its last host is only in the log of nova-compute')
             return
-        wrapping.wrap(manager, '_do_build_and_run_instance',
-                      functools.partial(self._build, ended))
+        wrapping.wrap(manager, '_do_build_and_run_instance', functools.partial(
+            self._build, ended,
+            inspect.signature(manager._do_build_and_run_instance)))
 
-    def _build(self, ended, build, *args, **kwargs):
+    def _build(self, ended, parameters, build, *args, **kwargs):
         try:
-            given = inspect.signature(build).bind(*args, **kwargs).arguments
+            given = parameters.bind(*args, **kwargs).arguments
         except TypeError:
             # an unknown release of Nova; it raises what it must
             return build(*args, **kwargs)

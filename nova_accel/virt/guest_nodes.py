@@ -16,6 +16,7 @@ there, Nova chooses without this limit, and the build fails.
 
 from collections.abc import Iterable
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
@@ -62,12 +63,13 @@ class GuestNodes:
                         'its accelerators')
             return
         for name in _CLAIMS:
-            wrapping.wrap(tracker, name, self._claim)
+            wrapping.wrap(tracker, name, functools.partial(
+                self._claim, inspect.signature(getattr(tracker, name))))
         setattr(tracker, _MARK, self)
 
-    def _claim(self, claim, *args, **kwargs):
+    def _claim(self, parameters, claim, *args, **kwargs):
         try:
-            given = inspect.signature(claim).bind(*args, **kwargs).arguments
+            given = parameters.bind(*args, **kwargs).arguments
         except TypeError:
             # an unknown release of Nova; it raises what it must
             given = {}
