@@ -51,6 +51,7 @@ FLAVOR_KEYS = {AFFINITY_KEY: ('required', 'preferred', 'none'),
                DOWNTIME_KEY: tuple(map(str, range(1, 2001))),
                MAX_HOURS_KEY: tuple(map(str, range(1, 8785))),
                near.KEY: ()}
+_FLAVOR_NAMES = [key.removeprefix('accel:') for key in FLAVOR_KEYS]
 GROUP = '(?:[0-9]+|_[a-zA-Z0-9_-]{1,63})?'
 _SPEC = re.compile(f'(resources|trait|accel)({GROUP}):(.+)')
 #: the spelling of the first Cyborg specifications for a numbered group
@@ -501,8 +502,7 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
             raise exception.InvalidRequest(
                 f'The extra spec accel{group}:{key} is unknown: the keys are '
                 f'{", ".join(_ACCEL_KEYS)} and driver_<name>, and without '
-                f'group device_profile, numa_affinity, same, packing, '
-                f'live_migration and max_downtime.')
+                f'group device_profile, {", ".join(_FLAVOR_NAMES)}.')
     if not classes:
         if accel:
             raise exception.InvalidRequest(

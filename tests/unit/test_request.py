@@ -113,6 +113,8 @@ class ParseTest(testtools.TestCase):
             f'resources__{naming.memory_class("DDR")}': '-1'})
 
     def test_unknown_key(self):
+        self.refused('same, packing, .*, near.', **{
+            f'resources1__{FPGA}': '1', 'accel__nearby': 'rack'})
         self.refused('accel1:funtion_id is unknown: the keys are', **{
             f'resources1__{FPGA}': '1', 'accel1__funtion_id': FUNCTION})
 
