@@ -216,8 +216,10 @@ def _near(hosts, scheduling, spec):
     flavor demands (accel:near)."""
     if not scheduling.affinity.levels or schedulings.names_host(spec):
         return hosts
-    choice = scheduling.near or scheduling.choose_near(
-        _free(hosts, scheduling, spec))
+    choice = scheduling.near
+    if choice is None:
+        scheduling.hosts = hosts
+        choice = scheduling.choose_near(_free(hosts, scheduling, spec))
     if choice.refusal:
         scheduling.refused = schedulings.Refusal.NEAR
         LOG.info('Server %(server)s has no host: %(why)s.',

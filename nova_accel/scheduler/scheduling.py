@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Keep the state of requests while nova-scheduler schedules them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import enum
 import functools
@@ -104,11 +104,14 @@ class Scheduling:
         self.left: dict[str, tuple[int, list[facts.Candidate]]] = {}
         #: None if hosts are left, or another filter dropped them
         self.refused: Refusal | None = None
-        self._counted: set[str] = set()
+        #: UUIDs of servers whose demand was added
+        self.counted: set[str] = set()
         self.expected = expected or Expected()
         #: the domains whose hosts all servers of the request get; None until
         #: the first server is scheduled
         self.near: near.Choice | None = None
+        #: HostState of Nova, of which near was chosen
+        self.hosts: Sequence[typing.Any] = ()
 
     def choose_near(self, free: Mapping[str, int]) -> near.Choice:
         """Choose domains of hosts, once for all servers of the request.
@@ -148,8 +151,8 @@ class Scheduling:
         Counts each server once, because Nova filters the hosts again to choose
         alternates.
         """
-        if server not in self._counted:
-            self._counted.add(server)
+        if server not in self.counted:
+            self.counted.add(server)
             for wanted in self.requests:
                 if wanted.programs:
                     self._demand.add(wanted.wanted_traits)
@@ -244,9 +247,15 @@ class Schedulings:
                  'and servers requested with it: other room is chosen.',
                  spec.instance_uuid)
         if 'instance_group' in spec and spec.instance_group:
-            # Nova has added hosts that it chose for servers of this request
+            # Nova has added hosts that it chose for servers of this request,
+            # and these servers to the instances of the hosts
             spec.instance_group.hosts = list(begun.expected.hosts)
             spec.instance_group.obj_reset_changes(['hosts'])
+            # one server is on a host already if it moves
+            if begun.expected.servers > 1:
+                for host in begun.hosts:
+                    for server in begun.counted:
+                        host.instances.pop(server, None)
         self.expect(spec, dataclasses.replace(
             begun.expected, lost=begun.expected.lost + 1, whole=set()))
         with self._lock:

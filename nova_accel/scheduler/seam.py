@@ -18,6 +18,8 @@ the server. select_destinations is wrapped to add the reason.
 
 from collections.abc import Callable
 import inspect
+import itertools
+import random
 import time
 import typing
 
@@ -93,7 +95,7 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
         servers before Placement is asked. Its errors are logged, and the
         scheduling continues.
     :param retry: takes the RequestSpec that found no host, and returns whether
-        it is scheduled once more.
+        it is scheduled once more, after a random delay.
     """
     if not hasattr(manager.SchedulerManager, _RPC):
         return
@@ -118,10 +120,9 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
                                   'report this error to nova_accel.')
 
     def tried(original, self, context, *args, **kwargs):
-        began = time.monotonic()
         spec = kwargs.get('spec_obj')
-        is_retried = True
-        while is_retried:
+        for retries in itertools.count(1):
+            began = time.monotonic()
             try:
                 return original(self, context, *args, **kwargs)
             except messaging.ExpectedException as error:
@@ -131,11 +132,14 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
             # the error of a request filter has the reason already
             is_refused = isinstance(raised.__context__,
                                     exception.RequestFilterFailed)
-            is_retried = not is_refused and _is_retried(retry, spec)
+            seconds = time.monotonic() - began
+            if is_refused or not _is_retried(retry, spec):
+                break
+            # requests that took room from each other must not do so again
+            time.sleep(random.uniform(0, seconds * 2 ** retries))
         reason = ''
         if spec is not None and not is_refused:
             servers = kwargs.get('instance_uuids')
-            seconds = time.monotonic() - began
             try:
                 reason = why(self, context, spec, len(servers) if servers
                              else spec.num_instances, seconds)

@@ -147,18 +147,19 @@ def together(rule, trace, hosts):
 def races(schedulers, trace, hosts):
     """Play with rack=required; counts.
 
-    The claims of requests that decide at once take turns.
+    The claims of requests that decide at once take turns. Those that lost
+    begin again in different turns, as long as nova-scheduler waits at most.
     """
     cloud, count = Cloud(hosts), collections.Counter()
     for first in range(0, len(trace), schedulers):
         batch = trace[first:first + schedulers]
         cloud.end(batch[0][0])
-        left = [(end, servers, cloud.near(servers, True), [])
-                for _, end, servers in batch]
+        waves = [[(end, servers) for _, end, servers in batch]]
         for attempt in range(1 + scheduling._RETRIES):
             again = []
-            _claim(cloud, left, count)
-            for end, servers, order, taken in left:
+            for end, servers, order, taken in itertools.chain.from_iterable(
+                    _claimed(cloud, wave, not attempt, count)
+                    for wave in waves):
                 if len(taken) == servers:
                     cloud.run(end, taken)
                     count['servers'] += servers
@@ -173,12 +174,16 @@ def races(schedulers, trace, hosts):
                     again.append((end, servers))
                 else:
                     count['lost'] += 1
-            left = [(end, servers, cloud.near(servers, True, False), [])
-                    for end, servers in again]
+            waves = [[] for _ in range(2 ** (attempt + 1))]
+            for one in again:
+                cloud.chance.choice(waves).append(one)
     return count
 
 
-def _claim(cloud, requests, count):
+def _claimed(cloud, wave, fullest, count):
+    """Decide for requests at once, and claim for them."""
+    requests = [(end, servers, cloud.near(servers, True, fullest), [])
+                for end, servers in wave]
     orders = [iter(order) for _, _, order, _ in requests]
     going = list(range(len(requests)))
     while going:
@@ -194,6 +199,7 @@ def _claim(cloud, requests, count):
                 continue
             if len(taken) == servers:
                 going.remove(number)
+    return requests
 
 
 # The cost

@@ -11,6 +11,7 @@ from unittest import mock
 
 import fixtures
 from nova import exception
+from nova.scheduler import utils
 from nova.virt import fake
 
 from nova_accel import naming
@@ -153,10 +154,22 @@ class NearTest(NearTestBase):
             self.fault(self.one(REQUIRED, group, expected_state='ERROR')))
 
     def step_apart_within_a_rack(self):
-        # members on hosts of their own
-        servers = self.job(REQUIRED, 4, group=self.group('anti-affinity'),
-                           gpus=2)
+        """Create several at once (``min_count``), if another request takes the
+        room of the required domain first: scheduled again, up to three times,
+        in any domain with room for all of them."""
+        # in this case the members are on hosts of their own
+        claims, claim = [], utils.claim_resources
+
+        def claimed(context, client, spec, server, *args, **kwargs):
+            claims.append(server)
+            # for the third server two hosts are left
+            return len(claims) not in (3, 4) and claim(
+                context, client, spec, server, *args, **kwargs)
+        with mock.patch.object(utils, 'claim_resources', claimed):
+            servers = self.job(REQUIRED, 4, group=self.group('anti-affinity'),
+                               gpus=2)
         self.assertEqual(['b0', 'b1', 'b2', 'b3'], self.hosts(servers))
+        self.assertEqual(8, len(claims))
 
     def step_forced_host(self):
         """Create on a host that the operator names (``--availability-zone

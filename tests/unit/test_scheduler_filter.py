@@ -372,10 +372,12 @@ class NearTest(FilterTestCase):
         self.assertFalse(self.schedulings.retry(spec))
         self.filter(spec, hosts)
         group.hosts = ['a9', 'a0']
+        hosts[0].instances.update({spec.instance_uuid: None, 'x': None})
         found = set()
         for lost in range(1, 4):
             self.assertTrue(self.schedulings.retry(spec))
             self.assertEqual(['a9'], group.hosts)
+            self.assertEqual({'x': None}, hosts[0].instances)
             # Nova found no host before it began
             self.assertFalse(self.schedulings.retry(spec))
             summaries = dict(self.scheduling.facts._summaries)
@@ -388,6 +390,12 @@ class NearTest(FilterTestCase):
             spec, hosts = self.begin(near, scheduling.Expected(servers))
             self.filter(spec, hosts)
             self.assertFalse(self.schedulings.retry(spec))
+        # it moves
+        spec, hosts = self.begin('rack=required', group=group)
+        hosts[0].instances[spec.instance_uuid] = None
+        self.filter(spec, hosts)
+        self.assertTrue(self.schedulings.retry(spec))
+        self.assertIn(spec.instance_uuid, hosts[0].instances)
 
     def test_apart(self):
         group = objects.InstanceGroup(

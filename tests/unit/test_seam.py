@@ -5,6 +5,7 @@ That Nova calls them as expected is in tests/functional, in
 test_scheduler_placement and test_no_valid_host.
 """
 
+import itertools
 import types
 from unittest import mock
 
@@ -167,8 +168,15 @@ class ReasonTest(testtools.TestCase):
         left = [1, 1, 0]
         seam.install_reason(lambda *args: '',
                             retry=lambda spec: bool(left.pop(0)))
-        self.raised(scheduler, spec_obj=self.SPEC, instance_uuids=['1'])
+        with mock.patch.object(seam.time, 'sleep') as slept, mock.patch.object(
+                seam.random, 'uniform', lambda least, most: most), (
+                mock.patch.object(seam.time, 'monotonic', itertools.count(
+                    step=5).__next__)):
+            self.raised(scheduler, spec_obj=self.SPEC, instance_uuids=['1'])
         self.assertEqual([], left)
+        # twice and four times as long as it took
+        self.assertEqual([mock.call(10), mock.call(20)],
+                         slept.call_args_list)
         # another error is logged, and that of Nova stays
         with self.assertLogs(seam.LOG.logger, 'ERROR'):
             self.assertEqual('No valid host was found. by Nova', self.raised(
