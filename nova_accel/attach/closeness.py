@@ -62,8 +62,8 @@ class _Choice(typing.NamedTuple):
 
 #: How many combinations of amounts and prefixes are compared at most. Above
 #: that, wants are chosen one after the other, because a build must not wait
-#: for seconds (tests.bench.closeness). For devices of two kinds the result is
-#: less close on one of six random hosts
+#: for seconds. For devices of two kinds the result is less close on three of
+#: ten random hosts (tests.bench.closeness)
 _EXACT = 200
 #: how many sets of prefixes are compared, and how many sets with enough places
 #: are tried
