@@ -68,13 +68,6 @@ class Defrag(clouds.Asks, output.Table):
             help='carry out the plan with this number')
         return parser
 
-    def run(self, parsed_args):
-        try:
-            return super().run(parsed_args)
-        except exception.AcceleratorError as error:
-            self.app.stderr.write(f'{error}\n')
-            return 1
-
     def take_action(self, parsed_args):
         if parsed_args.number < 1:
             raise exception.InvalidRequest(
