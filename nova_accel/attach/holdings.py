@@ -392,13 +392,13 @@ class Holdings:
             free yet.
         """
         with self._lock:
-            lost = self.of(server_uuid)
+            ended = self.of(server_uuid)
             changed = self._store.change([
-                (lost, {'state': _State.DELETING, 'error': ''}),
+                (ended, {'state': _State.DELETING, 'error': ''}),
                 (self.now(claims), {'consumer_uuid': server_uuid})])
-        for claim in lost:
+        for claim in ended:
             LOG.info('Server %s releases %s', claim.holder, _device(claim))
-        return changed[:len(lost)]
+        return changed[:len(ended)]
 
     def _go(self, name: str, claims: Iterable[model.Claim],
             gone_is_fine: bool = False, **changes: Any) -> list[model.Claim]:

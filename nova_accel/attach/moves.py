@@ -46,9 +46,9 @@ class Moves:
         with self._servers.held(server_uuid):
             back = self._holdings.of_migration(server_uuid, migration_uuid)
             # without claims of the move, it was reverted before
-            lost = self._holdings.revert(server_uuid, back) if back else []
+            ended = self._holdings.revert(server_uuid, back) if back else []
             self._carrying.update(server_uuid)
-        self._releases.clean(lost, wait=False)
+        self._releases.clean(ended, wait=False)
 
     def confirm(self, server_uuid: str, migration_uuid: str) -> None:
         """Release the devices that a server had before it moved."""

@@ -120,11 +120,11 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
     if any(given[name] < amount
            for name, amount in _amounts(requests).items()):
         requests = list(_as_allocated(own, held))
-    keep, left, lost = _kept(requests, own, held)
-    if lost:
+    keep, left, unallocated = _kept(requests, own, held)
+    if unallocated:
         raise exception.DeviceUnavailable(
             f'Server {server_uuid} holds '
-            f'{", ".join(c.handle.address for c in lost)[:80]}, which '
+            f'{", ".join(c.handle.address for c in unallocated)[:80]}, which '
             f'Placement has not allocated to it: shelve or delete the server, '
             f'or allocate it again.')
     return Plan(keep, _taken(requests, keep, left))

@@ -81,9 +81,9 @@ class Releases:
         with self._servers.held(server_uuid):
             # another thread may have added a claim meanwhile
             claims = frozenset(postponed)
-            lost = self._holdings.releasing(claims)
+            ended = self._holdings.releasing(claims)
             postponed -= claims
-        self.clean(lost, wait=False)
+        self.clean(ended, wait=False)
 
     def release_all(self, server_uuid: str, role: model.Role,
                     wait: bool = True) -> int:

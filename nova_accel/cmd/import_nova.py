@@ -373,14 +373,14 @@ class Translation:
         if strutils.bool_from_string(spec.tags.get('live_migratable')):
             self._leave(f'"live_migratable" of {of} is not translated: '
                         f'{_LIVE}.')
-        lost = sorted(
+        untranslated = sorted(
             t for t in nova_pci.traits(spec.tags.get('traits'))
             if by_driver.keys() != {'pci'} or not naming.is_custom(t))
-        if lost:
-            self._leave(f'The traits {", ".join(lost)} of {of} are not '
-                        f'translated: set them on the providers of nova_accel '
-                        f'with "openstack resource provider trait set", where '
-                        f'they stay.')
+        if untranslated:
+            self._leave(f'The traits {", ".join(untranslated)} of {of} are '
+                        f'not translated: set them on the providers of '
+                        f'nova_accel with "openstack resource provider trait '
+                        f'set", where they stay.')
 
     # [devices] enabled_mdev_types
 

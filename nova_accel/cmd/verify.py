@@ -152,12 +152,12 @@ class _Chain:
         handovers = [one for _, one in sorted(self._by_place.items())]
         if not handovers:
             return 0, '', '', self.fault or 'no hand-over has ended', '', ''
-        lost = []
+        key_changes = []
         for before, one in zip(handovers, handovers[1:]):
             if one.previous != chain.digest(before):
                 self._fail(one, _UNCONNECTED)
             if one.key != chain.key_after(before):
-                lost.append(one.time)
+                key_changes.append(one.time)
                 if not one.is_key or one.key != chain.key_after(one):
                     self._fail(one, 'is signed by another key, which no '
                                     'hand-over announces')
@@ -173,7 +173,7 @@ class _Chain:
             'complete' if is_whole else
             f'complete from number {first.place} on',
             *(f'the key was lost before {text.printable(time)}: see that the '
-              f'new one is of the host' for time in lost)]),
+              f'new one is of the host' for time in key_changes)]),
             chain.digest(last), chain.key_after(last))
 
     def _fail(self, one, clause):

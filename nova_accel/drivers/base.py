@@ -588,8 +588,8 @@ class PciDriver(AcceleratorDriver):
         try:
             device = (None if pci.physical_function(self.kernel, address)
                       else self.recognize(address, before))
-            lost = pci.reads_as_ones(self.kernel, address)
-            if lost and before:
+            missing = pci.reads_as_ones(self.kernel, address)
+            if missing and before:
                 # the ids read are not those of another product
                 device = None
             elif device and before and (
@@ -599,9 +599,9 @@ class PciDriver(AcceleratorDriver):
                 before = None
                 device = self.recognize(address, None)
         except (OSError, ValueError):
-            device, lost = None, True
+            device, missing = None, True
         if device is None:
-            return self._lost(before) if before and lost else None
+            return self._lost(before) if before and missing else None
         # rules compare these values, and the devices of a pool share them
         device = dataclasses.replace(
             device, subsystem=pci.subsystem(self.kernel, address)

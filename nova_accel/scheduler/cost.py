@@ -222,10 +222,10 @@ def _losses(demand, kinds):
         regions[content] += kinds[kind]
     # no content, no loss
     del regions[()]
-    lost = demand.losses(regions, demands.copies(regions))
-    mean = (sum(lost[content] * regions[content] for content in lost)
+    losses = demand.losses(regions, demands.copies(regions))
+    mean = (sum(losses[content] * regions[content] for content in losses)
             / max(1, sum(regions.values())))
-    return {kind: lost[content] / (lost[content] + mean) if content
+    return {kind: losses[content] / (losses[content] + mean) if content
             else 0.0 for kind in kinds
             for content in [contents.get(kind)]}
 

@@ -53,7 +53,7 @@ class Expected:
     #: names of the hosts of these members
     hosts: tuple[str, ...] = ()
     #: how often other requests got the chosen room first
-    lost: int = 0
+    retries: int = 0
     #: domains of which all hosts are known although Placement's answer was cut
     whole: set[str] = dataclasses.field(default_factory=set)
 
@@ -140,7 +140,7 @@ class Scheduling:
             if known:
                 self.near = near.choose(
                     self.affinity.levels, self.expected.servers, known,
-                    domains, members, fullest=not self.expected.lost)
+                    domains, members, fullest=not self.expected.retries)
                 if not self.near.refusal:
                     break
         return self.near or near.Choice({})
@@ -241,7 +241,7 @@ class Schedulings:
         begun = self._begun.get(spec)
         if (begun is None or begun.near is None or begun.near.refusal
                 or not any(level.required for level in begun.affinity.levels)
-                or begun.expected.lost >= _RETRIES):
+                or begun.expected.retries >= _RETRIES):
             return False
         LOG.info('Other requests took the room that was chosen for server %s '
                  'and servers requested with it: other room is chosen.',
@@ -257,7 +257,7 @@ class Schedulings:
                     for server in begun.counted:
                         host.instances.pop(server, None)
         self.expect(spec, dataclasses.replace(
-            begun.expected, lost=begun.expected.lost + 1, whole=set()))
+            begun.expected, retries=begun.expected.retries + 1, whole=set()))
         with self._lock:
             # Nova may find no host before it begins
             self._begun.pop(spec, None)

@@ -382,7 +382,7 @@ class NearTest(FilterTestCase):
             self.assertFalse(self.schedulings.retry(spec))
             summaries = dict(self.scheduling.facts._summaries)
             self.scheduling = self.schedulings.begin(spec, summaries)
-            self.assertEqual(lost, self.scheduling.expected.lost)
+            self.assertEqual(lost, self.scheduling.expected.retries)
             found.add(self.filter(spec, hosts))
         self.assertTrue(found <= {'a0 a1', 'b0 b1 b2'}, found)
         self.assertFalse(self.schedulings.retry(spec))
