@@ -96,7 +96,7 @@ class Preparation:
         def prepare(*args):
             try:
                 driver.prepare(*args)
-                self._take(driver.kernel, device, claim, fresh)
+                self._take(driver.kernel, device, claim)
             except exception.AcceleratorError:
                 raise
             except Exception as error:
@@ -112,23 +112,20 @@ class Preparation:
                 self._inventory.health.mark(device.address, signals.START)
             raise
 
-    def _take(self, kernel, device, claim, fresh):
-        """Unbind a handle from the drivers of the host.
-
-        :param fresh: True if the handle was just claimed. Claiming has checked
-            that no process has the handle open.
-        """
-        if claim.region_index is not None or processes.is_taken(
-                kernel, claim.handle):
+    def _take(self, kernel, device, claim):
+        """Unbind a handle from the drivers of the host."""
+        if claim.region_index is not None:
             # drivers of FPGAs do not wait for processes
             return
-        kept = not fresh and processes.keeping(kernel, device, claim.handle)
+        # also of a new claim: the build may have waited since the choice, and
+        # a driver that waits may have removed the nodes that name the process
+        kept = processes.keeping(kernel, device, claim.handle)
         if kept:
             found = (f'{claim.handle.address} cannot be taken from its driver '
                      f'on the host')
             raise exception.DeviceUnavailable(
-                f'{found}, because {kept}: end that process, and start the '
-                f'server again.', found=found)
+                f'{found}, because {kept}: end that process, and repeat '
+                f'the operation.', found=found)
         if not claim.prepared:
             # first: after a crash in between it would stay without a driver
             self._holdings.mark_prepared(claim, True)

@@ -304,12 +304,9 @@ def bind(function: str, driver: str, drivers: Collection[str]) -> None:
     check_function(function)
     if driver not in drivers:
         raise _invalid('driver', driver)
-    device = f'{SYS}/bus/pci/devices/{function}'
-    with _disks_held(function):
-        if os.path.exists(f'{device}/driver'):
-            _write(f'{device}/driver/unbind', function)
+    _unbind(function)
     # vfio-pci has no ids of its own; a bare newline clears the override
-    _write(f'{device}/driver_override',
+    _write(f'{SYS}/bus/pci/devices/{function}/driver_override',
            f'{driver if driver == "vfio-pci" else ""}\n')
     _write(f'{SYS}/bus/pci/drivers/{driver}/bind', function)
 
@@ -1064,12 +1061,30 @@ def _check_gpu(function, family, milliseconds):
 
 @privsep.ctx.entrypoint
 def unbind(function: str) -> None:
-    """Unbind a function from its driver, if it has one."""
+    """Unbind a function from its driver, if it has one.
+
+    Blocks until the driver has released the function, also if another process
+    has begun to unbind it.
+    """
     check_function(function)
-    driver = f'{SYS}/bus/pci/devices/{function}/driver'
+    _unbind(function)
+
+
+def _unbind(function):
+    """Do what unbind() does.
+
+    While the driver's remove() runs, the function has no link to its driver,
+    and the kernel holds the lock of the device (__device_release_driver() in
+    drivers/base/dd.c of Linux 6.16). control_store() in
+    drivers/base/power/sysfs.c takes this lock before it refuses the text.
+    """
+    device = f'{SYS}/bus/pci/devices/{function}'
     with _disks_held(function):
-        if os.path.exists(driver):
-            _write(f'{driver}/unbind', function)
+        if os.path.exists(f'{device}/driver'):
+            _write(f'{device}/driver/unbind', function)
+        else:
+            with contextlib.suppress(OSError):
+                _write(f'{device}/power/control', 'wait')
 
 
 @privsep.ctx.entrypoint
@@ -1079,12 +1094,9 @@ def probe(function: str) -> None:
     Source: drivers_probe in Documentation/ABI/testing/sysfs-bus-pci.
     """
     check_function(function)
-    device = f'{SYS}/bus/pci/devices/{function}'
-    with _disks_held(function):
-        if os.path.exists(f'{device}/driver'):
-            _write(f'{device}/driver/unbind', function)
+    _unbind(function)
     # a bare newline clears the override
-    _write(f'{device}/driver_override', '\n')
+    _write(f'{SYS}/bus/pci/devices/{function}/driver_override', '\n')
     _write(f'{SYS}/bus/pci/drivers_probe', function)
 
 

@@ -5,7 +5,12 @@ When a function is unbound, some drivers wait without a limit until all
 processes have closed its nodes: nvidia (nv_pci_remove() in nv-pci.c of its
 open kernel modules), and sound (snd_card_free() of Linux). libvirt, which
 unbinds the function, would wait as well. Hence nova-compute searches for such
-processes first.
+processes first, and unbinds the function itself, with a time limit.
+
+The kernel removes the link from the function to its driver before the driver
+begins to wait (__device_release_driver() in drivers/base/dd.c of Linux 6.16).
+A function without a driver may therefore be one whose driver still waits, also
+after a restart of nova-compute. While it waits, the function is enabled.
 """
 
 from collections.abc import Iterable
@@ -68,12 +73,15 @@ def keeping(kernel, device: model.Device, handle: model.AttachHandle,
 def of_host(kernel, device: model.Device, handle: model.AttachHandle,
             ) -> list[str]:
     """Return which functions of a handle, and of the slot of its device, are
-    bound to drivers of the host.
+    bound to drivers of the host, or may be released by such a driver now.
 
     :raises OSError: sysfs cannot be read.
     """
-    return _of_host(kernel, dataclasses.replace(handle, companions=tuple(
-        {*handle.companions, *device.company} - {handle.address})))
+    return [function for function in _without_vfio(
+                kernel, dataclasses.replace(handle, companions=tuple(
+                    {*handle.companions, *device.company} - {handle.address})))
+            if pci.driver(kernel, function) is not None
+            or kernel.read(pci.path(function, 'enable')) != '0']
 
 
 def take(kernel, handle: model.AttachHandle) -> None:
@@ -85,24 +93,17 @@ def take(kernel, handle: model.AttachHandle) -> None:
 
     :raises OSError: the kernel refuses.
     """
-    for function in _of_host(kernel, handle):
+    for function in _without_vfio(kernel, handle):
+        # if it has no driver, its last driver may not have released it yet
         kernel.unbind(function)
 
 
-def is_taken(kernel, handle: model.AttachHandle) -> bool:
-    """Return whether no function of a handle is bound to a driver of the host.
-
-    :raises OSError: sysfs cannot be read.
-    """
-    return not _of_host(kernel, handle)
-
-
-def _of_host(kernel, handle) -> list[str]:
+def _without_vfio(kernel, handle) -> list[str]:
+    """Return the functions of a handle that libvirt binds to VFIO."""
     if handle.type is not model.HandleType.PCI or not handle.managed:
         return []
     return [function for function in handle.addresses
-            if pci.driver(kernel, function) is not None
-            and not pci.is_for_vfio(kernel, function)]
+            if not pci.is_for_vfio(kernel, function)]
 
 
 def restore_drivers(kernel, handle: model.AttachHandle) -> None:

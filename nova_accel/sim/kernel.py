@@ -155,14 +155,20 @@ class SimulatedKernel(sysfs.Reads,
             raise sysfs.error(errno.EBUSY, function)
 
     def _bind(self, function, driver):
+        waited = False
         while True:
             with self._update() as (host, state):
+                if waited and driver is None and (
+                        function not in state['unbinding']):
+                    # _settle() has unbound it
+                    return
                 if driver and not sysfs.is_for_vfio(driver) and (
                         _is_of_a_guest(host, state, function)):
                     # iommu_device_use_default_domain() in iommu/iommu.c
                     driver = None
                 if self._rebind(host, state, function, driver):
                     return
+            waited = True
             time.sleep(operations.TICK)
 
     def _driver(self, function):
@@ -224,7 +230,8 @@ class SimulatedKernel(sysfs.Reads,
             with self._update() as (host, state):
                 card, vf = self._owner(host, state, function)
                 mine = state['cards'][card.address]
-                if card.faulty(mine).get('reset') != 'hang':
+                if (card.faulty(mine).get('reset') != 'hang'
+                        and function not in state.get('unbinding', ())):
                     method = mine.get('reset_method')
                     mine['reset_method'] = 'bus' if hot else method
                     card.reset(mine, vf)
@@ -298,16 +305,13 @@ class SimulatedKernel(sysfs.Reads,
 
     @classmethod
     def _rebind(cls, host, state, function, driver) -> bool:
-        """Bind a function to a driver, if Linux would not block then: no guest
-        has the function or a VF of it, and the card is not busy
-        (unbind_store() in drivers/base/bus.c, vfio_unregister_group_dev() in
-        drivers/vfio/vfio_main.c).
+        """Bind a function to a driver, unless its present driver blocks.
 
-        :returns: whether the function was bound. If not, the caller tries
-            again.
+        :returns: whether the function was bound. If not, the function has no
+            link to its driver any more, and the caller tries again. If the
+            caller is killed, the function has no driver at the end
+            (__device_release_driver() in drivers/base/dd.c of Linux 6.16).
         """
-        if function in state['guests']:
-            return False
         card, vf = cls._owner(host, state, function)
         if driver not in (None, *card.drivers()):
             raise sysfs.error(errno.EINVAL, driver)
@@ -320,15 +324,12 @@ class SimulatedKernel(sysfs.Reads,
         refused = card.faulty(mine).get('bind')
         if refused:
             raise sysfs.error(getattr(errno, refused), function)
-        if card.is_kept(mine, vf):
+        unbinding = state.setdefault('unbinding', [])
+        if _blocks(card, vf, state, function):
+            unbinding += [function] * (function not in unbinding)
             return False
-        if vf is not None:
-            mine['vfs'][vf].update(driver=driver, number=cards.number(state),
-                                   since=time.time())
-            return True
-        if card.is_busy(mine) or _held(card, state):
-            return False
-        card.bound(state, mine, driver)
+        _bind_now(card, vf, state, driver)
+        state['unbinding'] = [each for each in unbinding if each != function]
         return True
 
     # Actions of tests and demonstrations on the host
@@ -455,7 +456,7 @@ class SimulatedKernel(sysfs.Reads,
     def reboot(self) -> None:
         """Reboot the host. Of a card's state, only Card.keeps() survives."""
         with self._update() as (host, state):
-            state.update(guests=[], stay=[], opened={})
+            state.update(guests=[], stay=[], opened={}, unbinding=[])
             for address, card in host.cards.items():
                 mine = state['cards'][address]
                 state['cards'][address] = {
@@ -628,9 +629,39 @@ def _held(card, state):
                for name in card.in_use(state['cards'][card.address]))
 
 
+def _blocks(card, vf, state, function):
+    """Return whether unbinding a function blocks: a guest has the function or
+    a VF of it, a process has its node open, or the card is busy
+    (vfio_unregister_group_dev() in drivers/vfio/vfio_main.c).
+
+    :param vf: number of the VF, None for the physical function.
+    """
+    mine = state['cards'][card.address]
+    return function in state['guests'] or card.is_kept(mine, vf) or (
+        vf is None and (card.is_busy(mine) or _held(card, state)))
+
+
+def _bind_now(card, vf, state, driver):
+    mine = state['cards'][card.address]
+    if vf is None:
+        card.bound(state, mine, driver)
+    else:
+        mine['vfs'][vf].update(driver=driver, number=cards.number(state),
+                               since=time.time())
+
+
 def _settle(host, state):
     for address, card in host.timed.items():
         card.settle(state['cards'][address])
+    for function in state.get('unbinding', [])[:]:
+        try:
+            card, vf = SimulatedKernel._owner(host, state, function)
+        except OSError:
+            state['unbinding'].remove(function)
+            continue
+        if not _blocks(card, vf, state, function):
+            _bind_now(card, vf, state, None)
+            state['unbinding'].remove(function)
 
 
 def _add_bridges(tree, host):
@@ -705,4 +736,10 @@ def _build(host, state):
         # mediated devices have no entry there
         if name in tree['bus']['pci']['devices']:
             sysfs.find(tree, f'{_PCI}/{name}')[0]['enable'] = '1'
+    for name in state.get('unbinding', ()):
+        function = sysfs.find(tree, f'{_PCI}/{name}')[0]
+        tree['bus']['pci']['drivers'][os.path.basename(
+            function.pop('driver'))].pop(name)
+        # vfio_device_del() precedes the wait
+        function.pop('vfio-dev', None)
     return tree

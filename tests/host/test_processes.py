@@ -109,7 +109,7 @@ class KeptTest(TestCase):
         self.keep(A)
         self.host.kernel.processes = asks
         self.assertHas(self.boot(), A)
-        self.assertEqual([[A], [A]], asked)
+        self.assertEqual([[A], [A], [A]], asked)
 
     def test_vf(self):
         self.start('rule', others=[{
@@ -164,8 +164,8 @@ class KeptTest(TestCase):
         self.assertEqual([A], self.free())
 
     def test_cost(self):
-        """A build asks once for each device that the host's drivers have, and
-        looks do not ask."""
+        """A build asks twice for each device that the host's drivers have: at
+        the choice and before it is unbound. Looks do not ask."""
         self.start()
         asked, ask = [], self.host.kernel.processes
 
@@ -176,16 +176,18 @@ class KeptTest(TestCase):
         self.host.inventory.looks.run()
         self.assertEqual([], asked)
         server = self.boot()
-        self.assertEqual([[A]], asked)
+        self.assertEqual([[A], [A]], asked)
         self.host.inventory.looks.run()
-        self.assertEqual([[A]], asked)
+        self.assertEqual([[A], [A]], asked)
         # before it is reset
         self.host.delete(server)
-        self.assertEqual([[A], [A]], asked)
-        self.host.kernel.rebind(A, 'vfio-pci')
-        self.host.inventory.looks.run()
-        self.boot()
-        self.assertEqual([[A], [A]], asked)
+        self.assertEqual([[A]] * 3, asked)
+        for release in ((self.host.kernel.rebind, A, 'vfio-pci'),
+                        (self.host.kernel.unbind, B)):
+            release[0](*release[1:])
+            self.host.inventory.looks.run()
+            self.boot(release[1])
+        self.assertEqual([[A]] * 3, asked)
 
     def test_cost_of_vfio(self):
         """One attribute of each device that a build chooses."""
@@ -213,27 +215,20 @@ class HangsTest(TestCase):
     def setUp(self):
         super().setUp()
         self.start()
-        self.ask = self.host.kernel.processes
-        self.host.kernel.processes = self.open_after
+        self.addCleanup(self.keep, A, False)
 
-    def open_after(self, functions):
-        found = self.ask(functions)
-        self.keep(A)
-        return found
+    def open_after(self, times):
+        ask = self.host.kernel.processes
+        answers = iter([False] * (times - 1) + [True])
 
-    def test_build(self):
-        began = time.monotonic()
-        error = self.assertRaises(exception.DeviceTimeout, self.boot)
-        self.assertLess(time.monotonic() - began, 2)
-        self.assertIn(f'Preparing {A} did not end within 1 s, because '
-                      f'{EXPORTER}: end that process', str(error))
-        self.assertNotIn('exporter', exception.for_owner(error))
-        # the next one gets another card, and nothing piles up
-        running = len(self.host.inventory.cards._running)
-        self.assertHas(self.boot(), B)
-        self.host.reconciler.run()
-        self.assertEqual(running, len(self.host.inventory.cards._running))
-        self.host.kernel.processes = self.ask
+        def asks(functions):
+            found = ask(functions)
+            if next(answers, False):
+                self.keep(A)
+            return found
+        self.host.kernel.processes = asks
+
+    def assertRecovers(self):
         self.keep(A, False)
         self.wait_for(
             lambda: not self.host.inventory.cards.is_busy(A))
@@ -241,6 +236,66 @@ class HangsTest(TestCase):
         self.assertEqual([A], self.free())
         self.assertEqual('nvidia', self.driver(A))
         self.assertHas(self.boot(), A)
+
+    def test_build_that_waited(self):
+        """The card is not taken from its driver."""
+        self.open_after(1)
+        error = self.assertRaises(exception.DeviceUnavailable, self.boot)
+        self.assertIn(f'{A} cannot be taken from its driver on the host, '
+                      f'because {EXPORTER}: end that process', str(error))
+        self.assertEqual('nvidia', self.driver(A))
+        self.assertHas(self.boot(), B)
+        self.keep(A, False)
+        self.host.inventory.looks.run()
+        self.assertHas(self.boot(), A)
+
+    def test_build(self):
+        self.open_after(2)
+        began = time.monotonic()
+        error = self.assertRaises(exception.DeviceTimeout, self.boot)
+        self.assertLess(time.monotonic() - began, 2)
+        self.assertIn(f'Preparing {A} did not end within 1 s, because '
+                      f'{EXPORTER}: end that process', str(error))
+        self.assertNotIn('exporter', exception.for_owner(error))
+        self.assertFalse(self.driver(A))
+        # the next one gets another card, and nothing piles up
+        running = len(self.host.inventory.cards._running)
+        self.assertHas(self.boot(), B)
+        self.host.reconciler.run()
+        self.assertEqual(running, len(self.host.inventory.cards._running))
+        self.assertRecovers()
+
+    def test_restart_during_a_build(self):
+        """The old driver has the card, which shows none."""
+        self.open_after(2)
+        self.assertRaises(exception.DeviceTimeout, self.boot)
+        self.restart()
+        self.host.reconciler.run()
+        self.assertHas(self.boot(), B)
+        claim, = self.host.holdings.being_released()
+        self.assertIn(EXPORTER, claim.error)
+        self.assertRecovers()
+
+    def test_restart_during_a_start(self):
+        """libvirt would wait as well, without a limit."""
+        server = self.boot()
+        self.host.cloud.stop_guest(server)
+        self.open_after(1)
+        self.assertRaises(
+            exception.DeviceTimeout, self.host.start_guest, server)
+        self.assertFalse(self.driver(A))
+        self.restart()
+        self.assertIn(EXPORTER, str(self.assertRaises(
+            exception.DeviceUnavailable, self.host.start_guest, server)))
+        # without the name of the process
+        self.host.kernel.processes = mock.Mock(side_effect=PermissionError)
+        self.assertIn('did not end within 1 s', str(self.assertRaises(
+            exception.DeviceTimeout, self.host.start_guest, server)))
+        self.keep(A, False)
+        self.wait_for(
+            lambda: not self.host.inventory.cards.is_busy(A))
+        self.host.start_guest(server)
+        self.assertHas(server, A)
 
 
 class FailedBuildTest(TestCase):

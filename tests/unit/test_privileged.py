@@ -327,11 +327,18 @@ class Privileged(configured.TestCase):
                          self.kernel.read('bus/pci/drivers/dfl-pci/unbind'))
 
     def test_unbind_and_probe(self):
+        # without CONFIG_PM
         self.kernel.unbind(PF)
+        # waits for the lock of a device without a driver
+        control = f'{self.device}/power/control'
+        self.write(f'{self.root}/sys/{control}', '')
+        self.kernel.unbind(PF)
+        self.assertEqual('wait', self.kernel.read(control))
+        self.write(f'{self.root}/sys/{control}', '')
         self.bound_to('dfl-pci')
         self.kernel.unbind(PF)
-        self.assertEqual(PF, self.kernel.read(
-            'bus/pci/drivers/dfl-pci/unbind'))
+        self.assertEqual((PF, ''), (self.kernel.read(
+            'bus/pci/drivers/dfl-pci/unbind'), self.kernel.read(control)))
         self.write(f'{self.root}/sys/{self.device}/driver_override', '')
         self.write(f'{self.root}/sys/bus/pci/drivers_probe', '')
         self.kernel.probe(PF)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import ddt
 import fixtures
@@ -473,14 +474,36 @@ class Life(TestCase):
         """VFIO does not give it up, and it can be reset all the same."""
         self.start_group()
         self.kernel.guest_takes(A)
+        self.kernel.reset_function(A)
+        self.assertEqual([A], self.kernel.disturbed())
         worker = self.in_background(self.kernel.unbind, A)
         time.sleep(0.2)
         self.assertTrue(worker.is_alive())
-        self.kernel.reset_function(A)
-        self.assertEqual([A], self.kernel.disturbed())
         self.kernel.guest_returns(A)
         worker.join(5)
         self.assertFalse(self.kernel.exists(f'bus/pci/devices/{A}/driver'))
+
+    def test_unbinding_that_hangs(self):
+        """Its link is gone, its lock is held, also if the writer is killed."""
+        self.start(gpus=[{'address': A}])
+        link = f'bus/pci/devices/{A}/driver'
+        self.kernel.set_fault(A, in_use=True)
+        with mock.patch.object(time, 'sleep', side_effect=KeyboardInterrupt):
+            for call in ((self.kernel.unbind, A), (self.kernel.unbind, A),
+                         (self.kernel.probe, A), (self.kernel.guest_takes, A),
+                         (self.kernel.rebind, A, 'vfio-pci'),
+                         (self.kernel.reset_function, A)):
+                self.assertRaises(KeyboardInterrupt, *call)
+                self.assertFalse(self.kernel.exists(link))
+                self.assertNotIn(A, self.kernel.listdir(
+                    'bus/pci/drivers/nvidia'))
+                self.assertEqual('1', self.kernel.read(
+                    f'bus/pci/devices/{A}/enable'))
+        self.kernel.set_fault(A, in_use=None)
+        self.assertFalse(self.kernel.exists(link))
+        self.kernel.reset_function(A)
+        self.kernel.probe(A)
+        self.assertTrue(self.kernel.exists(link))
 
     def test_what_a_reboot_forgets(self):
         self.start({'address': A, 'ports': 2, 'vfs': 2}, {'address': B})
