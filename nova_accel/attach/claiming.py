@@ -4,10 +4,13 @@
 The handles are chosen from memory without a lock, because asking the kernel
 whether a process of the host has them open may take long. Then, under the lock
 "choice", the handles are claimed if they are still offered. Otherwise other
-handles are chosen. For example, two builds choose the same VF: the second
-build finds the VF HELD under the lock, and chooses another VF.
+handles are chosen, again without the lock. For example, two builds choose the
+same VF: the second build finds the VF HELD under the lock, releases the lock,
+and chooses another VF.
 """
 
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 
 from oslo_utils import uuidutils
@@ -58,11 +61,7 @@ class Claiming:
         # a device may have been disabled just now, and its pool have others
         self._store.refresh()
         kept = [claim for keep in steps.keep for claim in keep.claims]
-        chosen = self._choose_unused(server, takes, kept)
-        with self._inventory.claiming:
-            if not self._choice.is_current(chosen):
-                # another build has claimed one of the handles since
-                chosen = self._choice.choose(server, takes, kept)
+        with self._chosen_unused(server, takes, kept) as chosen:
             todo = []
             for take in takes:
                 offered = [chosen[take.provider_uuid].pop(0)
@@ -76,8 +75,15 @@ class Claiming:
         self._gate.wait(claims)
         return todo
 
-    def _choose_unused(self, server, takes, kept) -> device_choice.Chosen:
-        """Choose handles that no process of the host has open."""
+    @contextlib.contextmanager
+    def _chosen_unused(self, server, takes, kept,
+                       ) -> Iterator[device_choice.Chosen]:
+        """Choose handles that no process of the host has open, and hold the
+        lock "choice" inside the context.
+
+        Between the question and the lock, another build may claim one of the
+        handles. Then choose again without the lock.
+        """
         asked: set[model.AttachHandle] = set()
         while True:
             chosen = self._choice.choose(server, takes, kept)
@@ -85,8 +91,10 @@ class Claiming:
                    if offer.handle not in asked]
             self._inventory.ask_users(new)
             asked.update(offer.handle for offer in new)
-            if self._choice.is_current(chosen):
-                return chosen
+            with self._inventory.claiming:
+                if self._choice.is_current(chosen):
+                    yield chosen
+                    return
 
     def _await_clean(self, provider_uuids):
         """Clean regions that other servers have released, or wait until a

@@ -310,9 +310,10 @@ class InUseTest(TestCase):
         self.assertHas(server, second)
 
     def test_claimed_in_the_last_moment(self):
-        """After the last question, and before the lock for claims."""
-        self.start({'address': A, 'vfs': 2, 'total_vfs': 2})
-        first, second = self.handles()
+        """After the last question, and before the lock for claims. A process
+        has the next one open."""
+        self.start({'address': A, 'vfs': 3, 'total_vfs': 3})
+        first, used, second = self.handles()
         lock, others = self.host.inventory.claiming, []
 
         class Meanwhile:
@@ -321,6 +322,7 @@ class InUseTest(TestCase):
                 if not others:
                     others.append(None)
                     others[0] = self.boot()
+                    self.host.kernel.guest_takes(used)
                 lock.acquire()
 
             def __exit__(_, *error):
