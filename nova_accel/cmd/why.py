@@ -1,5 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """nova-accel why: show which hosts can take a server of a flavor, and why not.
+
+For one device that is fenced or missing, see nova-accel discover.
 """
 
 import collections

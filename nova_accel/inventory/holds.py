@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Holds: why a device, a region or a handle is given to no server.
+"""Holds: reasons not to give a device, a region or a handle to a server.
 
 A hold applies to a card, to a part of it (a region, or all of a device without
-regions), or to one handle. A handle with at least one hold is withheld.
+regions), or to one handle. A handle with at least one hold is withheld, except
+if all its holds are of the kinds cleaning, suspect and planned (see below).
 
 ================  ======  =============================  ======================
 Kind              Scope   Meaning                        Lifted by
@@ -95,7 +96,7 @@ class Scope(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """The reason why a handle is withheld; see the table of the module."""
+    """The kind of a hold; see the table of the module."""
 
     def __new__(cls, name: str, *_args):
         kind = object.__new__(cls)
@@ -155,7 +156,8 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Hold:
-    """One reason why servers do not get a card, a part of it or a handle."""
+    """One reason why servers do not get a card, a part of it or a handle, or
+    get it last."""
 
     kind: Kind
     #: address of the device

@@ -12,7 +12,11 @@ WITHHELD   no server has it, and no server can get it because of a hold
 =========  ===================================================================
 
 No other module decides this. The inventories in Placement, the choice of
-devices for a build and the operator's commands use the result.
+devices for a build and the operator's commands use the result. It does not
+depend on the server. Which server gets a FREE handle follows from
+planning.reasons (whether Placement offers the handle for the request),
+scheduler.cost (in which order candidates are tried) and attach.choice (which
+handle of a pool, and refusals that depend on the request).
 
 of_claims(), of_unclean(), of_groups() and of_sets() compute the holds that
 follow from claims, policies and other devices. The device table
