@@ -67,7 +67,8 @@ class Consumers:
             return {uuid: _given(self._allocations(uuid)) for uuid in uuids}
         # first the room, then the generations: a provider that was full, and
         # has the same generation afterwards, was unchanged at the time of the
-        # first answer
+        # first answer. The copy is read before both: a refresh in between
+        # would bring the generation of a change that the first answer lacks
         known, copied = self._full, {
             uuid: self._generation(uuid) for uuid in uuids}
         queries = {uuid: f'{known[uuid].resource_class}:1' if uuid in known
@@ -89,8 +90,10 @@ class Consumers:
                 full = self._if_full(uuid, now.get(uuid), found[uuid])
             if full:
                 is_full[uuid] = full
-        # copied at once: an order of the operator may query meanwhile
-        self._full = is_full
+        # in one step, because an order of the operator may query meanwhile. A
+        # call about some providers keeps what is known of the others
+        self._full = {**{uuid: full for uuid, full in known.items()
+                         if uuid not in uuids and uuid in now}, **is_full}
         return found
 
     def _providers(self, anchor: str, **query: str) -> dict[str, int]:
@@ -108,9 +111,11 @@ class Consumers:
         :returns: '' if nothing can be allocated. None if the amounts are
             unknown, or if a single allocation cannot contain all of them.
         """
-        _, inventory = self._copy_of(uuid) or (None, {'': {'total': 0}})
+        copy = self._copy_of(uuid)
+        if copy is None:
+            return None
         found = []
-        for name, item in sorted(inventory.items()):
+        for name, item in sorted(copy[1].items()):
             room = _room(item)
             if not (room >= 1 and room == int(room)
                     and item.get('max_unit', room) >= room):

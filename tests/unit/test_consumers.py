@@ -86,6 +86,8 @@ class ConsumersTest(testtools.TestCase):
         self.assertEqual(7, self.look(providers))
         # the generations, and where there is room
         self.assertEqual(2, self.look(providers))
+        # also after a call about a part of them
+        self.assertEqual(2, self.look(providers[1:]))
         self.assertEqual(2, self.look(providers))
 
     def test_few_are_asked_each(self):
