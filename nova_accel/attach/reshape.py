@@ -18,6 +18,10 @@ former provider    former provider      move allocation and claim when
                                         present provider reserves the device
 former provider    present provider     change the claim: nova-compute was
                                         killed before it did so
+former provider    both, because two    change the claims
+                   devices of one
+                   server changed
+                   places
 former provider    none                 change the claim; attach.reconcile
                                         restores the allocation
 former provider,   former provider      none, unless the server has all of the
@@ -212,7 +216,7 @@ class Reshape:
         self._left = []
         given = self._cloud.consumers_of({uuid for move in moves for uuid in (
             move.claim.provider_uuid, move.to)})
-        shown = collections.Counter(
+        needed = collections.Counter(
             (c.consumer_uuid, self._inventory.shown.provider_of(c),
              c.resource_class) for c in self._holdings.all()
             if c.state is not model.ClaimState.DELETING)
@@ -220,10 +224,10 @@ class Reshape:
         for move in moves:
             claim = move.claim
             before = given[claim.provider_uuid]
-            # if two devices of one server have changed places, the allocation
-            # from each provider has the amount that its claims need there
+            # if two devices of one server have changed places, the server has
+            # from each provider the amount that its claims need there
             if all(there.get(claim.consumer_uuid, {}).get(
-                    claim.resource_class, 0) == shown[
+                    claim.resource_class, 0) == needed[
                         claim.consumer_uuid, uuid, claim.resource_class]
                     for uuid, there in given.items()):
                 done.append(move)
