@@ -463,7 +463,8 @@ class Claim:
     created_type: str | None = None
     #: whether the handle may contain data of the server: if so, the driver's
     #: release() is called. Written before prepare() if the handle has a
-    #: created_type, otherwise after it
+    #: created_type, before it is unbound from a driver of the host, otherwise
+    #: after prepare()
     prepared: bool = False
     #: JSON of the part of the request for the driver, '' if unknown; written
     #: and read by attach.driver_calls

@@ -218,8 +218,8 @@ class Holdings:
             self._store.update(now, driver_memory=memory, prepared=True)
 
     def mark_prepared(self, claim: model.Claim, prepared: bool) -> None:
-        """Store whether a handle may contain data of its server, or state that
-        the driver has left."""
+        """Store whether a handle may contain data of its server, or must be
+        released by its driver."""
         self._store.update([claim], prepared=prepared)
 
     def keep_error(self, claim: model.Claim, error: str) -> None:
