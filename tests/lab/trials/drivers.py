@@ -4,6 +4,7 @@ from tests import lab
 from tests.lab import machine
 from tests.lab import processes
 from tests.lab.trials import base
+from tests.lab.trials import computes
 from tests.lab.trials import handover
 from tests.lab.trials import kinds
 
@@ -21,6 +22,14 @@ class OnKernel(base.Trial):
 
     def check(self, command):
         print('    ' + machine.check(command).replace('\n', '\n    '))
+
+
+class Unbinding(OnKernel):
+
+    def test_1_without_nova(self):
+        """A device that a process has open: unbinding it hangs, its link is
+        gone, and the error comes in time, also in another process."""
+        self.check(self.put('unbind_on_kernel.py') + computes.EDU)
 
 
 class Nvme(OnKernel):
