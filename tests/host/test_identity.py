@@ -11,6 +11,7 @@ from unittest import mock
 import ddt
 import fixtures
 
+from nova_accel.attach import holdings
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel import model
@@ -137,7 +138,17 @@ class DiskTest(IdentityTestCase):
         self.host.boot(
             {f'resources{n}:{SSD}': '1' for n in (1, 2)},
             self.host.allocation(ONE, SSD) | self.host.allocation(TWO, SSD))
-        self.exchange((ONE, TWO))
+        written, write = [], holdings.Holdings.reshaped
+
+        def dies(*args):
+            # between the two claims
+            if written:
+                raise KeyboardInterrupt
+            written.append(write(*args))
+        with mock.patch.object(holdings.Holdings, 'reshaped', dies):
+            self.assertRaises(
+                KeyboardInterrupt, self.exchange, (ONE, TWO))
+        self.restart()
         self.assertAllocated()
 
     def assertAllocated(self):
