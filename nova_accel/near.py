@@ -88,17 +88,24 @@ def unreported(wanted: Iterable[Level], domains: Iterable[Domains],
 
 
 def room(level: str, free: Mapping[str, int],
-         domains: Mapping[str, Domains]) -> dict[str, int]:
-    """Return how many servers fit into each domain of a level.
+         domains: Mapping[str, Domains], wanted: Iterable[Level] = (),
+         ) -> dict[str, int]:
+    """Return how many servers that are scheduled together fit into each domain
+    of a level.
 
     :param free: host -> number of servers that fit on it.
     :param domains: host -> its domains.
+    :param wanted: levels(). All servers get one domain of each required level.
     """
-    found: dict[str, int] = {}
+    names = [level, *(one.name for one in wanted if one.required)]
+    parts: dict[tuple, int] = {}
     for host, servers in free.items():
-        domain = domains[host].get(level)
+        part = tuple(map(domains[host].get, names))
+        parts[part] = parts.get(part, 0) + servers
+    found: dict[str, int] = {}
+    for (domain, *_), servers in parts.items():
         if domain is not None:
-            found[domain] = found.get(domain, 0) + servers
+            found[domain] = max(found.get(domain, 0), servers)
     return found
 
 

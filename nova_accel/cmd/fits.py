@@ -206,7 +206,8 @@ def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
                     for host in there]
         if level:
             room = near.room(level, {host: number for host, number, _
-                                     in of_hosts}, domains)
+                                     in of_hosts}, domains,
+                             wanted(question).affinity.levels)
             found += [(name, ALL, max(room.values(), default=0),
                        '; '.join((f'the most in one {level}',
                                   *limits.values()))), *(
@@ -259,7 +260,8 @@ def of_host(asked: capacity.Wanted, host: Host) -> tuple[int, capacity.Limit]:
     domains = naming.near_of(host.known.providers[0].traits)
     for level in asked.affinity.levels:
         if level.required and level.name not in domains:
-            why = f'no domain of the level {level.name} ({near.KEY})'
+            why = (f'not exactly one domain of the level {level.name} '
+                   f'({near.KEY})')
             return 0, capacity.Limit(why, why)
     free = host.known.free
     number = capacity.count(asked, host.known, free)

@@ -384,7 +384,7 @@ class Answer:
         for level in self._scheduling.affinity.levels:
             if level.required and level.name not in domains:
                 return [f'{near.KEY} requires a {level.name}, and the host '
-                        f'reports none ([accel] near)']
+                        f'does not report exactly one ([accel] near)']
         if offered and not kept:
             return [f'the flavor needs all accelerators '
                     f'{self._scheduling.affinity}, and they are on '

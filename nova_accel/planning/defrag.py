@@ -171,12 +171,19 @@ class _Search:
         self._goal, self._states = goal, states
         self._domains = [naming.near_of(host.providers[0].traits)
                          for host in self._hosts]
-        #: domain -> numbers of its hosts
-        self._parts: dict[str | None, list[int]] = {}
-        for number, domains in enumerate(self._domains):
-            if goal.level is None or goal.level in domains:
-                self._parts.setdefault(
-                    domains.get(goal.level), []).append(number)
+        names = [goal.level] if goal.level else []
+        if names and goal.wanted and not goal.members:
+            # a job would not get the room of several domains
+            names += [level.name for level in goal.wanted.affinity.levels
+                      if level.required]
+        #: of each host: its domain of each of these levels
+        self._part_of = [tuple(map(domains.get, names))
+                         for domains in self._domains]
+        #: domains -> numbers of the hosts in them
+        self._parts: dict[tuple, list[int]] = {}
+        for number, part in enumerate(self._part_of):
+            if None not in part:
+                self._parts.setdefault(part, []).append(number)
         self._results: dict = {}
         self._counts: dict = {}
         self._placed: dict = {}
@@ -352,7 +359,7 @@ class _Search:
         for number, free, members in (
                 (source, _freed(cloud.free[source], kind), -kind.is_member),
                 (target, placed, kind.is_member)):
-            domain = self._domains[number].get(self._goal.level)
+            domain = self._part_of[number]
             if domain in now:
                 now[domain] += members if self._goal.members else (
                     self._count(number, free)

@@ -119,6 +119,9 @@ class Scheduling:
         :param free: UUID of a host -> servers that fit on it.
         """
         members = self.expected.members
+        if members is None and not any(
+                level.required for level in self.affinity.levels):
+            members = ()
         if members is None:
             self.near = near.Choice({}, 'the hosts of the other members of the '
                                         'server group could not be read')

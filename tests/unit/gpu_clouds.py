@@ -33,8 +33,8 @@ class Cloud:
                 held[uuid] = given
                 self.servers[name].append(
                     defrag.Server(uuid, flavor, given))
-            traits = {f'CUSTOM_NEAR_RACK_{rack}'
-                      for rack in racks[number:number + 1]}
+            traits = {trait for rack in racks[number:number + 1] for trait in (
+                f'CUSTOM_NEAR_RACK_{rack}', 'CUSTOM_NEAR_ROW_1')}
             providers = [dataclasses.replace(
                 root(vcpus=vcpus), traits=frozenset(traits))] + [
                 provider(f'pool{pool}', [node(pool)], **{GPU: total})

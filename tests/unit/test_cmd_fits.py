@@ -146,18 +146,26 @@ class FitsTest(CloudTestCase):
         ], self.rows('fits', 'four', '--near', 'rack'))
         self.flavors[1]['extra_specs']['accel:near'] = (
             'rail=preferred,rack=required')
-        lacks = 'no domain of the level rack (accel:near)'
+        lacks = 'not exactly one domain of the level rack (accel:near)'
         self.assertEqual([
             ('four', '(all)', 3, f'{GPU} (on 3 of 5 hosts); accel:near '
              'prefers the level rail, and no suitable host reports a domain '
              'of it'),
             ('four', 'compute1', 0, lacks),
         ], self.rows('fits', 'four', '--by-host')[:2])
+        # no job is in two NVLink domains of a rack
+        for number, node in enumerate(self.nodes[2:]):
+            self.services.set_traits(node['id'], [
+                'CUSTOM_NEAR_RACK_A', f'CUSTOM_NEAR_NVLINK_{number}'], 2)
+        self.flavors[1]['extra_specs']['accel:near'] = 'nvlink=required'
+        self.assertEqual(
+            ('four', 'CUSTOM_NEAR_RACK_A', 2),
+            self.rows('fits', 'four', '--near', 'rack')[1][:3])
         done = self.run_command('fits', '--near', 'rail')
         self.assertEqual(1, done.returncode)
         self.assertIn("No host reports a domain of the level 'rail'",
                       done.stderr)
-        self.assertIn('one of the levels rack.', done.stderr)
+        self.assertIn('one of the levels nvlink, rack.', done.stderr)
 
     def test_places_that_placement_does_not_show(self):
         """A pool on several nodes; one device is on one node anyway."""

@@ -215,8 +215,8 @@ class AnswerTest(configured.TestCase):
             'accel:near': 'rail=preferred,rack=required'}}, {})
         cloud = Cloud()
         for traits, said in (
-                (set(), ['accel:near requires a rack, and the host reports '
-                         'none ([accel] near)', 'free']),
+                (set(), ['accel:near requires a rack, and the host does not '
+                         'report exactly one ([accel] near)', 'free']),
                 ({'CUSTOM_NEAR_RACK_A'}, ['free'])):
             cloud.root = dataclasses.replace(
                 cloud.root, traits=frozenset(traits))

@@ -35,6 +35,15 @@ class PlanTest(testtools.TestCase):
             [move] = cloud.plan(FOUR, 1, 'rack').moves
             self.assertEqual(target, move.target)
 
+    def test_required_level_of_the_flavor(self):
+        """Room in two racks of a row is none for a job that needs one."""
+        bound = dataclasses.replace(FOUR, affinity=request.Affinity(
+            levels=levels.levels('rack=required')))
+        cloud = Cloud([[4], [4], [4]], [[], [], [(ONE, 0)]], racks='ABB')
+        self.assertEqual((), cloud.plan(FOUR, 2, 'row').moves)
+        [move] = cloud.plan(bound, 2, 'row').moves
+        self.assertEqual(('host2', 'host0'), (move.source, move.target))
+
     def moves(self, cloud, flavor, amount):
         found = cloud.plan(flavor, amount)
         return found and [(m.server, m.source, m.target) for m in found.moves]

@@ -320,6 +320,11 @@ class NearTest(FilterTestCase):
             self.assertIn(said, log.output[0])
             self.assertIn(said, missing.refusal(self.scheduling))
 
+    def test_preferred_if_members_could_not_be_read(self):
+        spec, hosts = self.begin('rack=preferred',
+                                 scheduling.Expected(1, None))
+        self.assertEqual('a0 a1 a2 b0 b1 b2', self.filter(spec, hosts))
+
     def test_level_that_no_host_reports(self):
         with mock.patch.object(scheduling, '_ONCE', logging.Once()):
             for near, verb, left in (
