@@ -53,9 +53,8 @@ not-cleaned *     handle  it is not clean yet after its  a cleaning that
 unallocated       handle  a server has it, and its       nova-compute allocates
                           allocation is missing in       it, or the server is
                           Placement                      deleted
-overlap *         part    a server has the PF and these  the server is deleted
-                          are VFs of it, or the other
-                          way round
+overlap *         part    a server has the PF of these   the server is deleted
+                          VFs, or VFs of this PF
 cleaning          part    a region is cleaned after its  the end of that
                           last server
 incomplete-set    card    another device of its set is   all devices of the set
