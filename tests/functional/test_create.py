@@ -147,8 +147,8 @@ class CreateTest(operations.OperationsTestBase):
         self.delete_all()
 
     def test_region_is_taken(self):
-        """Create, if a server that Nova has deleted has the device on the
-        first host: the server is built on another host."""
+        """Create, if a deleted server still has the device on the first host:
+        the server is built on another host."""
         self.flags(running_deleted_instance_action='noop')
         host, card = self.preferred()
         address = base.vf(card)

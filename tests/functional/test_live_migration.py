@@ -380,7 +380,7 @@ class TransparentTest(TransparentTestBase):
         self.delete_all()
 
     def test_fails(self):
-        """Live migration with the state of devices that fails: the guest stays
+        """A live migration with the state of devices fails: the guest stays
         on its host, with its devices, and those on the new host are
         released."""
         self.start(self.VGPU_FLAVOR)
@@ -390,7 +390,7 @@ class TransparentTest(TransparentTestBase):
         self.delete_all()
 
     def test_fails_without_the_new_host(self):
-        """Live migration with the state of devices that fails while
+        """A live migration with the state of devices fails while
         nova-compute of the new host is down: the devices there are released
         when this nova-compute starts."""
         self.start(self.VGPU_FLAVOR)
@@ -411,8 +411,8 @@ class TransparentTest(TransparentTestBase):
         self.assertEqual([], self.claims())
 
     def test_forced(self):
-        """Live migration with the state of devices that the operator forces to
-        complete: the guest is paused until everything is copied."""
+        """A forced completion of a live migration with the state of devices:
+        the guest is paused until everything is copied."""
         def migrate(domain, *args, **kwargs):
             domain._job_type = fakelibvirt.VIR_DOMAIN_JOB_UNBOUNDED
             under_way, = self.admin_api.api_get(
@@ -457,8 +457,8 @@ class TransparentTest(TransparentTestBase):
         self.delete_all()
 
     def test_refused(self):
-        """Live migration with the state of devices if libvirt or QEMU of
-        either host is older than 10.0 or 8.2.2, ``nova.conf`` permits
+        """Live migration with the state of devices if libvirt before 10.0 or
+        QEMU before 8.2.2 is on either host, ``nova.conf`` permits
         post-copy, the guest has a virtual IOMMU, or the pause would exceed the
         permitted one: refused by the compute host before anything moves."""
         self.start(vgpus.flavor(LARGE))
@@ -554,8 +554,8 @@ class TransparentTest(TransparentTestBase):
     @cloud.fresh
     def test_killed_after_the_move(self):
         """nova-compute of the source is killed after the guest has moved: the
-        guest has its devices, and no other server gets the devices that it has
-        claimed on either host."""
+        guest has its devices, and no other server gets the devices that the
+        server has claimed on either host."""
         self.start(self.VGPU_FLAVOR)
         self.kill_source_after_the_move()
         for host in self.source, self.destination:

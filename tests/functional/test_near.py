@@ -173,7 +173,8 @@ class NearTest(NearTestBase):
 
     def step_forced_host(self):
         """Create on a host that the operator names (``--availability-zone
-        nova:<host>``), or migrate to one: ``accel:near`` is ignored."""
+        nova:<host>``), or migration to such a host: ``accel:near`` is
+        ignored."""
         group = self.group()
         first = self.one(REQUIRED, group)
         self.assertEqual({'a'}, self.racks_of([first]))

@@ -46,8 +46,8 @@ class KeepMixin(operations.StepsMixin):
         self._start_server(self.server)
 
     def step_suspend_resume(self):
-        """Suspend: the guest is saved without devices, which the server
-        keeps; resume attaches them again."""
+        """Suspend: the guest is saved without its devices; the server keeps
+        them, and resume attaches them again."""
         server = self._suspend_server(self.server)
         self.assertEqual([], self.hostdevs(server))
         self.assertEqual(self.before, self.held(server))
@@ -303,7 +303,8 @@ class ResizeTest(operations.MoveTestBase):
 
     def test_resize_to_another_function(self):
         """Resize to a flavor with another function: programmed, unless a free
-        region carries it; a revert returns the original device."""
+        region already carries the function; a revert returns the original
+        device."""
         self.assertFunction(
             self.resize(1, base.fpga_flavor(function_id=base.NLB3)),
             base.NLB3)

@@ -164,7 +164,7 @@ class RuntimeTest(guests.Reads, operations.OperationsTestBase):
 
     def test_function_follows_a_migration(self):
         """Cold migration after a programming at run time: the new device first
-        has the function of the flavor; nova-compute programs it at the next
+        has the function of the flavor, and that of the image after the next
         interval."""
         self.ask(self.image)
         self.run_now()
