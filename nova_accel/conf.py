@@ -23,11 +23,11 @@ Path of a YAML file with a simulated host, or of a file of ``nova-accel
 capture``, whose devices replace those of the machine, for trials of Placement
 and the scheduler without hardware. libvirt refuses such devices: no server
 starts with one. nova-compute writes the state of the devices into the
-directory of the file. If this is a directory, its file ``<host>.yaml`` is
-used, where <host> is [DEFAULT] host."""),
+directory of the file. If the path names a directory, nova-compute uses the
+file ``<host>.yaml`` in it, where <host> is [DEFAULT] host."""),
     cfg.StrOpt('resource_classes', default='custom',
                choices=[('custom', 'CUSTOM_ACCELERATOR_<TYPE>'),
-                        ('standard', 'FPGA, PGPU, VGPU where os-resource-'
+                        ('standard', 'FPGA, PGPU, VGPU if os-resource-'
                                      'classes has one for the type')], help="""
 Spelling of the resource classes of accelerators in Placement. Set the same
 value for every nova-compute, nova-api and nova-scheduler. Do not change it on
@@ -42,8 +42,8 @@ and vGPU code: OWNER_CYBORG, or a trait of yours that begins with
 CUSTOM_FPGA_<CLASS>, for example CUSTOM_FPGA_NETWORK. May be given several
 times. Example: ``COMPUTE:d8424dc4-a4a3-c413-f89e-433683f9040b``."""),
     cfg.ListOpt('fixed_devices', default=[], help="""
-PCI addresses of FPGA cards that nova-compute never programs. Servers get them
-with their present function."""),
+PCI addresses of FPGA cards that nova-compute never programs. Servers get these
+cards with their present function."""),
     cfg.ListOpt('whole_cards', default=[], help="""
 PCI addresses of FPGA cards that servers get completely, and may program, reset
 and flash. With DFL, the card must have one port and no VFs; guests get its
@@ -53,20 +53,20 @@ treats the content of such a card as that of the server's project, and replaces
 it before another server gets the card. Example: ``0000:5e:00.0``."""),
     cfg.MultiStrOpt('include_devices', default=[], help="""
 Rules that select devices. The drivers gpu and nvme offer only devices that
-match a rule. Another driver offers all its devices, or, if a rule matches one
-of them, only those that match a rule. A rule is a list of ``key=value`` pairs
-with the keys address (PCI), vendor and product (four hex digits), and
-subsystem (``10de:1533``), which distinguishes boards of one product. All pairs
-must match; ``*`` and ``?`` are wildcards. May be given several times. Example:
-``vendor=8086 product=09c4``."""),
+match a rule. Each other driver offers all its devices; but if a rule matches
+one of them, the driver offers only devices that match a rule. A rule is a list
+of ``key=value`` pairs with the keys address (PCI), vendor and product (four
+hex digits), and subsystem (``10de:1533``), which distinguishes boards of one
+product. All pairs must match; ``*`` and ``?`` are wildcards. May be given
+several times. Example: ``vendor=8086 product=09c4``."""),
     cfg.MultiStrOpt('exclude_devices', default=[], help="""
 Devices that match one of these rules are not offered, even if include_devices
 matches too. An address can also be that of a single VF. Example:
 ``address=0000:3b:*``."""),
     cfg.ListOpt('virtual_functions', default=[], help="""
 ``<PCI address of a physical function>=<number>``: number of VFs that
-nova-compute creates, at its start and later while no server has the device,
-for the drivers dfl, gpu, qat, nvme, vgpu and pci. Existing VFs are not
+nova-compute creates for devices of the drivers dfl, gpu, qat, nvme, vgpu and
+pci: at its start, and later if no server has the device. Existing VFs are not
 changed. Example: ``0000:3d:00.0=16``."""),
     cfg.ListOpt('vgpu_types', default=[], help="""
 Types of vGPUs that servers can get, in order of preference, by the vendor's
@@ -104,27 +104,30 @@ given several times. Example: ``0000:1a:00.0 0000:1b:00.0 0000:1c:00.0
 0000:1d:00.0``."""),
     cfg.StrOpt('fabric_command', help="""
 How nova-compute activates the partition of a set of GPUs under NVSwitches
-before their guest starts, and deactivates it after. ``libnvfm``: by the
-library of NVIDIA's Fabric Manager, at 127.0.0.1:6666; ``libnvfm:<address>`` at
-<IPv4 address>:<port> or the path of a socket; gpu_modules is needed too. An
-absolute path: by this command, which nova-compute runs as its own user, one at
-a time, with ``activate`` or ``deactivate`` and the sorted PCI addresses of the
-set; it must exit with 0 if the partition is then in this state. ``static``:
+before the guest of the set starts, and deactivates it afterwards. With
+``libnvfm``, it calls the library of NVIDIA's Fabric Manager at 127.0.0.1:6666;
+with ``libnvfm:<address>``, at <IPv4 address>:<port> or at the path of a
+socket. Both need gpu_modules. With an absolute path, nova-compute runs this
+command as its own user, one at a time. The arguments are ``activate`` or
+``deactivate``, and the sorted PCI addresses of the set. The command must exit
+with 0 if the partition is in this state at its end. With ``static``,
 partitions are never changed. Without this option, such sets are not offered.
-vGPUs of such GPUs are offered with ``static`` or, if they have all of a GPU,
-with ``libnvfm``. Example: ``libnvfm``."""),
+With ``static``, vGPUs of such GPUs are offered too; with ``libnvfm``, only
+vGPUs that have all of a GPU. Example: ``libnvfm``."""),
     cfg.ListOpt('gpu_modules', default=[], help="""
 ``<PCI address of a GPU>=<module>``: the number by which NVIDIA's Fabric
 Manager identifies the GPU, shown as ``Module ID`` by ``nvidia-smi -q`` while
 the GPU is bound to NVIDIA's driver. It does not follow from the order of the
 addresses. Example: ``0000:1a:00.0=2,0000:1b:00.0=4``."""),
     cfg.IntOpt('discovery_interval', default=60, min=1, help="""
-Seconds after which, at the latest, nova-compute looks again for added and
-removed devices and reads their health. It reads signals of the bus three times
-as often, and handles events of the kernel at once."""),
+Maximum number of seconds between two looks of nova-compute for added and
+removed devices, and between two readings of the health of devices.
+nova-compute reads signals of the bus three times as often, and handles events
+of the kernel at once."""),
     cfg.IntOpt('discovery_timeout', default=60, min=1, help="""
-Seconds that a scan, of all devices in parallel, may take. A device that takes
-longer is fenced; the start of nova-compute waits for it once."""),
+Seconds that a scan may take. nova-compute scans all devices in parallel. A
+device that takes longer is fenced. At its start, nova-compute waits for
+devices at most for this time."""),
     cfg.ListOpt('health', default=['observe'], help="""
 How nova-compute reacts to problems of devices: ``<mode>`` for all signals,
 ``<signal>=<mode>`` for one. With ``observe`` it logs findings, and commands
@@ -135,42 +138,44 @@ documentation marks as new stay with ``observe`` unless you name them. With
 ``off`` nova-compute reads no signals. Example: ``act,link_speed=off``."""),
     cfg.StrOpt('heal', default='off',
                choices=[('off', 'servers stay where they are'),
-                        ('observe', 'it is reported which would be migrated'),
+                        ('observe', 'nova-compute reports which servers it '
+                                    'would migrate'),
                         ('cold', 'they are stopped, migrated and started'),
                         ('live', 'they are migrated while they run')],
                help="""
 What nova-compute does with a server whose device is gone or has failed for a
 discovery_interval: it asks Nova to migrate the server to another host with
-room, as the user of ``[service_user]``, who needs the role admin. One server of
-a host at a time, each once for one cause, none if half of a kind of devices
-fail together, and none for a day after a migration that failed. Devices have
-failed by the signals for which ``health`` is ``act``."""),
+room, as the user of ``[service_user]``, who needs the role admin. It migrates
+one server of a host at a time, and each server once for one cause. It migrates
+no server if at least two devices, and half of their kind, fail together, nor
+for a day after a failed migration. Only signals for which ``health`` is
+``act`` count as failures."""),
     cfg.IntOpt('heal_per_day', default=3, min=1, help="""
-Migrations that ``heal`` begins in a day (UTC), on all hosts together. Have the
-same value on all hosts."""),
+Maximum number of migrations that ``heal`` begins in a day (UTC), on all hosts
+together. Set the same value on all hosts."""),
     cfg.StrOpt('metrics_file', help="""
-Absolute path of a file for the textfile collector of node_exporter, which
-nova-compute replaces each discovery_interval and when the health of a device
-changes, with metrics of the state and use of devices. The name must end in
-``.prom``, and nova-compute must be able to write into the directory. By
+Absolute path of a file for the textfile collector of node_exporter, with
+metrics of the state and use of devices. nova-compute replaces the file each
+discovery_interval, and when the health of a device changes. The name must end
+in ``.prom``, and nova-compute must be able to write into the directory. By
 default no file is written. Example:
 ``/var/lib/prometheus/node-exporter/nova_accel.prom``."""),
     cfg.StrOpt('metrics_group', help="""
 Group that may read metrics_file (mode 0640), which then also has the use of
 devices by project. The users of node_exporter and of nova-compute must be
-members. Without it, the file has no projects, and every user can read it.
-Example: ``prometheus``."""),
+members. Without this option, the file has no projects, and every user can read
+it. Example: ``prometheus``."""),
     cfg.IntOpt('device_timeout', default=30, min=1, help="""
 Seconds that a build or a delete waits for a call to a device, for example for
 a reset or the creation of a vGPU. If the call takes longer, no server gets the
 device before the call has ended."""),
     cfg.IntOpt('runtime_programming_interval', default=30, min=1, help="""
-Interval in seconds in which nova-compute reads the metadata of servers, for
+Interval in seconds at which nova-compute reads the metadata of servers, for
 example a bitstream that their owner requests by ``accel:bitstream_id``.
 nova-compute reads these images with the credentials of [service_user]."""),
     cfg.IntOpt('runtime_programming_pause', default=60, min=0, help="""
 Minimum number of seconds between two programmings of the same region at run
-time. Earlier requests wait, without a delay for other servers."""),
+time. A request within this time waits, and does not delay other servers."""),
     cfg.IntOpt('programming_timeout', default=300, min=1, help="""
 Seconds that programming a region may take. A region that takes longer is
 quarantined until its driver reports it again."""),
@@ -209,10 +214,11 @@ Domains of this host, ``<level>=<domain>``, the nearest level first, for
 servers that must be near each other (``accel:near`` of flavors). You choose
 the names of levels, in lower-case letters and digits; a host is in one domain
 of each level. A domain is a trait that begins with ``CUSTOM_NEAR_<LEVEL>_``;
-or the absolute path of a file that contains its name, or of a command that
-prints it; or, for the level ``nvlink``, ``auto``: the cluster and clique that
-NVIDIA's driver reports. Files and commands are read each discovery_interval.
-Example: ``nvlink=auto,rail=CUSTOM_NEAR_RAIL_3,rack=CUSTOM_NEAR_RACK_R7``."""),
+or the absolute path of a file that contains the name of the trait, or of a
+command that prints this name; or, for the level ``nvlink``, ``auto``: the
+cluster and clique that NVIDIA's driver reports. Files and commands are read
+each discovery_interval. Example:
+``nvlink=auto,rail=CUSTOM_NEAR_RAIL_3,rack=CUSTOM_NEAR_RACK_R7``."""),
     cfg.ListOpt('qat_services', default=[], help="""
 Services of QAT cards of generation 4 and later, set at the start of
 nova-compute if the card has no VFs: ``<services>`` for all cards, ``<PCI
@@ -233,8 +239,8 @@ Directory for bitstreams that nova-compute has downloaded from Glance."""),
 IDs of projects whose images are the operator's bitstreams, like all public
 images. Placement shows only functions from the operator's images, and only
 these stay in a region for the next server. If set, nova-compute downloads the
-operator's images with the credentials of [service_user]: they need not be
-visible to tenants. Example: ``3f2c0b7a9d5e4c18a6b0d7e1f4932c85``."""),
+operator's images with the credentials of [service_user]: the images need not
+be visible to tenants. Example: ``3f2c0b7a9d5e4c18a6b0d7e1f4932c85``."""),
     cfg.IntOpt('bitstream_cache_size', default=4096, min=0, help="""
 Size limit of the bitstream cache in MiB. The least recently used bitstreams
 are removed first, but none that a server of the host uses."""),
@@ -267,12 +273,12 @@ has no effect."""),
     cfg.StrOpt('packing', default='stack',
                choices=[('stack', 'from the fullest: whole hosts stay free'),
                         ('spread', 'from the emptiest')], help="""
-From which hosts, and from which pools of a host, servers get devices for which
-they request no function. With ``stack``, servers without accelerators go to
-hosts without free accelerators first. This outweighs Nova's own weights of
-RAM, CPU, disk and I/O, but not the requests of the flavor or a server group of
-the tenant. ``accel:packing`` in a flavor takes precedence. Read by
-nova-scheduler."""), ]
+Order of the hosts, and of the pools of a host, from which servers get devices.
+Has no effect on requests for a function. With ``stack``, servers without
+accelerators go to hosts without free accelerators first. This outweighs Nova's
+own weights of RAM, CPU, disk and I/O, but not the requests of the flavor or a
+server group of the tenant. ``accel:packing`` in a flavor takes precedence.
+Read by nova-scheduler."""), ]
 
 ALL_OPTS = [*COMPUTE_OPTS, *BITSTREAM_OPTS, *PROFILE_OPTS, *API_OPTS,
             *SCHEDULER_OPTS]

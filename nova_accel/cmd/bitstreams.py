@@ -38,7 +38,7 @@ class MakeBitstream(command.Command):
         parser.add_argument(
             '--function', metavar='UUID', default=str(uuid.uuid4()),
             help='function that a region has after it is programmed with the '
-                 'file (default: a new one)')
+                 'file (default: a new UUID)')
         return parser
 
     def take_action(self, parsed_args):

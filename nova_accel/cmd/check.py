@@ -43,8 +43,8 @@ class Check(output.Table):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--config-file', action='append', metavar='FILE',
-            help='configuration of the services, may be repeated (default: as '
-                 'each of them finds it)')
+            help='configuration of the services; may be repeated (default: '
+                 'the files that each service reads)')
         parser.add_argument(
             '--service', action='append', choices=checks.SERVICES,
             help='run the checks for this service; may be repeated '

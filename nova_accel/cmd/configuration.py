@@ -34,8 +34,8 @@ def add_argument(parser, service: str = COMPUTE) -> None:
     """Give a command the argument --config-file."""
     parser.add_argument(
         '--config-file', action='append', metavar='FILE',
-        help=f'configuration of {service}, may be repeated (default: as '
-             f'{service} finds it)')
+        help=f'configuration of {service}; may be repeated (default: the '
+             f'files that {service} reads)')
 
 
 def read(files: Iterable[str] | None, service: str = COMPUTE) -> None:

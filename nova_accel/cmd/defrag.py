@@ -59,10 +59,10 @@ class Defrag(clouds.Asks, output.Table):
             help='id of the server group to bring together')
         parser.add_argument(
             '--near', metavar='LEVEL',
-            help='in one domain of this level of [accel] near')
+            help='plan for one domain of this level of [accel] near')
         parser.add_argument(
             '-n', '--number', metavar='N', type=int, default=1,
-            help='servers of it that must fit (default: 1)')
+            help='number of servers of the flavor that must fit (default: 1)')
         parser.add_argument(
             '--do', metavar='PLAN',
             help='carry out the plan with this number')

@@ -30,7 +30,7 @@ class DescribeFlavors(fits.OfFlavors):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--replace', action='store_true',
-            help='also replace descriptions and categories that are there')
+            help='also replace existing descriptions and categories')
         parser.add_argument(
             '--dry-run', action='store_true', help='change nothing')
         return parser

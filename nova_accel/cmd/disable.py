@@ -36,7 +36,7 @@ class _Disables(_OfDevice):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--reason', metavar='TEXT', default='',
-            help='why, for other operators; tenants do not see it')
+            help='reason, for other operators; tenants do not see it')
         return parser
 
     def _disable(self, parsed_args) -> str:
@@ -103,11 +103,11 @@ class Drain(_Disables, output.Table):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--at', metavar='TIME', type=handovers.time,
-            help='when, for example 2026-12-01T06:00 (UTC) or '
+            help='time of the drain, for example 2026-12-01T06:00 (UTC) or '
                  '2026-12-01T06:00+01:00')
         parser.add_argument(
             '--because', metavar='TEXT', default='',
-            help='with --at: why, for the owners of the servers, too')
+            help='with --at: reason, which owners of the servers see too')
         return parser
 
     def _plan(self, parsed_args) -> str:

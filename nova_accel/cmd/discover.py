@@ -67,8 +67,8 @@ class Discover(output.Lister):
         parser.add_argument(
             '--simulated-host', metavar='FILE',
             help='show the host that this file describes, in place of '
-                 '[accel] simulated_host; it ends at Placement, because '
-                 'libvirt refuses simulated devices')
+                 '[accel] simulated_host; no server can start with its '
+                 'devices, because libvirt refuses them')
         configuration.add_driver_argument(parser)
         return parser
 

@@ -72,7 +72,8 @@ class OfFlavors(clouds.Asks, output.Lister):
         self.add_cloud_arguments(parser)
         parser.add_argument(
             'flavors', metavar='FLAVOR', nargs='*',
-            help='name or id (default: all that ask for accelerators)')
+            help='name or id (default: all flavors that request '
+                 'accelerators)')
         return parser
 
 
@@ -96,27 +97,29 @@ class Fits(OfFlavors):
             '--host', metavar='HOST', action='append', default=[],
             help='only on this compute host; may be repeated')
         parser.add_argument(
-            '--by-host', action='store_true', help='a line for each host, too')
+            '--by-host', action='store_true',
+            help='also show a line for each host')
         parser.add_argument(
             '--near', metavar='LEVEL',
-            help='how many servers of a job fit into one domain of this level '
-                 'of [accel] near, with a line for each domain')
+            help='show how many servers of a job fit into one domain of this '
+                 'level of [accel] near, with a line for each domain')
         parser.add_argument(
             '--public', metavar='FILE',
-            help='replace this file for tenants: whether none, few or many '
-                 'servers of each public flavor fit, as JSON, without names '
-                 'of hosts, projects or servers')
+            help='write a file for tenants, which shows whether none, few or '
+                 'many servers of each public flavor fit, as JSON, without '
+                 'names of hosts, projects or servers')
         parser.add_argument(
             '--property', action='store_true',
-            help='with --public: also write the same into the property '
-                 f'{request.AVAILABLE_KEY} of each of these flavors, if it '
-                 'has changed')
+            help='with --public: also write the value of the file into the '
+                 f'property {request.AVAILABLE_KEY} of each of these flavors, '
+                 'if the value has changed')
         parser.add_argument(
             '--few', metavar='NUMBER', type=int, default=5,
             help='maximum number of servers that counts as few (default: 5)')
         parser.add_argument(
             '--numbers', action='store_true',
-            help='with --public: the number in place of none, few or many')
+            help='with --public: write the number in place of none, few or '
+                 'many')
         return parser
 
     def table(self, parsed_args):

@@ -105,8 +105,8 @@ class Drill(_OfDevice):
         parser.add_argument(
             '--stay', metavar='SECONDS', type=_seconds, default=_STAY,
             help=f'how long the finding lasts, up to an hour (default: '
-                 f'{_STAY}): until Prometheus has read it, and an alert has '
-                 f'reached you')
+                 f'{_STAY}); long enough that Prometheus reads it and an '
+                 f'alert reaches you')
         return parser
 
     def take_action(self, parsed_args):

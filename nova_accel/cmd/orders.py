@@ -32,7 +32,7 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         '--timeout', metavar='SECONDS', type=int, default=_PATIENCE,
         help=f'how long to wait for the response (default: {_PATIENCE}); '
-             f'nova-compute continues after it')
+             f'nova-compute continues its work after this time')
 
 
 def check_idle(known: claim_store.ClaimStore, address: str) -> None:

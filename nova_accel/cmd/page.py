@@ -48,7 +48,7 @@ class Page(cloud.Asks, command.Command):
         parser.add_argument(
             '--fits', action='store_true',
             help='also show how many servers of each flavor fit, as nova-accel '
-                 'fits; run it where the device profiles are those of nova-api')
+                 'fits; run it on a host with the device profiles of nova-api')
         parser.add_argument(
             '--journal', metavar='FILE', action='append', default=[],
             help='a file from nova-accel handovers -f json on a host: also '

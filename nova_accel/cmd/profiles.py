@@ -64,7 +64,7 @@ class ShowProfile(_Reads, output.Table):
         parser.add_argument('name', metavar='NAME')
         parser.add_argument(
             '--memory', metavar='GIB', type=int,
-            help='also check whether a guest with so much memory sees the '
+            help='also check whether a guest with this much memory sees the '
                  'devices of this host, and has ports left; run it on a '
                  'compute host')
         return parser

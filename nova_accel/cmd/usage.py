@@ -96,14 +96,14 @@ class Usage(output.Lister):
                  'times')
         parser.add_argument(
             '--by-claim', action='store_true',
-            help='a row for each time that a server had a device, with its '
-                 'seconds')
+            help='show a row for each time that a server had a device, with '
+                 'its seconds')
         parser.add_argument('--project', metavar='ID',
-                            help='only of this project')
+                            help='only use by this project')
         for name, what in ('since', 'from'), ('until', 'up to'):
             parser.add_argument(
                 f'--{name}', metavar='DAY', type=_day,
-                help=f'only {what} this day, UTC, as 2026-11-22')
+                help=f'only use {what} this day (UTC), for example 2026-11-22')
         return parser
 
     def table(self, parsed_args):
