@@ -246,7 +246,9 @@ class Conditions:
         rows = [row for row in self._store.owner_reports() if not row.ended]
         for claim in self._store.claims() if rows else ():
             for row in rows:
+                # a server may get a device again that it has released
                 if (row.server == claim.instance_uuid
+                        and text.to_second(claim.since) <= row.time
                         and row.card.means(claim.card)):
                     found.setdefault(claim.device_address, set()).add(
                         row.category)

@@ -191,6 +191,20 @@ class ReportTest(ReportsTestCase):
         self.assertEqual([], self.findings())
         self.assertIn('received', self.report(server=other))
 
+    def test_same_server_gets_it_again(self):
+        """As after shelving: the device was cleaned and tested meanwhile."""
+        self.report()
+        self.host.delete(self.server)
+        self.days_pass(.1)
+        self.host.boot({f'resources1:{health.CARD}': '1'},
+                       self.host.allocation(ONE, health.CARD),
+                       uuid_=self.server)
+        self.assertEqual([], self.findings())
+        self.assertIn('refused', self.report('hang'))
+        self.days_pass(1)
+        self.assertIn('received', self.report('hang'))
+        self.assertEqual([('owner_report', 'hang')], self.findings())
+
     def test_operator_ends_it(self):
         """His server can report it again a day later only."""
         self.report()
