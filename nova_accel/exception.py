@@ -152,7 +152,8 @@ class ServiceUnavailable(AcceleratorError):
 
 
 class NotThere(AcceleratorError):
-    """An argument of a command names an object that does not exist."""
+    """An argument of a command, or a request to Nova, names an object that
+    does not exist."""
 
 
 class PlacementUnavailable(AcceleratorError):

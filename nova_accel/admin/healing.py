@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Migrate servers away from devices that are gone or have failed.
 
-[accel] heal sets the kind of migration. The state is only in Nova's entries of
-the migrations that the user of [service_user] has begun. Hence nothing is lost
-if nova-compute ends. For example, a GPU falls off the bus. At its next look
-(inventory.looks), the host takes one of the slots of the day, writes
-``accel:healing`` into the metadata of the server, and asks Nova for a
+[accel] heal sets the kind of migration. The lasting state is only in Nova's
+entries of the migrations that the user of [service_user] has begun. Hence
+nothing is lost if nova-compute ends. For example, a GPU falls off the bus. At
+its next look (inventory.looks), the host takes one of the slots of the day,
+writes ``accel:healing`` into the metadata of the server, and asks Nova for a
 migration. A later look confirms the migration, and writes that it has ended.
 
 =======================  ====================================================
@@ -23,6 +23,7 @@ If nova-compute is killed after it took a slot, the slot stays in use.
 
 import collections
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 import time
 import typing
@@ -73,8 +74,10 @@ class Healing:
         self._since: dict[str, float] = {}
         #: why Nova has refused a migration; '' if it has not
         self._refused = ''
-        #: servers whose last migration is announced
-        self._announced: set[str] = set()
+        #: servers whose migration Nova has accepted, and that is not announced
+        self._begun: set[str] = set()
+        #: ids of Nova's entries that are announced
+        self._announced: set[int] = set()
         self._once = logging.Once()
         self.background = limited.Background(
             self.run, 'Servers of failed devices are not migrated')
@@ -97,12 +100,17 @@ class Healing:
         failed = next((row for row in rows if row['status'] in _FAILED), None)
         stopped = self._refused or failed and (
             f'the migration of server {failed["instance_uuid"]} has failed')
-        found = self._cloud.servers(sorted(servers))
+        found = self._cloud.servers(sorted({*servers, *self._begun}))
         # Nova's entry of a migration comes after the task
         self._follows |= any(server.task_state for server in found)
         for server in found:
             if self._follows:
                 # one at a time; a later look goes on
+                return
+            if server.uuid in self._begun:
+                self._refused = (f'Nova has not begun the migration of server '
+                                 f'{server.uuid} that it has accepted')
+                self._end(server.uuid, False, self._refused)
                 return
             why = stopped or self._obstacle(server, mode)
             if not why and mode != _OBSERVE:
@@ -176,27 +184,29 @@ class Healing:
             if row['source_compute'] != self._cloud.host:
                 continue
             if row['status'] in (*_ENDED, *_FAILED):
-                self._announce(uuid, row['status'])
+                self._announce(row)
                 continue
             goes_on = True
-            self._announced.discard(uuid)
             if (row['status'], row['migration_type']) == (
                     _TO_CONFIRM, 'migration'):
                 self._cloud.ask_nova(f'/servers/{uuid}/action',
                                      {'confirmResize': None})
         return goes_on
 
-    def _announce(self, uuid: str, status: str) -> None:
-        if uuid in self._announced:
+    def _announce(self, row: Mapping[str, typing.Any]) -> None:
+        if row['id'] in self._announced:
             return
-        try:
-            server = self._cloud.ask_nova(f'/servers/{uuid}')['server']
-        except exception.InvalidRequest:
-            # it was deleted
-            server = {'metadata': {}}
-        if server['metadata'].get(naming.HEALING_KEY, '').startswith(_BEGUN):
-            self._end(uuid, status not in _FAILED)
-        self._announced.add(uuid)
+        uuid = row['instance_uuid']
+        # without a server: it was deleted
+        with contextlib.suppress(exception.NotThere):
+            metadata = self._cloud.ask_nova(
+                f'/servers/{uuid}')['server']['metadata']
+            # the owner can remove the key
+            if uuid in self._begun or metadata.get(
+                    naming.HEALING_KEY, '').startswith(_BEGUN):
+                self._end(uuid, row['status'] not in _FAILED)
+        self._begun.discard(uuid)
+        self._announced.add(row['id'])
 
     def _end(self, uuid: str, is_well: bool, why: str = '') -> None:
         self._cloud.set_metadata(uuid, naming.HEALING_KEY, (
@@ -206,6 +216,7 @@ class Healing:
             LOG.error('Server %s could not be migrated away from a device that '
                       'is gone or has failed%s: no more are migrated, see '
                       'openstack server event list', uuid, why and f' ({why})')
+        self._begun.discard(uuid)
 
     def _notify(self, uuid: str, device: str, state: str, why: str) -> None:
         self._cloud.notify(EVENT, {
@@ -252,9 +263,12 @@ class Healing:
             if not naming.is_accelerator_class(name)}, **plain.resources})
         hosts = self._cloud.hosts_for(groups, specs.get('group_policy'))
         for uuid in sorted(hosts - given.keys())[:_MOST_HOSTS]:
-            node = self._cloud.ask_nova(f'/os-hypervisors/{uuid}')['hypervisor']
-            if (node['state'], node['status']) == ('up', 'enabled'):
-                return True
+            # of a host that was removed, only the provider may be left
+            with contextlib.suppress(exception.NotThere):
+                node = self._cloud.ask_nova(
+                    f'/os-hypervisors/{uuid}')['hypervisor']
+                if (node['state'], node['status']) == ('up', 'enabled'):
+                    return True
         return False
 
     def _begin(self, server: novas.Instance, mode: str, device: str) -> str:
@@ -275,6 +289,7 @@ class Healing:
             self._cloud.ask_nova(f'/servers/{server.uuid}/action', {
                 'os-migrateLive': {'host': None, 'block_migration': 'auto'}
             } if mode == _LIVE else {'migrate': {'host': None}})
+            self._begun.add(server.uuid)
         except exception.InvalidRequest as error:
             self._refused = exception.clause(error)
             self._end(server.uuid, False, self._refused)

@@ -153,6 +153,7 @@ class Cloud(typing.Protocol):
     def ask_nova(self, path: str, body: Mapping | None = None) -> dict:
         """Send a GET, or a POST with a body, to Nova's API; return the answer.
 
+        :raises NotThere: Nova does not have the object.
         :raises InvalidRequest: Nova or Keystone refuses it.
         :raises ServiceUnavailable: no answer came. Nova may still carry out
             the request.

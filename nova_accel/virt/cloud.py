@@ -341,6 +341,9 @@ class NovaCloud:
         asked = f'Nova was asked for {what}, and'
         try:
             return ask(self._nova)
+        except ks_exc.NotFound as error:
+            raise exception.NotThere(
+                f'{asked} has not found it ({_short(error)}).') from error
         except ks_exc.HTTPClientError as error:
             raise exception.InvalidRequest(
                 f'{asked} refused ({_short(error)}): compare the roles of the '

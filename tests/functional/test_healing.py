@@ -95,6 +95,8 @@ class HealingTest(pools.PoolsTestBase):
                 naming.HEALING_KEY], '^not migrated')
         self.assertIn('compare the roles of the user of [service_user]',
                       self.parts('compute1').healing._refused)
+        self.assertRaises(exception.NotThere, self.door().ask_nova,
+                          f'/os-hypervisors/{self.server["id"]}')
         self.use('nowhere.invalid')
         del self.door()._nova
         self.assertRaises(exception.ServiceUnavailable,

@@ -77,6 +77,8 @@ class Cloud:
         self.nova_error = None
         #: name of this host; UUIDs of others with room -> up or down
         self.host, self.hosts = 'host', {}
+        #: of a migration that begins; of an accepted one, Nova has no entry yet
+        self.first_status = 'migrating'
         #: raised instead of telling which guests there are
         self.libvirt_error = None
         #: how many times Placement was asked for allocations, written to,
@@ -204,12 +206,14 @@ class Cloud:
             raise self.nova_error
         _, kind, uuid_, *_ = path.split('/')
         if kind == 'os-hypervisors':
+            if self.hosts[uuid_] == 'removed':
+                raise exception.NotThere(f'{uuid_} could not be found.')
             return {'hypervisor': {'state': self.hosts[uuid_],
                                    'status': 'enabled'}}
         with self.state() as state:
             server = state['servers'].get(uuid_)
             if server is None:
-                raise exception.InvalidRequest(f'{uuid_} could not be found.')
+                raise exception.NotThere(f'{uuid_} could not be found.')
             if body is None:
                 return {'server': server}
             rows = state.setdefault('migrations', [])
@@ -223,7 +227,7 @@ class Cloud:
             server['task_state'] = 'migrating'
             rows.append({
                 'id': len(rows), 'instance_uuid': uuid_,
-                'source_compute': self.host, 'status': 'migrating',
+                'source_compute': self.host, 'status': self.first_status,
                 'migration_type': 'migration' if 'migrate' in body
                 else 'live-migration', 'is_own': True})
         return {}
@@ -232,7 +236,8 @@ class Cloud:
         if self.nova_error:
             raise self.nova_error
         return [row for row in self.read().get('migrations', ())
-                if server in ('', row['instance_uuid'])]
+                if server in ('', row['instance_uuid'])
+                and row['status'] != 'accepted']
 
     def reporting(self):
         return self._reporting

@@ -15,6 +15,7 @@ from nova_accel import naming
 from tests.host.health import FOUR, HealthTestCase, ONE, THREE, TWO
 
 OTHER = 'a2d4f2b0-0000-4000-8000-000000000002'
+REMOVED = 'a2d4f2b0-0000-4000-8000-000000000001'
 ALL = ONE, TWO, THREE, FOUR
 
 
@@ -95,9 +96,12 @@ class HealingTest(HealingTestCase):
         # it may be well again in a moment
         self.assertEqual([], self.rows())
         self.now += 3600
+        self.cloud.first_status = 'accepted'
         self.heal()
+        self.heal()
+        self.assertEqual(['start'], self.sent)
         self.assertEqual(
-            [(self.servers[ONE], 'migrating', 'migration')],
+            [(self.servers[ONE], 'accepted', 'migration')],
             [(row['instance_uuid'], row['status'], row['migration_type'])
              for row in self.rows()])
         self.assertRegex(self.told(ONE), 'migrates .cold.')
@@ -154,6 +158,53 @@ class HealingTest(HealingTestCase):
         self.assertEqual(1, len(self.cloud.known_traits(healing.SLOT)))
         self.assertIn('it is forbidden', self.log.output.lower())
 
+    def test_accepted_and_not_begun(self):
+        """As by a nova-conductor that fails before it writes an entry, which
+        resets the task."""
+        asked, ask = [], self.cloud.ask_nova
+
+        def accept(path, body=None):
+            return asked.append(path) if body else ask(path)
+        self.useFixture(fixtures.MockPatchObject(
+            self.cloud, 'ask_nova', accept))
+        self.fail(ONE)
+        for _ in range(3):
+            self.heal()
+        self.assertEqual(1, len(asked))
+        self.assertEqual(1, len(self.cloud.known_traits(healing.SLOT)))
+        self.assertRegex(self.told(ONE), '^not migrated')
+        self.assertEqual(['start', 'error', 'kept'], self.sent)
+        self.assertIn('that it has accepted', self.log.output)
+
+    def test_owner_removes_the_key(self):
+        """The operator is informed all the same."""
+        self.fail(ONE)
+        self.heal()
+        self.cloud.set_metadata(self.servers[ONE], naming.HEALING_KEY, None)
+        self.ends('error')
+        self.heal()
+        self.assertEqual(['start', 'error', 'kept'], self.sent)
+        self.assertRegex(self.told(ONE), '^not migrated')
+
+    def test_server_is_deleted(self):
+        """While it is migrated: healing goes on."""
+        self.fail(ONE)
+        self.heal()
+        self.ends('confirmed')
+        with self.cloud.state() as state:
+            del state['servers'][self.servers[ONE]]
+        self.host.kernel.set_fault(ONE, dead=False)
+        self.fail(TWO)
+        self.heal()
+        self.assertEqual(2, len(self.rows()))
+
+    def test_removed_device(self):
+        self.host.kernel.set_fault(ONE, vanish=True)
+        self.fail()
+        self.heal()
+        self.assertEqual([self.servers[ONE]], [
+            row['instance_uuid'] for row in self.rows()])
+
     def test_killed_before_nova_is_asked(self):
         """The owner does not wait for what does not come."""
         self.config.config(group='accel', heal_per_day=1)
@@ -180,7 +231,10 @@ class HealingTest(HealingTestCase):
         self.assertKept('no other host has room')
         self.cloud.hosts = {OTHER: 'down'}
         self.assertKept()
-        self.cloud.hosts = {OTHER: 'up'}
+        # only its provider is left
+        self.cloud.hosts = {REMOVED: 'removed'}
+        self.assertKept()
+        self.cloud.hosts = {REMOVED: 'removed', OTHER: 'up'}
         self.heal()
         self.assertEqual(1, len(self.rows()))
 
@@ -288,6 +342,7 @@ class CrashTest(HealingTestCase):
     def setUp(self):
         super().setUp()
         self.fail(*ALL)
+        self.cloud.first_status = 'accepted'
         self.start_state = self.cloud.read()
 
     def test_budget(self):
@@ -335,7 +390,9 @@ class CrashTest(HealingTestCase):
     def nova_goes_on(self, chance):
         with self.cloud.state() as state:
             for row in state.get('migrations', ()):
-                if row['status'] == 'migrating' and chance.random() < 0.5:
+                if row['status'] == 'accepted':
+                    row['status'] = 'migrating'
+                elif row['status'] == 'migrating' and chance.random() < 0.5:
                     row['status'] = 'finished'
                     state['servers'][row['instance_uuid']].update(
                         task_state=None)
@@ -347,7 +404,8 @@ class CrashTest(HealingTestCase):
         self.assertEqual(len({*uuids}), len(uuids), seed)
         for host in {row['source_compute'] for row in rows}:
             self.assertLessEqual(sum(
-                row['source_compute'] == host and row['status'] == 'migrating'
+                row['source_compute'] == host
+                and row['status'] in ('accepted', 'migrating')
                 for row in rows), 1, seed)
         self.assertLessEqual(
             len(rows), len(self.cloud.known_traits(healing.SLOT)), seed)
