@@ -67,10 +67,10 @@ class Attempts:
             return number
 
     def _may_begin(self, project_id, image):
-        """Return whether a project may begin an attempt now. The project must
-        wait while MOST of its attempts count.
+        """Return whether a project may begin an attempt now. It may not while
+        the sum of its running and recently failed attempts is at the limit.
 
-        :raises DeviceUnavailable: MOST attempts have failed.
+        :raises DeviceUnavailable: the failed attempts alone reach the limit.
         """
         counted = self._store.attempts(project_id, FAILURE_SECONDS)
         failed = counted - self._under_way

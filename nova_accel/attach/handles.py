@@ -270,8 +270,8 @@ class Handles:
         is there, call _release_without_card() and return [].
 
         :param claims: claims of one card.
-        :raises DeviceUnavailable: the card is at another address, to which the
-            claims cannot move now.
+        :raises DeviceUnavailable: the card is at another address now, and its
+            claims still have the former one.
         """
         if where is identity.Where.EXCHANGED:
             for claim in claims:

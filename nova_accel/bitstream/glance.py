@@ -163,7 +163,8 @@ def find_first(wanted: accel_request.AcceleratorRequest,
                find_one: Callable[[accel_request.AcceleratorRequest],
                                   tuple[typing.Any, Image]],
                ) -> tuple[accel_request.AcceleratorRequest, typing.Any, Image]:
-    """Find the image for the first choice of a request that has an image.
+    """Go through the choices of a request in order, and find the image of the
+    first choice that has one.
 
     :param find_one: function that calls find() for one choice.
     :returns: the choice, and the result of find_one.

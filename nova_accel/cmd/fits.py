@@ -243,7 +243,8 @@ def check_level(level: str, domains: Iterable[near.Domains]) -> None:
 
 
 def questions(cloud, names) -> list[tuple[dict, typing.Any]]:
-    """Return (flavor, question), or (flavor, error) for malformed flavors."""
+    """Return the flavors with their questions to Placement (cmd.why.Question):
+    (flavor, question), or (flavor, error) if a flavor is malformed."""
     found: list[tuple[dict, typing.Any]] = []
     for flavor in map(cloud.flavor, names) if names else cloud.flavors():
         try:

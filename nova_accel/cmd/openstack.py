@@ -21,7 +21,8 @@ API_VERSIONS = {DEFAULT_API_VERSION: sys.modules[__name__]}
 
 
 def make_client(instance):
-    """Return no client: the commands query Placement, Nova and Glance."""
+    """Return None: nova_accel has no API of its own, and its commands create
+    their clients of Placement, Nova and Glance."""
 
 
 def build_option_parser(parser):

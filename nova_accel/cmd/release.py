@@ -10,14 +10,14 @@ from nova_accel.host import pci
 
 
 class Release(command.Command):
-    """Release the claim of a server that does not exist, or one that waits.
+    """Release a claim whose server does not exist, or that waits for you.
 
     nova-compute must be running. It checks whether a guest, an allocation in
     Placement or a server in Nova needs the claim. If so, the command is
     refused, with exit status 1. Otherwise nova-compute cleans the device, and
-    other servers can get it. With the policy operator of [accel] handover, a
-    handle waits for you after its server. The command releases such a handle
-    without cleaning: clean the device first.
+    other servers can get it. With the policy operator of [accel] handover, the
+    handle of a deleted server waits until you release it with this command,
+    which does not clean it: clean the device first.
     """
 
     def get_parser(self, prog_name):

@@ -406,8 +406,8 @@ class Answer:
                 'examined is free: ask again']
 
     def _ranks(self, ordered):
-        """Return (group, UUID of a provider) -> rank, which is 1 for the
-        provider of the group that is used first."""
+        """Return (group, UUID of a provider) -> rank. In each group, Nova uses
+        the provider with rank 1 first."""
         ranks: dict[tuple[str, str], int] = {}
         count: collections.Counter[str] = collections.Counter()
         for candidate in ordered:

@@ -91,7 +91,7 @@ class Facts(typing.NamedTuple):
 
 
 def text(facts: Facts) -> str:
-    """Return the content of the file."""
+    """Return the content of the file of metrics."""
     found: dict[str, list[str]] = {name: [] for name in METRICS}
     for name, labels, value in _samples(facts):
         shown = ','.join(f'{label}="{_escaped(text)}"'

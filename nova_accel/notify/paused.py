@@ -33,8 +33,8 @@ class Paused:
             self.run, 'Guests that QEMU has paused cannot be detected')
 
     def run(self) -> None:
-        """Set the signal on devices of paused guests. If the set of such
-        devices changed, start a look (inventory.looks)."""
+        """Set the signal PAUSED on the devices of paused guests. If it is set
+        on other devices than before, start a look (inventory.looks)."""
         if self._inventory.health.pause(self._found()):
             self._inventory.looks.background.start()
 

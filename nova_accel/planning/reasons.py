@@ -88,8 +88,8 @@ def of_provider(need: Need, provider: Provider,
                 who: Callable[[str], str]) -> str | None:
     """Return why a provider does not satisfy a need.
 
-    Permanent reasons come before temporary ones. For example, the reason for a
-    card of another vendor that is in use is the vendor.
+    Permanent reasons come before temporary ones. For example, if a card is of
+    another vendor and is also in use, the reason is its vendor.
 
     :param provider: has the classes of the need.
     :param who: function that names the consumer of an allocation.

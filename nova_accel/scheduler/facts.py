@@ -299,8 +299,9 @@ class Facts:
             self._update(root, name, found)
 
     def _update(self, root, name, found):
-        """Store what Placement now answers about a class in the tree of a
-        host. Providers that the answer omits have no room."""
+        """Update the room of a resource class on the providers of one host
+        from a new answer of Placement. A provider that the answer omits has
+        no room."""
         for provider, summary in list(self._summaries.items()):
             if (summary.get('root_provider_uuid') == root
                     and name in summary['resources']):

@@ -557,7 +557,7 @@ class NvmeOperations(operations.Operations):
 
     def sanitize_disk(self, address: str, method: str, seconds: float = 0,
                       ) -> None:
-        """Begin a sanitize operation, as a guest can that has the disk."""
+        """Begin a sanitize operation, as a guest with the disk could."""
         with self._update() as (_, state):
             state['cards'][address]['sanitize'] = {
                 'state': 'running', 'method': method,

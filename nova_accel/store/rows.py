@@ -51,8 +51,9 @@ def card(db: sqlite3.Connection, address: str, serial: str,
 
 
 def _without_serial(db, address, ids, ports):
-    """Return the row, without a serial number, that has the ids and ports of a
-    card, or None. If the row or the card has no ports, compare the addresses.
+    """Find a row that has no serial number, and has the ids and ports of a
+    card. Return its number, or None. If the row or the card has no ports,
+    compare the addresses instead.
     """
     return db.execute(
         "SELECT number FROM cards WHERE serial = '' AND ids = :ids AND ("

@@ -327,9 +327,9 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
             if own and allocations else allocations)
 
     def _get_all_assigned_mediated_devices(self, instance=None):
-        """Hide nova_accel's mediated devices when Nova creates its own again
-        (Nova 31: at its start) or copies them into new XML (hard reboot,
-        rescue, revert)."""
+        """Hide nova_accel's mediated devices when Nova recreates those of its
+        own vGPUs (Nova 31: at its start), or copies mediated devices into new
+        XML (hard reboot, rescue, revert)."""
         own = self.parts.descriptions.mediated_devices()
         return {
             uuid: guest for uuid, guest in

@@ -83,8 +83,8 @@ def nothing_changed():
 
 
 class BuildRefused(nova_exception.BuildAbortException):
-    """Ends a build. The fault of the server is only the sentence of
-    nova_accel, because Nova cuts off longer faults."""
+    """Ends a build. The fault of the server has the sentence of nova_accel
+    without a sentence of Nova before it, because Nova cuts off long faults."""
 
     msg_fmt = '%(reason)s'
 

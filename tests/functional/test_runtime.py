@@ -163,9 +163,9 @@ class RuntimeTest(guests.Reads, operations.OperationsTestBase):
         self.assertEqual(1, self.run_now())
 
     def test_function_follows_a_migration(self):
-        """Cold migration after a programming at run time: the new device first
-        has the function of the flavor, and that of the image after the next
-        interval."""
+        """Cold migration after a programming at run time: the new device has
+        the function of the flavor until the next interval, and then that of
+        the image."""
         self.ask(self.image)
         self.run_now()
         self._migrate_server(self.server)
