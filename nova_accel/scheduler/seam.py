@@ -38,6 +38,8 @@ _ANSWER = ['self', 'context', 'spec_obj', 'instance_uuids',
 #: an RPC: nova-conductor passes its arguments by name (SchedulerAPI, 31 to
 #: 34). The decorator of Nova's hides its parameters
 _RPC = 'select_destinations'
+#: seconds between two attempts to schedule a request
+_LONGEST_DELAY = 30
 
 
 def install_answer(look: Callable[..., typing.Any]) -> bool:
@@ -135,8 +137,10 @@ def install_reason(why: Callable[[typing.Any, typing.Any, typing.Any, int,
             seconds = time.monotonic() - began
             if is_refused or not _is_retried(retry, spec):
                 break
-            # requests that took room from each other must not do so again
-            time.sleep(random.uniform(0, seconds * 2 ** retries))
+            # requests that took room from each other must not do so again; a
+            # slow Placement must not keep the caller waiting for minutes
+            delay = min(seconds * 2 ** retries, _LONGEST_DELAY)
+            time.sleep(random.uniform(0, delay))
         reason = ''
         if spec is not None and not is_refused:
             servers = kwargs.get('instance_uuids')

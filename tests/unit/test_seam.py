@@ -165,7 +165,7 @@ class ReasonTest(testtools.TestCase):
 
     def test_retry(self):
         scheduler = self.nova(exception.NoValidHost(reason='by Nova'))
-        left = [1, 1, 0]
+        left = [1, 1, 1, 0]
         seam.install_reason(lambda *args: '',
                             retry=lambda spec: bool(left.pop(0)))
         with mock.patch.object(seam.time, 'sleep') as slept, mock.patch.object(
@@ -174,8 +174,8 @@ class ReasonTest(testtools.TestCase):
                     step=5).__next__)):
             self.raised(scheduler, spec_obj=self.SPEC, instance_uuids=['1'])
         self.assertEqual([], left)
-        # twice and four times as long as it took
-        self.assertEqual([mock.call(10), mock.call(20)],
+        # twice and four times as long as it took, and the longest delay
+        self.assertEqual([mock.call(10), mock.call(20), mock.call(30)],
                          slept.call_args_list)
         # another error is logged, and that of Nova stays
         with self.assertLogs(seam.LOG.logger, 'ERROR'):
