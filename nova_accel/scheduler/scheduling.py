@@ -110,7 +110,7 @@ class Scheduling:
         #: the domains whose hosts all servers of the request get; None until
         #: the first server is scheduled
         self.near: near.Choice | None = None
-        #: HostState of Nova, of which near was chosen
+        #: HostState objects of Nova from which near was chosen
         self.hosts: Sequence[typing.Any] = ()
 
     def choose_near(self, free: Mapping[str, int]) -> near.Choice:

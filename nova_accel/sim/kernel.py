@@ -309,7 +309,7 @@ class SimulatedKernel(sysfs.Reads,
 
         :returns: whether the function was bound. If not, the function has no
             link to its driver any more, and the caller tries again. If the
-            caller is killed, the function has no driver at the end
+            caller is killed, Linux still unbinds the function
             (__device_release_driver() in drivers/base/dd.c of Linux 6.16).
         """
         card, vf = cls._owner(host, state, function)
