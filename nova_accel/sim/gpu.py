@@ -36,8 +36,8 @@ class GpuCard(card.Card):
     bar_gib: int = 0
     #: size of BAR0 in MiB; `resource` does not list it
     bar0_mib: int = 16
-    #: seconds from the first read after a bus reset to the end of the boot, and
-    #: again as many to the end of clearing the memory
+    #: seconds from the first read of all words after a bus reset to the end of
+    #: the boot, and from there to the end of clearing the memory
     boot_seconds: float = 0.02
     clear_seconds: float = 0.02
 
@@ -77,7 +77,8 @@ class GpuCard(card.Card):
         if fault == 'ones':
             return 0xffffffff
         registers = nvidia.REGISTERS[family]
-        passed = time.time() - mine.get('booted', 0)
+        booted = mine.get('booted', 0)
+        passed = 0 if booted is None else time.time() - booted
         for number, word in enumerate(registers.words):
             if word.offset == offset:
                 ended = (fault == 'stale' or passed > self.boot_seconds
@@ -129,12 +130,13 @@ class GpuOperations(operations.Operations):
 
         def read(offset):
             mine = self._look()[1]['cards'][function]
-            if mine.get('booted', 0) is None:
-                # a busy machine may read late, but sees each boot
+            value = found.word(mine, family, offset)
+            if mine.get('booted', 0) is None and (
+                    offset == nvidia.REGISTERS[family].words[-1].offset):
+                # a busy machine may read late, but sees each word change
                 with self._update() as (_, state):
-                    mine = state['cards'][function]
-                    mine['booted'] = time.time()
-            return found.word(mine, family, offset)
+                    state['cards'][function]['booted'] = time.time()
+            return value
 
         return nvidia.watch(
             read, lambda: self.reset_function(function, by == 'VFIO'), family,
