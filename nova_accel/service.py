@@ -301,17 +301,18 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
             # usually of another package; only its devices are missing
             LOG.error('%s', error)
     store = _open_store(
-        os.path.join(state_path, claim_store.file_name(host)))
+        os.path.join(state_path, claim_store.file_name(host)), cloud.node)
     found = assemble(cloud, store, host_inventory.Inventory(
         loaded, store, taken_elsewhere), kernel)
     _start(found)
     return found
 
 
-def _open_store(path):
+def _open_store(path, node=''):
     try:
         sole.use(path)
         store = claim_store.ClaimStore(path)
+        store.check_node(node)
         _sign(store)
         return store
     except exception.AcceleratorsUnavailable as error:

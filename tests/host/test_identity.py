@@ -121,6 +121,40 @@ class DiskTest(IdentityTestCase):
         self.boot(ONE)
         self.boot(TWO)
 
+    @ddt.data(True, False)
+    def test_swapped_while_a_third_is_absent(self, is_back_later):
+        """Two disks change their slots, and the disk of a third server is
+        taken out. Nothing of its claim applies to another disk."""
+        self.simulated.kernel.set_fault(EMPTY, vanish=False)
+        self.restart()
+        other, third = self.boot(TWO), self.boot(EMPTY)
+        self.write(TWO, 'another secret')
+        self.write(EMPTY, 'a third secret')
+        self.exchange((ONE, TWO), taken=EMPTY)
+        self.assertStarts(self.server, TWO)
+        self.assertStarts(other, ONE)
+        self.refused(third, 'is gone')
+        self.host.reconciler.run()
+        self.assertEqual(3, len(self.host.holdings.all()))
+        for address in ONE, TWO:
+            self.assertRaises(
+                exception.DeviceUnavailable, self.boot, address)
+        if not is_back_later:
+            self.host.delete(third)
+        self.simulated.kernel.set_fault(EMPTY, vanish=False)
+        self.exchange((ONE, EMPTY), (TWO, ONE))
+        self.host.reconcile()
+        self.assertEqual(
+            ['a secret', 'a third secret' if is_back_later else '',
+             'another secret'],
+            [self.data(address) for address in (ONE, TWO, EMPTY)])
+        self.assertStarts(self.server, ONE)
+        self.assertStarts(other, EMPTY)
+        if is_back_later:
+            self.assertStarts(third, TWO)
+        else:
+            self.assertHas(self.boot(TWO), TWO)
+
     def test_swapped_in_a_resize(self):
         """Placement swaps what the server and its move have, which each
         claim says then."""
