@@ -9,15 +9,12 @@ import collections
 from collections.abc import Callable
 from concurrent import futures
 import dataclasses
-import functools
 import os
 import typing
 
-from nova_accel.admin import drill as health_drill
 from nova_accel.admin import healing as server_healing
 from nova_accel.admin import maintenance as device_maintenance
 from nova_accel.admin import orders as operator_orders
-from nova_accel.admin import release as operator_release
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import attempts
 from nova_accel.attach import carrying as guest_claims
@@ -64,8 +61,6 @@ from nova_accel import model
 from nova_accel.notify import metrics as metrics_file
 from nova_accel.notify import notices as device_notices
 from nova_accel.notify import owners as server_owners
-from nova_accel.notify import paused as paused_guests
-from nova_accel.notify import usage as device_usage
 from nova_accel.store import claim_store
 from nova_accel.store import keys
 from nova_accel.store import sole
@@ -109,11 +104,10 @@ class Host:
     metrics: metrics_file.MetricsFile
     notices: device_notices.Notices
     owners: server_owners.Owners
-    paused: paused_guests.Paused
-    usage: device_usage.Usage
+    paused: server_owners.Paused
+    usage: device_notices.Usage
     # orders of the operator
     maintenance: device_maintenance.Maintenance
-    release: operator_release.Release
     healing: server_healing.Healing
     orders: operator_orders.Orders
     #: background work after each look for changes
@@ -225,19 +219,17 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         carrying, guests,
         reallocation.Reallocation(cloud, inventory, holdings, publisher),
         reattachment, publisher, following)
-    paused = paused_guests.Paused(cloud, inventory, holdings)
+    paused = server_owners.Paused(cloud, inventory, holdings)
     owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
-    usage = device_usage.Usage(cloud, store, inventory, holdings)
+    usage = device_notices.Usage(cloud, store, inventory, holdings)
     domains = host_domains.Domains()
     notices = device_notices.Notices(
         cloud, store, inventory, holdings, usage)
     metrics = metrics_file.MetricsFile(store, inventory, loader, usage)
     maintenance = device_maintenance.Maintenance(
         cloud, kernel, store, inventory, holdings, publisher, gate,
-        operators_images, releases)
+        operators_images, servers, releases, reconciler)
     healing = server_healing.Healing(cloud, inventory, holdings)
-    release = operator_release.Release(
-        cloud, inventory, holdings, publisher, servers, releases, reconciler)
     return Host(
         kernel, store, inventory, holdings,
         accelerators=accelerators,
@@ -258,12 +250,12 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         reshape=reshape, store_age=store_age,
         metrics=metrics, notices=notices, owners=owners, paused=paused,
         usage=usage,
-        maintenance=maintenance, release=release, healing=healing,
+        maintenance=maintenance, healing=healing,
         orders=operator_orders.Orders(store, inventory, publisher, {
             'clean': maintenance.clean,
             'program': maintenance.program,
-            'release': release.release,
-            signals.DRILL: functools.partial(health_drill.drill, inventory),
+            'release': maintenance.release,
+            signals.DRILL: maintenance.drill,
         }),
         after_look=(
             publisher.background,

@@ -1,14 +1,19 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Clean and program devices that no server has, for the operator.
+"""Carry out orders of the operator about devices: clean, program, release and
+drill.
 
 ``nova-accel clean`` writes a claim without a server, in the state DELETING, for
 each handle of the device. Hence the handle is released as after a server: it is
 cleaned, and a build waits for it or is retried on another host. After a crash
 or a failure the next comparison of claims with guests continues. ``nova-accel
-program`` programs a region before any server has it.
+program`` programs a region before any server has it. ``nova-accel release``
+releases a claim or a handle. ``nova-accel drill`` adds the reading ``drill`` to
+those of a disabled device, with the consequences of any other signal, so the
+operator can check that their alert arrives.
 """
 
 import dataclasses
+import time
 import typing
 
 from nova_accel.attach import cloud as novas
@@ -16,17 +21,22 @@ from nova_accel.attach import gate as region_gate
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import operators_images as images
 from nova_accel.attach import publishing
+from nova_accel.attach import reconcile
 from nova_accel.attach import releases as server_releases
 from nova_accel.attach import settling
 from nova_accel.drivers import handover
 from nova_accel import exception
+from nova_accel.health import signals
 from nova_accel.host import pci
 from nova_accel import inventory as host_inventory
 from nova_accel.inventory import holds
+from nova_accel.inventory import identity
 from nova_accel.inventory import offers
+from nova_accel import locks
 from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import values
+from nova_accel import text
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,7 +49,11 @@ class Maintenance:
     _publisher: publishing.Publisher
     _gate: region_gate.Gate
     _images: images.OperatorsImages
+    _servers: locks.Locks
     _releases: server_releases.Releases
+    _reconciler: reconcile.Reconciler
+
+    # Clean
 
     def clean(self, name: str) -> str:
         """Clean a device, or a region of one, as after a server.
@@ -154,6 +168,8 @@ class Maintenance:
                 else '')
         return f'{name} is clean ({how}){kept}.'
 
+    # Program
+
     def program(self, order: str) -> str:
         """Program an idle region with an image of the operator.
 
@@ -239,6 +255,135 @@ class Maintenance:
                     f'({offer.claim.error or "no error"}): wait for that, see '
                     f'nova-accel claims.')
         return device.address, region
+
+    # Release
+
+    def release(self, name: str) -> str:
+        """Release an abandoned claim, which has no guest, allocation or
+        server, or a handle that waits for the operator.
+
+        :param name: address of the handle, or UUID of the claim.
+        :returns: the evidence, and what was done.
+        :raises DeviceUnavailable: no claim has this name, something needs the
+            claim, or cleaning failed.
+        """
+        found = [c for c in self._holdings.all()
+                 if name in (c.uuid, c.handle.address)]
+        waiting = [offer.claim for offer in self._inventory.offers.now().all()
+                   if offer.claim and offer.has(holds.Kind.WAITING)
+                   and name in (offer.claim.uuid, offer.handle.address)]
+        if waiting:
+            return self._release_waiting(waiting)
+        if not found:
+            raise exception.DeviceUnavailable(
+                f'No claim on this host is called {text.printable(name)}: '
+                f'name a handle that nova-accel claims shows.')
+        with self._servers.held(found[0].instance_uuid):
+            proof = [line for claim in self._holdings.now(found)
+                     for line in self._proof(claim)]
+            self._releases.release_to_the_end(found)
+        return '\n'.join(proof + [
+            f'{c.handle.address} is clean and free.' for c in found])
+
+    def _release_waiting(self, waiting):
+        """Offer handles again that waited for the operator."""
+        self._holdings.returned(waiting)
+        self._publisher.show_devices(waiting)
+        return '\n'.join(
+            f'{c.handle.address} waited for you, and is free.'
+            for c in waiting)
+
+    def _proof(self, claim):
+        """Return sentences with the evidence that a claim is abandoned.
+
+        :raises DeviceUnavailable: something needs the claim.
+        """
+        address, server = claim.handle.address, claim.holder
+        if claim.state is model.ClaimState.DELETING:
+            return [f'Server {server} has released {address} before.']
+
+        def refuse(what, then):
+            raise exception.DeviceUnavailable(
+                f'The claim of server {server} on {address} cannot be '
+                f'released, because {what}: {then}.')
+        for guest, devices in sorted(self._cloud.guest_devices().items()):
+            if address in devices and (guest, claim.role) != (
+                    # until a resize is confirmed, the old guest is defined
+                    claim.instance_uuid, model.Role.OLD):
+                refuse(f'the guest of server {guest} has the device',
+                       'delete or shelve the server')
+        snapshot, failure = self._reconciler.ask([claim])
+        if failure:
+            raise failure
+        if snapshot.has_guest(claim):
+            refuse('libvirt has the guest of the server',
+                   'delete or shelve the server')
+        if snapshot.plugging:
+            refuse('the server is being built', 'wait for that')
+        if snapshot.is_allocated(claim):
+            refuse('Placement has it allocated',
+                   f'delete or shelve the server; where it does not exist, '
+                   f'openstack resource provider allocation delete '
+                   f'{claim.consumer_uuid}')
+        if snapshot.open_moves:
+            refuse('Nova may revert the resize of the server',
+                   'confirm or revert it')
+        if claim.role is model.Role.CURRENT and self._cloud.servers(
+                [claim.instance_uuid]):
+            refuse('Nova has the server on this host', 'delete or shelve it')
+        return [f'No guest in libvirt has {address}, and none is of server '
+                f'{server}.',
+                f'Placement has allocated nothing of it to {server}.',
+                *([f'Nova has no server {server} on this host.']
+                  if claim.role is model.Role.CURRENT else ())]
+
+    # Drill
+
+    def drill(self, order: str) -> str:
+        """Add a false finding to a disabled device for a while.
+
+        :param order: address, a space, and the number of seconds.
+        :returns: the expected effects, in one sentence.
+        :raises DeviceUnavailable: the operator has not disabled the device, or
+            the device has another finding.
+        :raises InvalidRequest: the signal is off in [accel] health.
+        """
+        address, _, seconds = order.partition(' ')
+        device, _ = identity.part(address, self._inventory.devices)
+        mode = self._may_drill(device)
+        with self._inventory.health.drilled(address):
+            self._inventory.looks.background.start()
+            time.sleep(float(seconds))
+        self._inventory.looks.background.start()
+        also = (', Placement and the owners of its servers'
+                if mode is signals.Mode.ACT else '')
+        return (f'{address} reported a false finding (signal {signals.DRILL}) '
+                f'for {seconds} s, to the log, notifications, metrics{also}: '
+                f'check that your alert arrived.')
+
+    def _may_drill(self, device: model.Device) -> signals.Mode:
+        """Check that a drill of a device is permitted. Return the mode of the
+        signal ``drill``."""
+        address = device.address
+        if holds.Kind.DISABLED not in self._inventory.table.kinds(address):
+            raise exception.DeviceUnavailable(
+                f'A drill of {address} was asked for, and a server might get '
+                f'it meanwhile, because the operator has not disabled it: '
+                f'nova-accel disable {address} first.')
+        known = self._inventory.health.conditions().get(address)
+        if known is None or known.findings or (
+                known.for_owner is not signals.State.OK):
+            raise exception.DeviceUnavailable(
+                f'A drill of {address} was asked for, and it is not well '
+                f'({known.reason if known else "not read yet"}): name a '
+                f'device that is.')
+        mode = signals.modes()[signals.DRILL]
+        if mode is signals.Mode.OFF:
+            raise exception.InvalidRequest(
+                f'A drill of {address} was asked for, and {signals.OPTION} has '
+                f'it off: add {signals.DRILL}=observe or {signals.DRILL}=act '
+                f'there, and restart nova-compute.')
+        return mode
 
 
 def _content(part):

@@ -14,7 +14,7 @@ from keystoneauth1 import loading as ks_loading
 from oslo_config import cfg
 
 from nova_accel.bitstream import glance
-from nova_accel.cmd import answers
+from nova_accel.cmd import cloud
 from nova_accel.cmd import check_line
 from nova_accel import conf
 from nova_accel.drivers import base
@@ -61,7 +61,7 @@ class Refused(Exception):
 def placement(path: str, part: str) -> typing.Any:
     """Query Placement as nova-compute, and return a part of the response.
 
-    :param part: see answers.part().
+    :param part: see cloud.part_of().
     :raises Refused: Placement cannot be queried.
     """
     try:
@@ -75,7 +75,7 @@ def placement(path: str, part: str) -> typing.Any:
         session = ks_loading.load_session_from_conf_options(CONF, 'placement')
         adapter = ks_loading.load_adapter_from_conf_options(
             CONF, 'placement', session=session, auth=auth)
-        return answers.part(adapter.get(
+        return cloud.part_of(adapter.get(
             path, microversion=_MICROVERSION, timeout=_TIMEOUT).json(), part)
     except (ks_exc.ClientException, OSError, ValueError,
             RecursionError) as error:

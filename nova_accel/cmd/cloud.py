@@ -4,6 +4,9 @@
 openstacksdk reads the credentials like the command openstack: from --os-*,
 OS_* in the environment, or an entry of clouds.yaml. A command that runs as a
 subcommand of openstack (see openstack.py) uses its session.
+
+A proxy, or another service, can return 200 with other JSON. Commands treat that
+as if the service did not respond.
 """
 
 import argparse
@@ -22,7 +25,6 @@ from keystoneauth1 import adapter as ks_adapter
 from keystoneauth1 import exceptions as ks_exc
 
 from nova_accel.bitstream import glance
-from nova_accel.cmd import answers
 from nova_accel import exception
 from nova_accel.planning import reasons
 from nova_accel import text
@@ -45,8 +47,43 @@ _SERVICES = {
 #: beginning of each refusal of Placement (HTTPBadRequest of WebOb)
 _MALFORMED = ('The server could not comply with the request since it is either '
               'malformed or otherwise incorrect.')
-
-
+#: in a form: key of every value, or of every item
+_EACH = '*'
+_AMOUNTS = {_EACH: int}
+_SPECS = {_EACH: str}
+_OF_FLAVOR = {'ram': int, 'vcpus': int, 'disk': int, 'swap': (int, str)}
+_FLAVOR = {**_OF_FLAVOR, 'name': str, 'OS-FLV-EXT-DATA:ephemeral': int}
+_NODE = {'id': str, 'hypervisor_hostname': str, 'state': str, 'status': str,
+         'service': {'host': str}}
+_SERVER = {'id': str, 'name': str}
+_ENTRY = {**_SERVER, 'status': str, 'OS-EXT-STS:task_state': (str, type(None)),
+          'OS-EXT-SRV-ATTR:hypervisor_hostname': (str, type(None))}
+#: name of a part of a response -> its form: one or several types, [form of each
+#: item], or {key: form}
+_FORMS: Mapping[str, typing.Any] = {
+    'resource_providers': [{
+        'uuid': str, 'name': str, 'root_provider_uuid': str,
+        'parent_provider_uuid': (str, type(None))}],
+    'inventories': {_EACH: {
+        'total': int, 'reserved': int, 'min_unit': int, 'max_unit': int,
+        'step_size': int, 'allocation_ratio': (int, float)}},
+    'traits': [str],
+    'allocations': {_EACH: {'resources': _AMOUNTS}},
+    'allocation_requests': [{
+        'allocations': {_EACH: {'resources': _AMOUNTS}}, 'mappings': {
+            _EACH: [str]}}],
+    'provider_summaries': {_EACH: {
+        'root_provider_uuid': str, 'traits': [str],
+        'resources': {_EACH: {'capacity': int, 'used': int}}}},
+    'flavor': _FLAVOR, 'flavors': [_FLAVOR],
+    'hypervisor': _NODE, 'hypervisors': [_NODE],
+    'server_group': {'members': [str], 'policies': [str]},
+    'server': _ENTRY, 'servers': [_SERVER],
+    # of /servers/detail
+    'servers/detail': [{**_ENTRY, 'metadata': _SPECS, 'flavor': {
+        **_OF_FLAVOR, 'original_name': str, 'ephemeral': int,
+        'extra_specs': _SPECS}}],
+}
 #: arguments of the command openstack -> help
 _ARGUMENTS = {
     'auth-type': 'kind of the credentials',
@@ -160,7 +197,7 @@ class Cloud:
                 return missing
             if not isinstance(body, dict):
                 raise ValueError('it is not an object of JSON')
-            return answers.part(body, key) if key else body
+            return part_of(body, key) if key else body
 
     def images(self) -> glance_client.Client:
         """Return a client of Glance.
@@ -395,7 +432,7 @@ class Cloud:
         while start:
             body = self.get('compute', start, what=what or path)
             with asking('compute', what or path):
-                found = answers.part(body, key, form)
+                found = part_of(body, key, form)
                 more = any(link['rel'] == 'next'
                            for link in body.get(f'{key}_links', ()))
                 after = f'{path}&marker={found[-1]["id"]}' if more else None
@@ -406,7 +443,7 @@ class Cloud:
 
 
 def _check_extra_specs(flavors):
-    if not all(answers.has_form(flavor.get('extra_specs'), {answers.EACH: str})
+    if not all(_has_form(flavor.get('extra_specs'), {_EACH: str})
                for flavor in flavors):
         raise exception.ConfigurationError(
             'Nova was asked for its flavors, and does not show their extra '
@@ -481,3 +518,29 @@ def _detail(response) -> str:
 def _reason(error) -> str:
     return (textwrap.shorten(str(error), 200, placeholder=' ...').rstrip('.')
             or type(error).__name__)
+
+
+# The form of responses
+
+def _has_form(found: typing.Any, form: typing.Any) -> bool:
+    """Return whether a JSON value has a form, written as a value of _FORMS."""
+    if isinstance(form, list):
+        return isinstance(found, list) and all(
+            _has_form(one, form[0]) for one in found)
+    if not isinstance(form, dict):
+        return isinstance(found, form)
+    return isinstance(found, dict) and all(
+        all(_has_form(one, part) for one in found.values()) if key == _EACH
+        else key in found and _has_form(found[key], part)
+        for key, part in form.items())
+
+
+def part_of(body: typing.Any, name: str, form: str = '') -> typing.Any:
+    """Return a part of the body of a response, after a check of its form.
+
+    :param form: key of the part's form in _FORMS, if it differs from name.
+    :raises ValueError: the part is missing or has another form.
+    """
+    if not _has_form(body, {name: _FORMS[form or name]}):
+        raise ValueError(f'{name!r} is missing or malformed')
+    return body[name]

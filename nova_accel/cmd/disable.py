@@ -11,7 +11,6 @@ from nova_accel.cmd import handovers
 from nova_accel.cmd import orders
 from nova_accel.cmd import output
 from nova_accel.cmd import store
-from nova_accel.cmd import working
 from nova_accel import exception
 from nova_accel.inventory import identity
 from nova_accel.store import values
@@ -203,7 +202,6 @@ class Enable(_OfDevice):
                 raise
             address = parsed_args.device
         keys = known.keys()
-        working.check_idle(known.path, address)
         orders.check_idle(known, address)
         known.enable(mine)
         reports = [row.number for row in known.owner_reports()

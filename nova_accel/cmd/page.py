@@ -13,7 +13,7 @@ from cliff import command
 from nova_accel.cmd import cloud
 from nova_accel.cmd import configuration
 from nova_accel.cmd import fits
-from nova_accel.cmd import history
+from nova_accel.cmd import handovers
 from nova_accel.cmd import page_html
 from nova_accel.cmd import tree
 from nova_accel import exception
@@ -72,8 +72,8 @@ class Page(cloud.Asks, command.Command):
         metrics = {path: _metrics(path) for path in parsed_args.metrics}
         findings = [finding for path, lines in metrics.items()
                     for finding in _findings(lines, path)]
-        handovers = [handover for path in parsed_args.journal
-                     for handover in _handovers(path, self.app.stderr)]
+        ended = [handover for path in parsed_args.journal
+                 for handover in _handovers(path, self.app.stderr)]
         if parsed_args.fits:
             configuration.read(parsed_args.config_file, configuration.API)
         known = self.cloud(parsed_args)
@@ -87,7 +87,7 @@ class Page(cloud.Asks, command.Command):
             tree.function_names(known, shown),
             [(name, number, limit) for name, _, number, limit
              in fits.rows(known, names=parsed_args.hosts)]
-            if parsed_args.fits else (), handovers, findings,
+            if parsed_args.fits else (), ended, findings,
             max(1, parsed_args.every),
             [*_by_project(itertools.chain(*metrics.values()))],
             tree.domains(known)))
@@ -109,7 +109,7 @@ def _handovers(path: str, stderr: typing.TextIO) -> Iterator[tuple[str, bool]]:
     :raises InvalidRequest: the file cannot be read.
     """
     odd = []
-    for one in history.read(path):
+    for one in handovers.read(path):
         try:
             day = datetime.date.fromisoformat(one.time[:10])
         except ValueError:

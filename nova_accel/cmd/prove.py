@@ -17,9 +17,9 @@ import uuid
 
 from oslo_privsep import priv_context
 
+from nova_accel.cmd import orders
 from nova_accel.cmd import output
 from nova_accel.cmd import store
-from nova_accel.cmd import working
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel.drivers import base
@@ -76,8 +76,7 @@ class Prove(output.Table):
         is_all = parsed_args.erase or driver.RESET_IS_ALL
         CONF.set_override('handover', ['clear' if is_all else 'reset'],
                           group='accel')
-        with working.on(store.path_of(parsed_args), device.address,
-                        'nova-accel prove'):
+        with orders.proving(store.path_of(parsed_args), device.address):
             rows = list(_rows(
                 _steps(kernel, driver, device, parsed_args),
                 lambda: _free(store.read(parsed_args), device.address),

@@ -4,7 +4,6 @@
 from keystoneauth1 import exceptions as keystone
 from oslo_config import cfg
 
-from nova_accel.cmd import answers
 from nova_accel.cmd import cloud
 from nova_accel.cmd import configuration
 from nova_accel.cmd import output
@@ -16,8 +15,6 @@ from nova_accel.planning import reasons
 CONF = conf.CONF
 
 _DRIVER = 'accel.AccelLibvirtDriver'
-#: version that finds hypervisors by name and shows the state of nova-compute
-_COMPUTE_VERSION = '2.53'
 #: maximum number of attempts, each after a change of the tree
 _ATTEMPTS = 5
 
@@ -52,7 +49,7 @@ class PurgeProviders(cloud.Asks, output.Table):
         service = self.cloud(parsed_args)
         try:
             found = purge(service, parsed_args.host, parsed_args.dry_run)
-            running = is_running(service.adapter('compute'), parsed_args.host)
+            running = is_running(service, parsed_args.host)
         except (keystone.ClientException,
                 exception.ServiceUnavailable) as error:
             raise exception.PlacementUnavailable(
@@ -126,20 +123,10 @@ def purge(service: cloud.Cloud, host: str, dry_run: bool = False,
         f'nova-compute of the host, and try again.')
 
 
-def is_running(compute, host: str) -> bool:
-    """Return whether nova-compute of a host runs, according to Nova.
-
-    :param compute: keystoneauth1 Adapter.
-    """
-    with cloud.asking('compute', f'the compute node {host}'):
-        try:
-            found = compute.get(
-                '/os-hypervisors/detail', microversion=_COMPUTE_VERSION,
-                params={'hypervisor_hostname_pattern': host}).json()
-        except keystone.NotFound:
-            return False
-        return any(h['hypervisor_hostname'] == host and h['state'] == 'up'
-                   for h in answers.part(found, 'hypervisors'))
+def is_running(service: cloud.Cloud, host: str) -> bool:
+    """Return whether nova-compute of a host runs, according to Nova."""
+    return any(node['hypervisor_hostname'] == host and node['state'] == 'up'
+               for node in service.hypervisors().values())
 
 
 def _providers(service: cloud.Cloud, host: str) -> list[reasons.Provider]:

@@ -14,7 +14,6 @@ import typing
 
 from nova_accel.bitstream import glance
 from nova_accel.bitstream import hints
-from nova_accel.cmd import answers
 from nova_accel.cmd import cloud as clouds
 from nova_accel.cmd import configuration
 from nova_accel.cmd import output
@@ -286,8 +285,8 @@ class Answer:
         self._advice = slow.advice(
             time.monotonic() - began, self._question.groups.values())
         with clouds.asking('placement', 'allocation candidates'):
-            summaries = answers.part(answer, 'provider_summaries')
-            found = answers.part(answer, 'allocation_requests')
+            summaries = clouds.part_of(answer, 'provider_summaries')
+            found = clouds.part_of(answer, 'allocation_requests')
             self._is_cut = len(found) >= _LIMIT
             for candidate in found:
                 roots = {summaries[provider]['root_provider_uuid']

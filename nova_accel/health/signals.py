@@ -23,7 +23,7 @@ CONF = conf.CONF
 OPTION = '[accel] health'
 #: the signal of nova-accel drill, and the verb of its order
 DRILL = 'drill'
-#: the signal that notify.paused adds
+#: the signal that notify.owners adds
 PAUSED = 'guest_paused'
 #: the signal of attach.owner_reports
 REPORTED = 'owner_report'
@@ -182,14 +182,14 @@ SIGNALS: Mapping[str, Signal] = {
     # attach.guests
     START: Signal('a guest with it could not be started, because of it',
                   _SUSPECT, _SUSPECT, _ANY),
-    # notify.paused
+    # notify.owners
     PAUSED: Signal(
         'QEMU has paused the guest of server {about} because of an error: hard '
         'reboot the server', _SUSPECT, _SUSPECT, _ANY),
     # attach.owner_reports
     REPORTED: Signal('the owner of a server has reported it ({about})',
                      _SUSPECT, _SUSPECT, _ANY),
-    # admin.drill
+    # admin.maintenance
     DRILL: Signal('the operator has a drill (nova-accel drill)',
                   _BAD, _SUSPECT, _NONE, recovers=True),
 }

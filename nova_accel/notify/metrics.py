@@ -23,7 +23,7 @@ from nova_accel.inventory import conditions as device_conditions
 from nova_accel.inventory import holds
 from nova_accel.inventory import offers
 from nova_accel import model
-from nova_accel.notify import usage as device_usage
+from nova_accel.notify import notices
 from nova_accel.store import claim_store
 from nova_accel.store import values
 from nova_accel import text as text_of
@@ -222,7 +222,7 @@ class MetricsFile:
 
     def __init__(self, store: claim_store.ClaimStore,
                  inventory: host_inventory.Inventory,
-                 loader: loading.Loader, usage: device_usage.Usage):
+                 loader: loading.Loader, usage: notices.Usage):
         self._store = store
         self._inventory = inventory
         self._loader = loader

@@ -70,7 +70,7 @@ class PurgeTest(base.AcceleratorTestBase):
         self.boot(flavor, expected_state='ERROR')
         self.assertIn('Host compute1 gets no servers with accelerators',
                       '\n'.join(text for _, text in self.logs()))
-        self.assertTrue(providers.is_running(self.compute, 'compute1'))
+        self.assertTrue(providers.is_running(self.service, 'compute1'))
         providers.purge(self.service, 'compute1')
         self.assertEqual(set(), self.names('compute1'))
         self.assertEqual(3, len(self.names('compute2')))
@@ -108,7 +108,7 @@ class PurgeTest(base.AcceleratorTestBase):
                                       providers.purge, self.service, host)
             self.assertIn(f'compute node {host!r}, and has none with this '
                           f'name', str(error))
-        self.assertFalse(providers.is_running(self.compute, 'compute9'))
+        self.assertFalse(providers.is_running(self.service, 'compute9'))
         server = self.boot(base.fpga_flavor(function_id=base.NLB0))
         host = self.admin_api.get_server(
             server['id'])['OS-EXT-SRV-ATTR:host']

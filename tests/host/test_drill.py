@@ -39,7 +39,7 @@ class DrillTestCase(health.HealthTestCase,
             self.wait_for(lambda: signals.DRILL in self.found())
             meanwhile()
         self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.admin.drill.time', types.SimpleNamespace(
+            'nova_accel.admin.maintenance.time', types.SimpleNamespace(
                 sleep=sleep)))
         answer = self.done('drill', ONE, '7')
         self.wait_for(lambda: signals.DRILL not in self.found())

@@ -531,7 +531,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.allocate(self.server, None)
         self.operate_on(self.server)
         self.assertRaises(exception.LockTimeout,
-                          self.host.release.release, vf(A))
+                          self.host.maintenance.release, vf(A))
         self.assertEqual([State.BOUND], self.host.states(self.server))
 
     def lose(self):
@@ -635,7 +635,7 @@ class ReconcileTest(base.HostTestCase):
         """Nova finds no allocation to move, and goes on."""
         migration = self.lost_by_a_move()
         error = self.assertRaises(exception.DeviceUnavailable,
-                                  self.host.release.release, vf(A))
+                                  self.host.maintenance.release, vf(A))
         self.assertIn('Nova may revert', str(error))
         self.host.moves.revert(self.server, migration)
         self.host.start_guest(self.server)

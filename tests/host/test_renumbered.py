@@ -255,7 +255,7 @@ class GpuTest(RenumberedTestCase):
             if c.waits])
         self.host.report()
         self.assertRaises(exception.AcceleratorError, self.boot, SECOND)
-        self.host.release.release(SECOND)
+        self.host.maintenance.release(SECOND)
         self.host.report()
         self.assertHas(self.boot(SECOND), SECOND)
 

@@ -480,7 +480,7 @@ class OperatorTest(handovers.HandoverTestCase):
         self.assertHas(third, FIRST)
         # not by reserved, as not all wait
         self.assertIn(f'{SECOND} waited for you, and is free',
-                      self.host.release.release(SECOND))
+                      self.host.maintenance.release(SECOND))
         self.assertEqual((0, 2), self.reserved())
         self.assertHas(self.boot(), SECOND)
 
@@ -501,7 +501,7 @@ class OperatorTest(handovers.HandoverTestCase):
         self.host.inventory.scanner.scan()
         self.report()
         self.assertEqual((1, 1), self.reserved())
-        self.host.release.release(FIRST)
+        self.host.maintenance.release(FIRST)
         self.assertEqual((1, 2), self.reserved())
         self.assertFalse([c for c in self.host.store.all_claims() if c.waits])
 

@@ -92,7 +92,7 @@ class SetsTest(SetsTestCase):
         for _ in range(2):
             self.host.report()
         self.assertIn((2, 2, 2), self.amounts())
-        self.host.release.release(A)
+        self.host.maintenance.release(A)
         self.assertEqual([(2, 0, 1), (2, 0, 2)], self.amounts())
 
     def test_device_that_is_not_there(self):

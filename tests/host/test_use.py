@@ -13,7 +13,7 @@ import fixtures
 from prometheus_client import parser
 
 from nova_accel.notify import metrics
-from nova_accel.notify import usage
+from nova_accel.notify import notices
 from nova_accel.store import values
 from tests.host import base
 from tests.host import ceilometer
@@ -230,7 +230,7 @@ class NotificationsTest(UseTestCase):
     def test_due(self):
         use = values.Use(1, 'c', 's', '', '', '', '', '', '', '',
                          '', 'now', 10.0)
-        self.assertEqual(['begin'], [*usage.due(use)])
+        self.assertEqual(['begin'], [*notices.due(use)])
 
 
 class CounterTest(UseTestCase):

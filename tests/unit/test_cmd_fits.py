@@ -13,7 +13,6 @@ import fixtures
 import testtools
 
 from nova_accel.cmd import defrag
-from nova_accel.cmd import describe
 from nova_accel.cmd import fits
 from nova_accel import conf
 from tests.unit import commands
@@ -66,7 +65,7 @@ class CloudTestCase(testtools.TestCase):
 
     def run_command(self, name, *arguments):
         command = {'fits': fits.Fits, 'defrag': defrag.Defrag,
-                   'profile describe': describe.DescribeFlavors}[name]
+                   'profile describe': fits.DescribeFlavors}[name]
         done = commands.run(
             *name.split(), *arguments, '--config-file', '/dev/null',
             '-f', 'json', **{name: command})

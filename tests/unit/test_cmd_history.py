@@ -5,7 +5,7 @@ import json
 import os
 import uuid
 
-from nova_accel.cmd import history
+from nova_accel.cmd import handovers
 from nova_accel import model
 from nova_accel.store import values
 from tests.unit import commands
@@ -19,7 +19,7 @@ SERIAL = '02:00:00:00:00:01'
 class HistoryTest(commands.StoreCommandTestCase):
 
     COMMAND = 'history'
-    COMMANDS = {'history': history.History}
+    COMMANDS = {'history': handovers.History}
 
     def setUp(self):
         super().setUp()

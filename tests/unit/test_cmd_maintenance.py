@@ -8,7 +8,7 @@ from unittest import mock
 
 import fixtures
 
-from nova_accel.cmd import maintenance
+from nova_accel.cmd import orders
 from nova_accel.cmd import output
 from nova_accel.store import values
 from tests.unit import commands
@@ -20,8 +20,8 @@ A, VF = DEVICE.address, f'{DEVICE.address[:-1]}1'
 
 class MaintenanceTest(commands.StoreCommandTestCase):
 
-    COMMANDS = {'clean': maintenance.Clean, 'program': maintenance.Program,
-                'drill': maintenance.Drill}
+    COMMANDS = {'clean': orders.Clean, 'program': orders.Program,
+                'drill': orders.Drill}
 
     def setUp(self):
         super().setUp()
@@ -59,7 +59,7 @@ class MaintenanceTest(commands.StoreCommandTestCase):
             text = file.read()
         for name in ('clean', 'program', 'drill'):
             self.assertRegex(text, f'\n    {name} = nova_accel.cmd.'
-                                   f'maintenance:{name.title()}\n')
+                                   f'orders:{name.title()}\n')
 
     def test_clean(self):
         for name, argument in (

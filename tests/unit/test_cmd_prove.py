@@ -26,8 +26,8 @@ from tests.unit.claims import claim
 #: works on a device until it is killed
 _WORKS = """
 import sys, time
-from nova_accel.cmd import working
-with working.on(sys.argv[1], sys.argv[2], 'nova-accel prove'):
+from nova_accel.cmd import orders
+with orders.proving(sys.argv[1], sys.argv[2]):
     print('works', flush=True)
     time.sleep(60)
 """

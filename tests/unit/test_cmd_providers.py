@@ -75,11 +75,9 @@ class Placement:
             raise keystone.Conflict('it has children')
         self.deleted.append(self.providers.pop(uuid).name)
 
-    def get(self, url, **kwargs):
-        return types.SimpleNamespace(json=lambda: {'hypervisors': [
-            {'id': host, 'hypervisor_hostname': host, 'state': state,
-             'status': 'enabled', 'service': {'host': host}}
-            for host, state in (('compute1', 'down'), ('compute11', 'up'))]})
+    def hypervisors(self):
+        return {host: {'hypervisor_hostname': host, 'state': state}
+                for host, state in (('compute1', 'down'), ('compute11', 'up'))}
 
 
 def provider(name, parent='root', owned=True, **allocations):

@@ -6,7 +6,7 @@ import time
 
 import fixtures
 
-from nova_accel.cmd import release
+from nova_accel.cmd import orders
 from nova_accel.store import values
 from tests.unit import commands
 from tests.unit.claims import claim, HANDLE
@@ -17,7 +17,7 @@ State = values.OrderState
 class ReleaseTest(commands.StoreCommandTestCase):
 
     COMMAND = 'release'
-    COMMANDS = {'release': release.Release}
+    COMMANDS = {'release': orders.Release}
 
     def setUp(self):
         super().setUp()
