@@ -5,7 +5,6 @@ import collections
 import dataclasses
 import logging
 
-from nova_accel.cmd import check_line
 from nova_accel.cmd import check_services
 from nova_accel.cmd import checks
 from nova_accel.cmd import configuration
@@ -14,7 +13,8 @@ from nova_accel import conf
 from nova_accel import exception
 
 #: exit statuses, as in nova-status (nova/cmd/status.py)
-_STATUS = {check_line.OK: 0, check_line.WARNING: 1, check_line.FAILURE: 2}
+_STATUS = {check_services.OK: 0, check_services.WARNING: 1,
+           check_services.FAILURE: 2}
 _NOT_RUN = 255
 
 #: sections of nova.conf that only hosts of one service have; the sample
@@ -64,7 +64,7 @@ class Check(output.Table):
         except Exception as error:
             self.app.stderr.write(
                 f'The check could not be run ({type(error).__name__}: '
-                f'{check_line.short(error)}): report it.\n')
+                f'{check_services.short(error)}): report it.\n')
             return _NOT_RUN
         finally:
             logging.disable(logging.NOTSET)
@@ -91,15 +91,15 @@ class Check(output.Table):
 def _summary(counts) -> str:
     """Return the last line of a table: the number of lines of each result."""
     bad = [f'{counts[result]} {result}{"s" * (counts[result] > 1)}'
-           for result in (check_line.FAILURE, check_line.WARNING)
+           for result in (check_services.FAILURE, check_services.WARNING)
            if counts[result]]
-    ok = f'{counts[check_line.OK]} ok'
+    ok = f'{counts[check_services.OK]} ok'
     if bad:
         return f'{", ".join((*bad, ok))}.\n'
     return f'All is well: {ok}.\n'
 
 
-def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
+def _lines(parsed_args) -> list[tuple[str, check_services.Line]]:
     """Run all checks, and return (name of the check, line) for each result.
     The configuration of a service is read before the service is checked."""
     # configuration files -> services that read them
@@ -113,7 +113,7 @@ def _lines(parsed_args) -> list[tuple[str, check_line.Line]]:
         raise exception.ConfigurationError(
             'nova.conf does not show which services this host runs: give '
             '--service.')
-    lines: list[tuple[str, check_line.Line]] = []
+    lines: list[tuple[str, check_services.Line]] = []
     for number, services in enumerate(groups.values()):
         if number:
             # discard the credentials of the previous services' files

@@ -9,7 +9,6 @@ import typing
 
 from oslo_utils import strutils
 
-from nova_accel.cmd import check_line
 from nova_accel.cmd import check_services
 from nova_accel import conf
 from nova_accel import exception
@@ -20,8 +19,8 @@ from nova_accel import request
 from nova_accel import text
 
 CONF = conf.CONF
-Line = check_line.Line
-OK, WARNING = check_line.OK, check_line.WARNING
+Line = check_services.Line
+OK, WARNING = check_services.OK, check_services.WARNING
 
 #: directory of each NUMA node, with a directory for each size of huge pages;
 #: source: Documentation/admin-guide/mm/hugetlbpage.rst of Linux

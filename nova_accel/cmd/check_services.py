@@ -3,11 +3,11 @@
 
 import collections
 from collections.abc import Iterable, Iterator
-import importlib.metadata
-import os
+import dataclasses
+import functools
+import re
 import typing
 from urllib import parse
-import uuid
 
 from keystoneauth1 import exceptions as ks_exc
 from keystoneauth1 import loading as ks_loading
@@ -15,11 +15,11 @@ from oslo_config import cfg
 
 from nova_accel.bitstream import glance
 from nova_accel.cmd import cloud
-from nova_accel.cmd import check_line
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel import exception
 from nova_accel import grouping
+from nova_accel.host import domains
 from nova_accel import naming
 from nova_accel import near
 from nova_accel import profiles
@@ -29,9 +29,6 @@ from nova_accel import service_user
 from nova_accel import text
 
 CONF = conf.CONF
-Line = check_line.Line
-OK, WARNING = check_line.OK, check_line.WARNING
-FAILURE = check_line.FAILURE
 
 #: number of providers of one class on a host, and number of them that a server
 #: requests, from which Placement is slow: it tries each order of them, for 2 to
@@ -50,6 +47,29 @@ _FLAVORS_MICROVERSION = '2.61'
 _UNAUTHORIZED = 401
 #: sections whose credentials the checks use
 _CREDENTIALS = ('placement', 'service_user')
+
+OK, WARNING, FAILURE = 'ok', 'warning', 'failure'
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """The result of one check."""
+
+    result: str
+    found: str
+    #: the remedy
+    remedy: str = ''
+
+
+def split(sentence: str) -> tuple[str, str]:
+    """Split an error of nova_accel into its finding and its remedy."""
+    found, colon, remedy = sentence.rstrip('.').rpartition(': ')
+    return (found, remedy) if colon else (remedy, '')
+
+
+def short(error: object) -> str:
+    """Return the text of an error on one line, for use in a sentence."""
+    return re.sub(r'\s+', ' ', str(error) or type(error).__name__)[:160]
 
 
 # Placement
@@ -84,6 +104,23 @@ def placement(path: str, part: str) -> typing.Any:
                                   'valid_interfaces')) from error
 
 
+def providers(**which: str) -> list[dict]:
+    """Return the resource providers that Placement selects by these fields.
+
+    :raises Refused: Placement cannot be queried.
+    """
+    return placement('/resource_providers?' + parse.urlencode(which),
+                     'resource_providers')
+
+
+def known_traits() -> set[str]:
+    """Return all traits that providers have.
+
+    :raises Refused: Placement cannot be queried.
+    """
+    return set(placement('/traits?associated=true', 'traits'))
+
+
 def _unanswered(error, service, section, where) -> Line:
     """Return a line with the reason why a service could not be queried.
 
@@ -99,29 +136,28 @@ def _unanswered(error, service, section, where) -> Line:
                     f'see that it runs, and compare {where}')
     if glance.rejects_credentials(error):
         return Line(FAILURE, f'Keystone rejects the credentials of '
-                             f'[{section}] ({check_line.short(error)})',
+                             f'[{section}] ({short(error)})',
                     'correct username and password there')
     if _UNAUTHORIZED in (getattr(error, 'http_status', 0),
                          getattr(error, 'code', 0)):
         # names of the status in keystoneauth and glanceclient
         return Line(FAILURE, f'{service} rejects the token of the user of '
-                             f'[{section}] ({check_line.short(error)})',
+                             f'[{section}] ({short(error)})',
                     f'compare [{section}] auth_url with [keystone_authtoken] '
                     f'of {service}')
     if isinstance(error, ks_exc.Forbidden):
         return Line(FAILURE, f'{service} refuses the user of [{section}] '
-                             f'({check_line.short(error)})',
+                             f'({short(error)})',
                     'give it the role service or admin in its project')
     return Line(FAILURE, f'{service} does not answer the credentials of '
-                         f'[{section}] ({check_line.short(error)})',
+                         f'[{section}] ({short(error)})',
                 f'see that it runs, and compare {where}')
 
 
 def placement_answers(host) -> Iterator[Line]:
     """Check that Placement answers."""
     try:
-        placement('/resource_providers?' + parse.urlencode(
-            {'name': CONF.host}), 'resource_providers')
+        providers(name=CONF.host)
     except Refused as refused:
         yield refused.args[0]
     yield from _wide(host)
@@ -136,7 +172,7 @@ def _wide(host) -> Iterator[Line]:
         return
     name, count = max(wide.items(), key=lambda item: item[1])
     try:
-        asked, is_all = _asked()
+        asked, is_all = all_requests()
     except exception.NoCredentials:
         asked, is_all = {}, False
     who = [who for who, requests in asked.items() if sum(
@@ -168,6 +204,52 @@ def _wide(host) -> Iterator[Line]:
         yield Line(WARNING, found, remedy)
 
 
+# Domains
+
+def near_levels(host) -> Iterator[Line]:
+    """Check [accel] near: this host can determine its domain of each level,
+    and other hosts report domains of the same levels."""
+    here = domains.Domains()
+    try:
+        problems = here.problems()
+    except exception.ConfigurationError:
+        # the line on options has it
+        return
+    for problem in problems:
+        yield Line(FAILURE, *split(problem))
+    if here.found:
+        yield Line(OK, ', '.join(here.found.values()))
+        yield from as_far_as_answered(
+            _others(here.found), 'which levels other hosts report', '')
+
+
+def _others(here):
+    reported = collections.defaultdict(set)
+    for trait in known_traits():
+        for level in naming.near_of([trait]):
+            reported[level].add(trait)
+    own = providers(name=CONF.host)
+    shown = placement(
+        f'/resource_providers/{own[0]["uuid"]}/traits',
+        'traits') if own and reported else ()
+    for level, domain in here.items():
+        more = [trait for trait in shown
+                if trait != domain and naming.near_of([trait]).get(level)]
+        if more:
+            yield Line(
+                WARNING, f'Placement has this host in '
+                f'{", ".join(sorted(more))} as well, and a host is in one '
+                f'domain of a level',
+                'start nova-compute, which removes the stale trait')
+        if not reported[level] - {domain, *more} and not any(
+                one['name'] != CONF.host for trait in reported[level]
+                for one in providers(required=trait)):
+            yield Line(
+                WARNING, f'no other host reports a domain of the '
+                f'level {level}', 'write the level in [accel] near of the '
+                'other hosts as well, or correct its name here')
+
+
 # Glance
 
 def programs(drivers: Iterable[base.AcceleratorDriver]) -> bool:
@@ -192,7 +274,7 @@ def glance_answers(host) -> Iterator[Line]:
             'set auth_type, auth_url, username, password and project_name '
             'there')
     except exception.GlanceUnavailable as error:
-        yield Line(FAILURE, *check_line.split(str(error)))
+        yield Line(FAILURE, *split(str(error)))
     except Exception as error:
         # errors of three libraries without a common base class
         yield _unanswered(error, 'Glance', 'service_user',
@@ -216,140 +298,14 @@ def database_answers(host) -> Iterator[Line]:
     except Exception as error:
         # an error of SQLAlchemy or of the database's driver, or a missing
         # driver; the URL contains a password
-        why = check_line.short(getattr(error, 'orig', None) or error)
+        why = short(getattr(error, 'orig', None) or error)
         yield Line(FAILURE, f'the database of [api_database] connection '
                             f'does not answer ({why.replace(url, "")})',
                    'see that it runs and that this host may reach it, or '
                    'correct the option')
 
 
-# nova-api
-
-def entry_point(host) -> Iterator[Line]:
-    """Check that this Python's nova-api loads nova_accel."""
-    group = 'nova.api.extra_spec_validators'
-    if not any(point.value.startswith('nova_accel.') for point
-               in importlib.metadata.entry_points(group=group)):
-        yield Line(FAILURE, f'nova_accel has no entry point in {group}: '
-                            f'nova-api takes accel:device_profile for one of '
-                            f'Cyborg',
-                   'install nova_accel into the Python of nova-api, with pip')
-
-
-def profiles_load(host) -> Iterator[Line]:
-    """Check the files of profiles, and that their regions and images exist."""
-    path = CONF.accel.device_profiles
-    if not os.path.exists(path):
-        yield Line(WARNING,
-                   f'[accel] device_profiles {path} does not exist',
-                   'create it if flavors use accel:device_profile')
-        return
-    files = profiles.load(path)
-    for error in files.bad.values():
-        yield Line(FAILURE, *check_line.split(error))
-    found = [p for here in files.good.values() for p in here]
-    yield from as_far_as_answered(
-        _dead_ends(found), 'where the profiles lead to',
-        'Glance was not asked for images of the profiles')
-    if not files.bad:
-        yield Line(OK, f'{len(found)} profile{"s" * (len(found) != 1)}')
-
-
-def _dead_ends(found: Iterable[profiles.Profile]) -> Iterator[Line]:
-    """Report profiles that cannot work as intended: no provider has a
-    preferred trait, or no image exists for regions that the profile permits.
-
-    :raises Refused: Placement cannot be queried.
-    :raises ImageRefused: Glance does not show images to [service_user].
-    """
-    known: set[str] = set()
-    client: typing.Any = None
-    for profile in found:
-        specs = profiles.expand({request.PROFILE_KEY: profile.name},
-                                lambda name: profile)
-        for wanted in request.parse(specs):
-            if not (wanted.programs or wanted.prefer):
-                continue
-            if not known:
-                known = set(placement('/traits?associated=true', 'traits'))
-            for trait in wanted.prefer:
-                if trait not in known:
-                    yield _unknown_trait(f'the profile {profile.name}',
-                                         'prefers', trait)
-            if wanted.programs:
-                client = client or glance.service_client()
-                yield from _dead_ends_of(profile, wanted, known, client)
-
-
-def _unknown_trait(who, verb, traits) -> Line:
-    return Line(WARNING, f'{who} {verb} the trait {traits}, which no provider '
-                         f'has',
-                'correct the trait, or see that nova-compute reports devices '
-                'with it')
-
-
-def _dead_ends_of(profile, wanted, known, client) -> Iterator[Line]:
-    if not known >= wanted.required:
-        yield _unknown_trait(
-            f'the profile {profile.name}', 'needs',
-            ', '.join(sorted(wanted.required - known)))
-        return
-    unfit, fits = {}, False
-    for region_type, traits in _types(wanted.required, known):
-        if not _leads_to({
-                *traits, *wanted.required,
-                *(f'!{trait}' for trait in known & {
-                    *wanted.wanted_traits, *wanted.forbidden})}):
-            # no region has the type, or all of them carry the function already
-            continue
-        try:
-            glance.find_first(wanted, lambda one: glance.find(
-                client, one, region_type, ''))
-            fits = True
-        except exception.ImageRefused:
-            raise
-        except (exception.BitstreamError,
-                exception.IncompatibleBitstream) as error:
-            unfit[str(uuid.UUID(region_type))] = error
-    if not unfit:
-        return
-    shells = ', '.join(sorted(unfit))
-    if fits:
-        yield Line(WARNING, f'the profile {profile.name} also sends '
-                            f'servers to regions of type {shells}, for '
-                            f'which no image has its function',
-                   'require the trait of the right type in its group, '
-                   'trait:CUSTOM_FPGA_..._REGION_<TYPE>: required, or upload '
-                   'an image for each type')
-    else:
-        what, _ = check_line.split(str(next(iter(unfit.values()))))
-        yield Line(WARNING, f'the profile {profile.name} sends servers '
-                            f'to regions of type {shells}, and {what}',
-                   'upload an image for them, and make it public or add its '
-                   'project to [accel] bitstream_owners')
-
-
-def _types(required, known: set[str]) -> list[tuple[str, set[str]]]:
-    """Return the region types that can satisfy a request, as (region type,
-    traits to query Placement for).
-
-    :param required: traits that the request requires.
-    :param known: all traits that providers have.
-    """
-    candidates = [set(required) & known] if naming.region_type_of(
-        required) else [{trait} for trait in sorted(known)]
-    return [(region_type, traits) for traits in candidates
-            if (region_type := naming.region_type_of(traits))]
-
-
-def _leads_to(traits: Iterable[str]) -> bool:
-    """Return whether, according to Placement, a provider has all of these
-    traits. If a trait is written with a leading "!", the provider must not
-    have it."""
-    query = ','.join(sorted(traits, key=lambda t: (t.startswith('!'), t)))
-    return bool(placement('/resource_providers?' + parse.urlencode(
-        {'required': query}), 'resource_providers'))
-
+# The parts of a check
 
 def as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
                        ) -> Iterator[Line]:
@@ -371,15 +327,24 @@ def as_far_as_answered(lines: Iterable[Line], what: str, unasked: str,
         yield Line(OK, f'{unasked}, because [service_user] has no credentials')
     except (exception.GlanceUnavailable, ks_exc.ClientException) as error:
         yield Line(WARNING, f'{what} was not checked, as Glance does not '
-                            f'answer ({check_line.short(error)})',
+                            f'answer ({short(error)})',
                    'see that it runs')
     except exception.ImageRefused as error:
         yield Line(WARNING, f'{what} was not checked: '
-                            f'{check_line.split(str(error))[0]}',
+                            f'{split(str(error))[0]}',
                    'correct [service_user], or its roles in its project')
 
 
 # Flavors
+
+def unknown_trait(who, verb, traits) -> Line:
+    """Return a line about a flavor or profile with a trait that no provider
+    has."""
+    return Line(WARNING, f'{who} {verb} the trait {traits}, which no provider '
+                         f'has',
+                'correct the trait, or see that nova-compute reports devices '
+                'with it')
+
 
 def traits_of_flavors(host) -> Iterator[Line]:
     """Check that providers have all traits that flavors name for accelerators.
@@ -395,21 +360,19 @@ def _traits_of_flavors():
     listed, unread = flavors()
     if unread:
         yield unread
-    known: set[str] = set()
+    known = functools.cache(known_traits)
     for flavor in listed:
         try:
             requests = request.parse(flavor['extra_specs'])
             grouping.check(flavor['extra_specs'])
         except exception.AcceleratorError as error:
-            found, remedy = check_line.split(str(error))
+            found, remedy = split(str(error))
             yield Line(WARNING, f'nova-api refuses servers of the flavor '
                                 f'{flavor["name"]}: {found}', remedy)
             continue
         levels = request.affinity(flavor['extra_specs']).levels
-        if levels and not known:
-            known = set(placement('/traits?associated=true', 'traits'))
-        for clause in near.unreported(
-                levels, map(naming.near_of, zip(known))).values():
+        for clause in near.unreported(levels, map(
+                naming.near_of, zip(known()))).values() if levels else ():
             yield Line(WARNING, f'{clause}, and the flavor {flavor["name"]} '
                                 f'asks for it',
                        'set [accel] near of nova-compute, or correct the '
@@ -417,38 +380,14 @@ def _traits_of_flavors():
         for wanted in requests:
             for verb, named in (('needs', sorted(wanted.required)),
                                 ('prefers', wanted.prefer)):
-                if named and not known:
-                    known = set(placement(
-                        '/traits?associated=true', 'traits'))
-                lacking = [trait for trait in named if trait not in known
+                lacking = [trait for trait in named if trait not in known()
                            and not naming.is_volatile(trait)]
                 if lacking:
-                    yield _unknown_trait(f'the flavor {flavor["name"]}', verb,
-                                         ', '.join(lacking))
+                    yield unknown_trait(f'the flavor {flavor["name"]}', verb,
+                                        ', '.join(lacking))
 
 
-# Clearing images
-
-def clearing_images(host) -> Iterator[Line]:
-    """Check that an image exists to clear each type of region that users may
-    program."""
-    yield from as_far_as_answered(
-        _clearing_images(), 'whether images clear what users program',
-        'Nova and Glance were not asked for flavors with which users program, '
-        'and for images that clear regions')
-
-
-def _clearing_images():
-    # traits_of_flavors() reports if flavors cannot be read
-    asked, _ = _asked()
-    users = {name: wanted for name, requests in asked.items()
-             if (wanted := [one for one in requests
-                            if one.runtime_programming])}
-    if users:
-        yield from _not_cleared(users)
-
-
-def _asked() -> tuple[dict[str, list[request.AcceleratorRequest]], bool]:
+def all_requests() -> tuple[dict[str, list[request.AcceleratorRequest]], bool]:
     """Return the requests of all profiles and flavors.
 
     :returns: ({'the flavor x': its requests}, whether no flavor or profile is
@@ -517,49 +456,6 @@ def _flavors() -> Iterator[dict]:
         if found[-1]['id'] == query.get('marker'):
             raise ValueError('its list of flavors has no end')
         query['marker'] = found[-1]['id']
-
-
-def _not_cleared(users) -> Iterator[Line]:
-    known = set(placement('/traits?associated=true', 'traits'))
-    client = glance.service_client()
-    #: type of regions -> why no image clears them, '' if an image does
-    why: dict[str, str] = {}
-    concerned: dict[str, list[str]] = {}
-    for name, wanted in users.items():
-        for region_type, traits in {
-                found for one in wanted if known >= one.required
-                for found in [(region_type, frozenset(traits | one.required))
-                              for region_type, traits
-                              in _types(one.required, known)]}:
-            if not _leads_to(traits):
-                continue
-            if region_type not in why:
-                why[region_type] = _why_not_cleared(client, region_type)
-            if why[region_type]:
-                concerned.setdefault(region_type, []).append(name)
-    for region_type, names in sorted(concerned.items()):
-        shown = text.some(names)
-        lets = 'lets' if len(names) == 1 else 'let'
-        yield Line(
-            WARNING, f'{shown} {lets} users program regions of type '
-                     f'{uuid.UUID(region_type)}, and {why[region_type]}: '
-                     f'no other server gets a region that a project '
-                     f'programmed',
-            f'upload an image with {glance.CLEARS} and '
-            f'{glance.REGION_TYPE_ID}={uuid.UUID(region_type)}, and make it '
-            f'public or add its project to [accel] bitstream_owners')
-
-
-def _why_not_cleared(client, region_type: str) -> str:
-    try:
-        glance.find_clearing(client, region_type)
-    except exception.ImageNotFound:
-        return 'no image of yours clears them'
-    except exception.ImageRefused:
-        raise
-    except exception.BitstreamError as error:
-        return check_line.split(str(error))[0]
-    return ''
 
 
 def forget_credentials() -> None:

@@ -18,25 +18,19 @@ from oslo_config import cfg
 from oslo_privsep import capabilities
 from oslo_privsep import priv_context
 
+from nova_accel.cmd import check_devices
 from nova_accel.cmd import check_guests
-from nova_accel.cmd import check_line
-from nova_accel.cmd import check_migration
-from nova_accel.cmd import check_near
-from nova_accel.cmd import check_peers
-from nova_accel.cmd import check_scheduler
+from nova_accel.cmd import check_images
+from nova_accel.cmd import check_nova
 from nova_accel.cmd import check_services
-from nova_accel.cmd import loading
 from nova_accel.cmd import store
 from nova_accel import conf
 from nova_accel import drivers
-from nova_accel.drivers import handover
 from nova_accel.drivers import options
-from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import address_space
 from nova_accel.host import pci
 from nova_accel.host import privileged
-from nova_accel.host import processes
 from nova_accel import inventory
 from nova_accel.inventory import cards
 from nova_accel.inventory import offers
@@ -50,10 +44,10 @@ from nova_accel import versions
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
-Line = check_line.Line
-split = check_line.split
-OK, WARNING = check_line.OK, check_line.WARNING
-FAILURE = check_line.FAILURE
+Line = check_services.Line
+split = check_services.split
+OK, WARNING = check_services.OK, check_services.WARNING
+FAILURE = check_services.FAILURE
 
 SERVICES = COMPUTE, SCHEDULER, API = 'compute', 'scheduler', 'api'
 #: seconds that one check may take. Devices are read within [accel]
@@ -249,7 +243,7 @@ def _compute_driver(host) -> Iterator[Line]:
                             f'gives no accelerators to servers',
                    f'set it to {_DRIVER}')
         return
-    failure = loading.failure(_DRIVER, _SECONDS)
+    failure = check_nova.failure(_DRIVER, _SECONDS)
     if failure:
         yield Line(FAILURE, *failure)
 
@@ -265,7 +259,7 @@ def _drivers(host) -> Iterator[Line]:
         return
     for name, driver in host.drivers.items():
         try:
-            yield from map(_of_driver, driver.check())
+            yield from map(check_devices.of_driver, driver.check())
         except Exception as error:
             # an exception in one check must not hide the others
             yield Line(FAILURE, f'the driver {name} cannot be checked: '
@@ -333,7 +327,7 @@ def _privileges(host) -> Iterator[Line]:
         except Exception as error:
             # any error of oslo.privsep, or a missing helper
             why = getattr(error, 'strerror', '') or error
-            yield Line(FAILURE, check_line.short(why), remedy)
+            yield Line(FAILURE, check_services.short(why), remedy)
             continue
         if user != 0:
             yield Line(FAILURE, f'the privileged process of [{section}] runs '
@@ -384,7 +378,7 @@ def _libvirt(host) -> Iterator[Line]:
         return
     except Exception as error:
         yield Line(FAILURE, f'libvirt cannot be reached at {_uri()} '
-                            f'({check_line.short(error)})',
+                            f'({check_services.short(error)})',
                    'start libvirtd, and run check as the user of '
                    'nova-compute, who has to be in the group libvirt')
         return
@@ -473,96 +467,6 @@ def _cache(host) -> Iterator[Line]:
                    'free space there, or choose another directory')
 
 
-# nova-compute, each device
-
-def _device(host, device) -> Iterator[Line]:
-    try:
-        missing = sriov.missing(host.kernel, device.address)
-    except exception.AcceleratorError as error:
-        yield Line(FAILURE, *split(str(error)))
-        return
-    if missing:
-        yield Line(OK, f'{device.type} of the driver {device.driver}; '
-                       f'nova-compute makes its {missing} VFs when it starts')
-        return
-    bad = dict.fromkeys(
-        hold.reason for part, _ in offers.parts(device)
-        for hold in (*host.offered.withheld_by(part), *(
-            hold for offer in host.offered.of(part)
-            for hold in offer.all_holds if hold.kind.withholds)))
-    # reasons of regions without a handle
-    bad |= dict.fromkeys(
-        region.reason for region in device.regions if region.reason)
-    for reason in bad:
-        found, remedy = split(reason)
-        yield Line(FAILURE, f'it is not given to servers: {found}', remedy)
-    unreported = host.unreported.get(device.address)
-    if unreported:
-        yield Line(FAILURE, f'it is not reported to Placement: '
-                            f'{unreported.rstrip(".")}',
-                   f'correct what the driver {device.driver} reports of it')
-    if not bad and not unreported:
-        yield Line(OK, f'{device.type} of the driver {device.driver}, '
-                       f'{_cleaning(host, device)}')
-
-
-def _cleaning(host, device) -> str:
-    """Return a clause about how a device is cleaned between two servers."""
-    if device.all_handles and {
-            handover.policy(device, handle.address)
-            for handle in device.all_handles} <= {
-                handover.Policy.NONE, handover.Policy.OPERATOR}:
-        return 'not cleaned between two servers'
-    driver = host.drivers[device.driver]
-    resets = {method for handle in device.all_handles
-              if getattr(driver, 'RESETS', False)
-              and driver.is_reset(device, handle)
-              for method in driver.reset_methods(
-                  device, handle, handle.address)}
-    return (f'reset by {", ".join(sorted(resets))}' if resets
-            else 'cleaned by its driver')
-
-
-def _conflict(host, device) -> Iterator[Line]:
-    why = host.taken_elsewhere(device)
-    if why:
-        yield Line(FAILURE, f'{why}, and found by the driver {device.driver}',
-                   'take it out of one of the two')
-
-
-def _kept(host, device) -> Iterator[Line]:
-    """Yield a line if processes have a device open, because libvirt may wait
-    without a limit until they close the device."""
-    try:
-        kept = processes.named(host.kernel.processes(sorted({
-            function for handle in device.all_handles for function
-            in processes.of_host(host.kernel, device, handle)})))
-    except OSError:
-        # the line on privileges reports the error
-        return
-    if kept:
-        yield Line(FAILURE, f'{kept}, and no server gets it meanwhile',
-                   'end that process, or have it leave the device alone; or '
-                   'bind the device to vfio-pci when the host boots')
-
-
-def _answers(host, device) -> Iterator[Line]:
-    try:
-        yield from map(_of_driver, host.drivers[device.driver].check(device))
-    except OSError as error:
-        if pci.is_for_vfio(host.kernel, device.address):
-            # a guest has it
-            return
-        yield Line(WARNING, f'the driver {device.driver} cannot read it with '
-                            f'privileges ({error.strerror or error})',
-                   'see the line on privileges and the kernel log')
-
-
-def _of_driver(finding) -> Line:
-    return Line(FAILURE if finding.is_failure else WARNING, finding.found,
-                finding.remedy)
-
-
 #: beginning of the errors of oslo.config (10.7) about a value
 _INVALID = re.compile(r'Value for option (?P<name>\S+) from ')
 
@@ -577,28 +481,29 @@ _CHECKS = (
     ('privileges', {COMPUTE}, _privileges),
     ('claim store', {COMPUTE}, _store),
     ('metrics', {COMPUTE}, _metrics),
-    ('near', {COMPUTE}, check_near.levels),
+    ('near', {COMPUTE}, check_services.near_levels),
     ('libvirt', {COMPUTE}, _libvirt),
     ('cache', {COMPUTE}, _cache),
     ('Glance', {COMPUTE}, check_services.glance_answers),
     ('memory', {COMPUTE}, check_guests.memory),
     ('flavors', {COMPUTE}, check_guests.flavors),
-    ('switches', {COMPUTE}, check_peers.peers),
-    ('live migration', {COMPUTE}, check_migration.devices),
+    ('switches', {COMPUTE}, check_devices.peers),
+    ('live migration', {COMPUTE}, check_devices.migration),
     ('Placement', {*SERVICES}, check_services.placement_answers),
     ('database', {SCHEDULER, API}, check_services.database_answers),
-    ('filter', {SCHEDULER}, check_scheduler.filters),
-    ('weigher', {SCHEDULER}, check_scheduler.weigher),
-    ('entry point', {API}, check_services.entry_point),
-    ('profiles', {API}, check_services.profiles_load),
+    ('filter', {SCHEDULER}, check_nova.filters),
+    ('weigher', {SCHEDULER}, check_nova.weigher),
+    ('entry point', {API}, check_nova.entry_point),
+    ('profiles', {API}, check_images.profiles_load),
     ('traits of flavors', {API}, check_services.traits_of_flavors),
-    ('clearing images', {API}, check_services.clearing_images),
+    ('clearing images', {API}, check_images.clearing_images),
 )
 #: checks of each device, which share one line if all devices are healthy
-_DEVICE_CHECKS = (_device, _conflict, _kept, _answers,
+_DEVICE_CHECKS = (check_devices.state, check_devices.conflict,
+                  check_devices.kept, check_devices.answers,
                   check_guests.large_regions)
 #: checks that need the kernel, which could not be opened
-_NEED_KERNEL = (_iommu, _vfio, check_peers.peers)
+_NEED_KERNEL = (_iommu, _vfio, check_devices.peers)
 
 
 def lines(host: Host) -> Iterator[tuple[str, Line]]:
@@ -673,4 +578,4 @@ def _failed(error) -> Line:
 
 
 def _named(error) -> str:
-    return f'{type(error).__name__}, {check_line.short(error)}'
+    return f'{type(error).__name__}, {check_services.short(error)}'

@@ -69,7 +69,7 @@ class ToldTest(base.AcceleratorTestBase):
             'nova_accel.cmd.configuration.read', lambda *arguments: None))
         # tests.layouts import the driver for real, in two seconds each time
         self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.cmd.loading.failure', lambda driver, seconds: None))
+            'nova_accel.cmd.check_nova.failure', lambda driver, seconds: None))
         for section in 'placement', 'service_user':
             conf.CONF.register_opts(loading.get_auth_plugin_conf_options(
                 'admin_token'), group=section)

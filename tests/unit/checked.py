@@ -12,8 +12,8 @@ from oslo_privsep import priv_context
 import requests_mock
 
 from nova_accel.cmd import check
+from nova_accel.cmd import check_nova
 from nova_accel.cmd import check_services
-from nova_accel.cmd import loading
 from nova_accel.host import privileged
 from nova_accel import privsep
 from tests.unit import commands
@@ -22,7 +22,7 @@ from tests.unit.host import A, SimulatedHost
 GPU = '0000:3b:00.0'
 DISK = '0000:d8:00.0'
 HELPER = commands.PRIVSEP_HELPER
-LOADING_FAILURE = loading.failure
+LOADING_FAILURE = check_nova.failure
 CREDENTIALS_HERE = privileged.credentials_here
 GLANCE = 'http://glance.example'
 KEYSTONE = 'http://keystone.example/v3'
@@ -118,7 +118,7 @@ class CheckTestCase(commands.CommandTestCase):
         self.use_libvirt(Libvirt())
         # what tests.layouts run for real, as a process of two seconds
         self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.cmd.loading.failure', lambda driver, seconds: None))
+            'nova_accel.cmd.check_nova.failure', lambda driver, seconds: None))
         # the loaded machine of a test run is given time
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.cmd.checks._SECONDS', 300))

@@ -239,10 +239,10 @@ class ComputeTest(CheckTestCase):
 
     def test_driver_that_cannot_be_imported(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.cmd.loading.failure', LOADING_FAILURE))
+            'nova_accel.cmd.check_nova.failure', LOADING_FAILURE))
         nova_compute = os.path.join(self.directory, 'nova-compute')
         self.useFixture(fixtures.MonkeyPatch(
-            'nova_accel.cmd.loading.nova_compute', lambda: nova_compute))
+            'nova_accel.cmd.check_nova.nova_compute', lambda: nova_compute))
         for first, says in (
                 # a Python without Nova
                 (f'#!{sys.base_prefix}/bin/python3', 'nova'),

@@ -17,7 +17,7 @@ from nova import virt
 import os_vif
 import testtools
 
-from nova_accel.cmd import loading
+from nova_accel.cmd import check_nova
 from nova_accel import versions
 from nova_accel.virt import door
 
@@ -145,5 +145,5 @@ class PythonOfTest(testtools.TestCase):
                 ('\udcff', sys.executable)):
             with open(path, 'w', errors='surrogateescape') as file:
                 file.write(f'{first}\n')
-            self.assertEqual(python, loading.python_of(path))
-        self.assertEqual(sys.executable, loading.python_of('/nonexistent'))
+            self.assertEqual(python, check_nova.python_of(path))
+        self.assertEqual(sys.executable, check_nova.python_of('/nonexistent'))
