@@ -62,8 +62,8 @@ from nova_accel.notify import metrics as metrics_file
 from nova_accel.notify import notices as device_notices
 from nova_accel.notify import owners as server_owners
 from nova_accel.store import claim_store
+from nova_accel.store import file as store_file
 from nova_accel.store import keys
-from nova_accel.store import sole
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -302,7 +302,7 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
 
 def _open_store(path, node=''):
     try:
-        sole.use(path)
+        store_file.use_alone(path)
         store = claim_store.ClaimStore(path)
         store.check_node(node)
         _sign(store)

@@ -3,7 +3,7 @@
 
 The store is outdated if it was lost or moved away, or if an older copy was
 restored. Guests carry the claims of their servers (attach.carrying), even if
-they do not run. Claims in guests that the store has not seen (store.lineage)
+they do not run. Claims in guests that the store has not seen (store.claims)
 are restored exactly, before any claim is used. Then every device is withheld
 until attach.settling finds that no server has it.
 

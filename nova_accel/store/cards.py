@@ -11,8 +11,8 @@ from typing import Any
 
 from nova_accel import model
 from nova_accel.store import file
-from nova_accel.store import holds
 from nova_accel.store import rows
+from nova_accel.store import schema
 from nova_accel.store import values
 
 _LOADED = ('function_uuid', 'bitstream_id', 'function_name', 'content',
@@ -84,9 +84,7 @@ class Cards(file.File):
                 number = (before['number'] if before else _arriving(
                     db, address, serial, device, its_notes))
                 if serial and not (before and before['serial'] == serial):
-                    other = rows.take(db, number, serial)
-                    if other:
-                        holds.move(db, other, number)
+                    rows.take(db, number, serial)
                 now = (device.ids, device.ports, file.as_json(
                     dataclasses.replace(device, record=())),
                     json.dumps(device.record),
@@ -115,8 +113,7 @@ class Cards(file.File):
             number = rows.arriving(db, device.address, device.serial,
                                    device.ids, device.ports)
             if not has_moved and device.serial:
-                other, number = number, rows.copy(db, number)
-                holds.copy(db, other, number)
+                number = rows.copy(db, number)
             rows.put(db, number, device.address)
             db.execute('UPDATE cards SET ids = ?, ports = ? WHERE number = ?',
                        (device.ids, device.ports, number))
@@ -180,27 +177,23 @@ class Cards(file.File):
             return
         with self._transaction() as db, self._facts(db):
             for row in done:
-                holds.set_clean(db, row)
+                rows.set_clean(db, row)
             for row in todo:
-                holds.set_unclean(db, row)
+                rows.set_unclean(db, row)
 
     # Holds of nova-compute, for commands
 
     def withheld(self) -> frozenset[values.Withheld]:
         """Return the holds that applied at nova-compute's last report."""
         with self._transaction(write=False) as db:
-            return frozenset(
-                values.Withheld(*row) for row in db.execute(
-                    f'SELECT {", ".join(values.Withheld._fields)} '
-                    f'FROM withheld'))
+            return frozenset(schema.select(db, values.Withheld))
 
     def set_withheld(self, found: Iterable[values.Withheld]) -> None:
         """Replace the holds of nova-compute's last report."""
         with self._transaction() as db:
             db.execute('DELETE FROM withheld')
-            db.executemany(
-                f'INSERT INTO withheld ({", ".join(values.Withheld._fields)}) '
-                f'VALUES (?, ?, ?, ?, ?, ?, ?)', found)
+            for row in found:
+                schema.insert(db, row)
 
     # Disabled devices
 
@@ -228,8 +221,8 @@ class Cards(file.File):
         stays disabled even if the clock is set back later."""
         if not all(row.begun or not row.at for row in self._known.disabled):
             with self._transaction() as db:
-                holds.begin_planned(db)
-                self._change(**holds.disabled(db))
+                rows.begin_planned(db)
+                self._change(**rows.disabled(db))
 
     def enable(self, gone: Iterable[values.Disabled]) -> None:
         """Remove rows of disabled devices."""
@@ -238,9 +231,9 @@ class Cards(file.File):
     def _change_disabled(self, old, new):
         with self._transaction() as db, self._facts(db):
             for row in old:
-                holds.enable(db, row)
+                rows.enable(db, row)
             for row in new:
-                holds.disable(db, row)
+                rows.disable(db, row)
 
     @contextlib.contextmanager
     def _facts(self, db):
@@ -263,9 +256,9 @@ class Cards(file.File):
                              for row in db.execute(
                                  'SELECT address, serial, ids, ports FROM '
                                  'cards WHERE placed')},
-                    'unsettled': holds.unsettled(db),
-                    'unclean': holds.unclean(db),
-                    **holds.disabled(db)}
+                    'unsettled': rows.unsettled(db),
+                    'unclean': rows.unclean(db),
+                    **rows.disabled(db)}
 
 
 def _arriving(db, address, serial, device, notes):

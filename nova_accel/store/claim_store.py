@@ -18,9 +18,8 @@ from nova_accel import model
 from nova_accel.store import cards
 from nova_accel.store import claims as claim_rows
 from nova_accel.store import file as store_file
-from nova_accel.store import holds
 from nova_accel.store import journal
-from nova_accel.store import lineage
+from nova_accel.store import rows
 from nova_accel.store import schema
 from nova_accel.store import values
 
@@ -46,7 +45,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
         with self._reading('in its table claims'):
             claims = claim_rows.read(db)
         return store_file.Memory(claims, orders=journal.read_orders(db),
-                                 lineage=lineage.read(db),
+                                 lineage=claim_rows.read_lineage(db),
                                  **self._facts_of_cards(db))
 
     def add(self, claims: Iterable[model.Claim]) -> None:
@@ -59,7 +58,7 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
         claims = tuple(claims)
         with self._transaction() as db:
             # from the file: another process writes this table
-            disabled = holds.disabled(db)['disabled']
+            disabled = rows.disabled(db)['disabled']
             for claim in claims:
                 if any(row.card.means(claim.card) for row in disabled):
                     raise exception.DeviceUnavailable(
@@ -84,9 +83,9 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
         done, todo, claims = set(done), set(todo), tuple(claims)
         with self._transaction() as db, self._facts(db):
             for row in done:
-                holds.settle(db, row)
+                rows.settle(db, row)
             for row in todo:
-                holds.unsettle(db, row)
+                rows.unsettle(db, row)
             handles = {claim.handle for claim in claims}
             self._exchange_claims(db, [
                 c for c in self.all_claims()
@@ -103,11 +102,11 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
         :param gone: claims to remove, because they were replaced or ended.
         :param todo: rows of unsettled devices to add.
         :param seen: pairs (run, count) that the guests carry, and that the
-            history of this store must contain (store.lineage).
+            history of this store must contain (store.claims).
         """
         with self._transaction() as db, self._facts(db):
             for row in todo:
-                holds.unsettle(db, row)
+                rows.unsettle(db, row)
             for run, count in seen:
                 self._learn(db, run, count)
             claims, gone = tuple(claims), tuple(gone)
@@ -129,11 +128,11 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
         """Return the ledger of inventory.ledger, by provider uuid and resource
         class."""
         with self._transaction(write=False) as db:
-            rows = db.execute(
+            found = db.execute(
                 f'SELECT {", ".join(_LEDGER)} FROM ledger').fetchall()
         with self._reading('in its table ledger'):
             return {tuple(row)[:2]: values.Reserved(*tuple(row)[2:])
-                    for row in rows}
+                    for row in found}
 
     def set_reserved(
             self, rows: Mapping[tuple[str, str], values.Reserved | None],
@@ -170,10 +169,10 @@ class ClaimStore(claim_rows.Claims, cards.Cards, journal.Journal):
             if version == self._data_version and all(
                     row.is_planned for row in self._known.planned):
                 return False
-            found = {**holds.disabled(db), 'orders': journal.read_orders(db)}
+            found = {**rows.disabled(db), 'orders': journal.read_orders(db)}
             self._data_version = version
-            if all(getattr(self._known, name) == rows
-                   for name, rows in found.items()):
+            if all(getattr(self._known, name) == now
+                   for name, now in found.items()):
                 return False
             self._change(**found)
         return True

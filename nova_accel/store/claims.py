@@ -1,6 +1,13 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The table of claims: which server has which handle, and which handles wait
-for the operator."""
+for the operator.
+
+The history of these claims shows whether a store is an older copy. Each process
+that changes claims is a *run*, and counts its changes. The metadata of a guest
+has its claims, with the run and the count of their last change. A store that
+does not have the run, or has a lower count for the run, lacks changes of these
+claims: it is an older copy, or another store.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 import dataclasses
@@ -8,27 +15,31 @@ import json
 import sqlite3
 from typing import Any
 
+from oslo_utils import uuidutils
+
 from nova_accel import exception
 from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import file
+from nova_accel.store import schema
 from nova_accel.store import uses
+from nova_accel.store import values
 from nova_accel import text
 
 LOG = logging.getLogger(__name__)
 
-#: field of model.Claim -> its column, if the field's name is a keyword of SQL
-_RENAMED = {'group': 'request_group'}
-_FIELDS = tuple(f.name for f in dataclasses.fields(model.Claim)
-                if f.name != 'handle')
-_HANDLE_COLUMNS = ('handle_type', 'handle_address', 'handle')
-_CLAIM_COLUMNS = tuple(_RENAMED.get(f, f) for f in _FIELDS) + _HANDLE_COLUMNS
-_SELECT = f'SELECT {", ".join(_CLAIM_COLUMNS)} FROM claims ORDER BY rowid'
-_INSERT = (f'INSERT INTO claims ({", ".join(_CLAIM_COLUMNS)}) '
-           f'VALUES ({", ".join(f":{name}" for name in _CLAIM_COLUMNS)})')
+_FIELDS = schema.fields(model.Claim)
+_COLUMNS = (*_FIELDS, 'handle_type', 'handle_address')
+_INSERT = (f'INSERT INTO claims ({schema.listed(_COLUMNS)}) '
+           f'VALUES ({", ".join(f":{name}" for name in _COLUMNS)})')
 
 
 class Claims(uses.Uses):
+
+    def __init__(self, *args, **kwargs):
+        #: the run of this process
+        self._run = uuidutils.generate_uuid()
+        super().__init__(*args, **kwargs)
 
     def _exchange_claims(self, db, old, new, are_restored=False):
         """Remove old claims and write new claims, inside a transaction.
@@ -122,7 +133,8 @@ class Claims(uses.Uses):
         todo = [([claim.uuid for claim in claims], changes)
                 for claims, changes in steps]
         for _, changes in todo:
-            unknown = set(changes) - set(_FIELDS) | {'uuid'} & set(changes)
+            unknown = set(changes) - set(_FIELDS) | (
+                {'uuid', 'handle'} & set(changes))
             if unknown:
                 raise TypeError(f'Claims have no {", ".join(sorted(unknown))} '
                                 f'that can be changed')
@@ -137,11 +149,10 @@ class Claims(uses.Uses):
                 for uuid in now.keys() & set(some) if changes else ():
                     now[uuid] = dataclasses.replace(now[uuid], **changes)
                     row = _row(now[uuid])
-                    names = {_RENAMED.get(name, name) for name in changes}
+                    names = ', '.join(
+                        f'"{name}" = :{name}' for name in changes)
                     db.execute(
-                        f'UPDATE claims SET '
-                        f'{", ".join(f"{name} = :{name}" for name in names)} '
-                        f'WHERE uuid = :uuid', row)
+                        f'UPDATE claims SET {names} WHERE uuid = :uuid', row)
             self._follow_uses(db, before, [now[c.uuid] for c in before])
             self._count(db)
             self._change(claims=_in_order(now.values()))
@@ -189,11 +200,72 @@ class Claims(uses.Uses):
                 db.executemany('DELETE FROM ended WHERE server = ? AND '
                                'resource_class = ?', list(gone))
 
+    # The history of the store
+
+    def lineage(self) -> values.Lineage:
+        """Return the history, from memory."""
+        return self._known.lineage
+
+    def latest(self) -> tuple[str, int]:
+        """Return the run that changed claims last, and its count, or ('', 0)
+        before the first change."""
+        runs = self.lineage().runs
+        run = self._run if self._run in runs else next(reversed(list(runs)), '')
+        return run, runs.get(run, 0)
+
+    def check_node(self, node: str) -> None:
+        """Check that this store is not of another compute node, because its
+        claims would be about other devices with the same addresses.
+
+        :param node: provider uuid of the compute node, or '' if unknown.
+        :raises AcceleratorsUnavailable: it is of another compute node.
+        """
+        known = self.lineage().node
+        if node and known not in ('', node):
+            raise exception.AcceleratorsUnavailable(
+                f'The claim store {self._name} is of the compute node {known}, '
+                f'and this host is {node}: put the claim store of this host in '
+                f'its place, or move it away, and {file.MOVED_AWAY}.')
+
+    def set_node(self, node: str) -> None:
+        """Store the compute node to which this store belongs.
+
+        :param node: provider uuid of the compute node.
+        :raises AcceleratorsUnavailable: see check_node().
+        """
+        self.check_node(node)
+        if node != self.lineage().node:
+            with self._transaction() as db:
+                db.execute('DELETE FROM node')
+                db.execute('INSERT INTO node (uuid) VALUES (?)', (node,))
+                self._change(lineage=read_lineage(db))
+
+    def _count(self, db):
+        """Count a change of claims, inside the transaction of the change."""
+        self._learn(db, self._run, self.lineage().runs.get(self._run, 0) + 1)
+
+    def _learn(self, db, run, count):
+        """Store that this store has all changes of a run up to this count."""
+        db.execute('INSERT INTO runs (run, changes) VALUES (?, ?) ON CONFLICT '
+                   '(run) DO UPDATE SET changes = max(changes, '
+                   'excluded.changes)', (run, count))
+        self._change(lineage=read_lineage(db))
+
 
 def read(db: sqlite3.Connection) -> tuple[model.Claim, ...]:
     """Return all claims. Call this inside file.File._reading(), which converts
     the errors of damaged rows."""
-    return _in_order(map(_claim, db.execute(_SELECT).fetchall()))
+    return _in_order(map(_claim, db.execute(
+        f'SELECT {schema.listed(_COLUMNS)} FROM claims ORDER BY rowid'
+        ).fetchall()))
+
+
+def read_lineage(db: sqlite3.Connection) -> values.Lineage:
+    """Return the history of a store."""
+    node = db.execute('SELECT uuid FROM node').fetchone()
+    return values.Lineage(node['uuid'] if node else '', {
+        row['run']: row['changes'] for row in db.execute(
+            'SELECT run, changes FROM runs ORDER BY number')})
 
 
 def _in_order(claims: Iterable[model.Claim]) -> tuple[model.Claim, ...]:
@@ -204,19 +276,18 @@ def _in_order(claims: Iterable[model.Claim]) -> tuple[model.Claim, ...]:
 
 def _row(claim: model.Claim) -> dict[str, Any]:
     """Return the values of a claim by column."""
-    row = {_RENAMED.get(name, name): getattr(claim, name) for name in _FIELDS}
-    return {**row, 'state': claim.state.value,
+    return {**{name: getattr(claim, name) for name in _FIELDS},
+            'state': claim.state.value,
             'handle_type': claim.handle.type.value,
             'handle_address': claim.handle.address,
             'handle': file.as_json(claim.handle)}
 
 
 def _claim(row: sqlite3.Row) -> model.Claim:
-    fields: dict[str, Any] = {name: row[_RENAMED.get(name, name)]
-                              for name in _FIELDS}
     handle = model.from_dict(model.AttachHandle, {
         **json.loads(row['handle']), 'type': row['handle_type'],
         'address': row['handle_address']})
     return model.Claim(**{
-        **fields, 'handle': handle, 'state': model.ClaimState(row['state']),
+        **{name: row[name] for name in _FIELDS}, 'handle': handle,
+        'state': model.ClaimState(row['state']),
         'prepared': bool(row['prepared'])})

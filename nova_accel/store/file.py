@@ -10,6 +10,7 @@ waits for the disk once more when it closes the last connection.
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import sqlite3
@@ -19,7 +20,7 @@ from nova_accel import exception
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
-from nova_accel.store import holds
+from nova_accel.store import rows
 from nova_accel.store import schema
 from nova_accel.store import values
 
@@ -42,6 +43,12 @@ _OTHER_ADVICE = ('see that nova-compute may write it and that its disk has no '
                  'errors')
 #: seconds that SQLite waits for another process, and until the next try
 _BUSY_SECONDS, _BUSY_PAUSE = 0.02, 0.02
+
+#: path of a store -> its lock, as long as this process lives: threads that
+#: clean and program devices write the store after nova-compute was asked to
+#: stop. A record lock goes with its process, also after SIGKILL, and children
+#: do not inherit it (fcntl(2)); closing any descriptor of the file would end it
+_LOCKS: dict[str, int] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +156,7 @@ class File:
                 schema.migrate(db, version)
             if is_new and self.path != MEMORY:
                 # the host may have had another file before
-                holds.unsettle(db, values.EVERYTHING)
+                rows.unsettle(db, values.EVERYTHING)
 
     @contextlib.contextmanager
     def _transaction(self, write=True) -> Iterator[sqlite3.Connection]:
@@ -241,6 +248,45 @@ class File:
         """Return a number that changes with each change of the rows in memory.
         Do not compare the numbers of two objects."""
         return self._generation
+
+
+def use_alone(path: str) -> None:
+    """Prevent other nova-compute processes from using a claim store.
+
+    Each process decides by the rows in its own memory. Hence two processes
+    could give one device to two servers.
+
+    :param path: path of the store.
+    :raises AcceleratorsUnavailable: another process uses the store.
+    """
+    path = os.path.abspath(path)
+    if path in _LOCKS:
+        return
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        file = os.open(f'{path}.lock', os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        # then the store cannot be written either, and its error reports it
+        return
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        other = os.pread(file, 20, 0).decode(errors='replace').strip()
+        os.close(file)
+        raise exception.AcceleratorsUnavailable(
+            f'The claim store {path} is used by another nova-compute on this '
+            f'host (process {other or "unknown"}): stop that one, or give '
+            f'this one a state_path and a host of its own in nova.conf.'
+        ) from None
+    except OSError:
+        # a file system without locks
+        os.close(file)
+        return
+    _LOCKS[path] = file
+    # for the error of another process; on a full file system it is omitted
+    with contextlib.suppress(OSError):
+        os.truncate(file, 0)
+        os.write(file, b'%d\n' % os.getpid())
 
 
 def check_version(db: sqlite3.Connection, name: str) -> int:

@@ -24,10 +24,6 @@ DAYS_OF_HANDOVERS = 90
 MOST_IN_THAT_TIME = 60_000
 #: how many reports of owners are kept, beside those of present servers
 MOST_REPORTS = 2000
-_REPORT_COLUMNS = tuple(f.name for f in dataclasses.fields(values.OwnerReport))
-_REPORTS = f'SELECT {", ".join(_REPORT_COLUMNS)} FROM owner_reports'
-_HANDOVER_COLUMNS = tuple(f.name for f in dataclasses.fields(values.Handover))
-_HANDOVERS = f'SELECT {", ".join(_HANDOVER_COLUMNS)} FROM handovers'
 
 
 class Journal(file.File):
@@ -45,10 +41,8 @@ class Journal(file.File):
     def give_order(self, verb: str, argument: str) -> int:
         """Write an order for nova-compute, and return its number."""
         with self._transaction() as db:
-            number = db.execute(
-                'INSERT INTO orders (verb, argument, since, state, answer) '
-                "VALUES (?, ?, ?, 'new', '') RETURNING number",
-                (verb, argument, text.moment())).fetchone()[0]
+            number = schema.insert(db, values.Order(
+                0, verb, argument, text.moment()))
             self._change(orders=read_orders(db))
         return number
 
@@ -146,10 +140,9 @@ class Journal(file.File):
         :param after: return only reports with greater numbers.
         """
         with self._transaction(write=False) as db:
-            return [values.OwnerReport(row[0], *map(str, row[1:]))
-                    for row in db.execute(
-                        f'{_REPORTS} WHERE number > ? ORDER BY number',
-                        (after,))]
+            return schema.select(
+                db, values.OwnerReport, 'WHERE number > ? ORDER BY number',
+                after)
 
     def add_owner_report(self, report: values.OwnerReport) -> None:
         """Write a report, and drop old reports. The newest MOST_REPORTS and
@@ -159,10 +152,7 @@ class Journal(file.File):
         :param report: the report, whose number is ignored.
         """
         with self._transaction() as db:
-            db.execute(
-                f'INSERT INTO owner_reports ({", ".join(_REPORT_COLUMNS[1:])}) '
-                f'VALUES ({", ".join("?" * len(_REPORT_COLUMNS[1:]))})',
-                dataclasses.astuple(report)[1:])
+            schema.insert(db, report)
             db.execute('DELETE FROM owner_reports WHERE number <= (SELECT '
                        'max(number) FROM owner_reports) - ? AND server NOT IN '
                        '(SELECT instance_uuid FROM claims)', (MOST_REPORTS,))
@@ -194,12 +184,12 @@ class Journal(file.File):
                     f'= ?) AND result NOT IN ({ends})',
                     (handover.handle, handover.server, *values.ENDS))
             if self._key:
-                heads = _handovers(db, (
+                heads = schema.select(db, values.Handover, (
                     f"WHERE {schema.CARD} = ? AND place <> '' "
                     f'ORDER BY number DESC LIMIT 1'), handover.card)
                 handover = chain.signed(
                     handover, heads[0] if heads else None, self._key)
-            _insert(db, handover)
+            schema.insert(db, handover)
             for most, before in (
                     (MOST_HANDOVERS, text.now(DAYS_OF_HANDOVERS)),
                     (MOST_IN_THAT_TIME, '~')):
@@ -220,7 +210,7 @@ class Journal(file.File):
         """
         ends = [end for end in values.ENDS if end != values.EXCHANGED]
         with self._transaction(write=False) as db:
-            found = _handovers(db, (
+            found = schema.select(db, values.Handover, (
                 f"WHERE {schema.CARD} = ? AND ? IN (handle, '') AND "
                 f"place <> '' AND result IN ({', '.join('?' * len(ends))}) "
                 f'ORDER BY number DESC LIMIT 1'), card, handle, *ends)
@@ -234,13 +224,14 @@ class Journal(file.File):
         :returns: the number of cards whose chain changes to another key.
         """
         with self._transaction() as db:
-            heads = _handovers(
-                db, f"WHERE number IN (SELECT max(number) FROM handovers WHERE "
+            heads = schema.select(
+                db, values.Handover,
+                f"WHERE number IN (SELECT max(number) FROM handovers WHERE "
                 f"place <> '' GROUP BY {schema.CARD})")
             new = [one for head in heads if (one := chain.announced(
                 text.now(), head, key, former))]
             for one in new:
-                _insert(db, one)
+                schema.insert(db, one)
         self._key = key
         return len(new)
 
@@ -265,19 +256,7 @@ class Journal(file.File):
     def handovers(self) -> list[values.Handover]:
         """Return all hand-overs in the journal, the oldest first."""
         with self._transaction(write=False) as db:
-            return _handovers(db, 'ORDER BY number')
-
-
-def _handovers(db, which, *arguments):
-    return [values.Handover(*map(str, row)) for row in db.execute(
-        f'{_HANDOVERS} {which}', arguments)]
-
-
-def _insert(db, handover):
-    db.execute(
-        f'INSERT INTO handovers ({", ".join(_HANDOVER_COLUMNS)}) VALUES '
-        f'({", ".join("?" * len(_HANDOVER_COLUMNS))})',
-        dataclasses.astuple(handover))
+            return schema.select(db, values.Handover, 'ORDER BY number')
 
 
 def _is_recent(moment: str) -> bool:
@@ -295,11 +274,7 @@ def _age(moment: str) -> float:
 
 
 def read_orders(db: sqlite3.Connection) -> tuple[values.Order, ...]:
-    """Return all orders whose state is known to this release."""
-    known = {state.value: state for state in values.OrderState}
+    """Return all orders, the oldest first."""
     return tuple(
-        values.Order(row['number'], row['verb'], row['argument'], row['since'],
-                     known[row['state']], row['answer'])
-        for row in db.execute(
-            'SELECT number, verb, argument, since, state, answer FROM orders '
-            'ORDER BY number') if row['state'] in known)
+        dataclasses.replace(order, state=values.OrderState(order.state))
+        for order in schema.select(db, values.Order, 'ORDER BY number'))

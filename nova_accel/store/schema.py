@@ -1,56 +1,85 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """The tables of the claim store, and their version (PRAGMA user_version).
 
+A table whose rows are values of one class has a column for each field of the
+class. insert() and select() write and read such rows.
+
 No release has had a claim store yet, so there is one schema. A commit
-increases VERSION if it changes a table, or adds a value that earlier commits
-cannot read. Until the first release, stores of earlier versions are refused.
-After it, such a commit also adds a step to MIGRATIONS.
+increases VERSION if it changes a table or such a class, or adds a value that
+earlier commits cannot read. Until the first release, stores of earlier
+versions are refused. After it, such a commit also adds a step to MIGRATIONS.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import sqlite3
+import typing
+from typing import Any
+
+from nova_accel import model
+from nova_accel.store import values
 
 #: version of the tables below
-VERSION = 25
+VERSION = 26
 
 #: version of a store of an earlier release -> a function that migrates it to
 #: the next version, inside a transaction. A lower version is of a commit
 #: before the first release
 MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {}
 
-_CLAIMS = """
-CREATE TABLE claims (
-    uuid TEXT PRIMARY KEY,
-    instance_uuid TEXT NOT NULL,
-    provider_uuid TEXT NOT NULL,
-    resource_class TEXT NOT NULL,
-    request_group TEXT NOT NULL,
-    device_address TEXT NOT NULL,
-    region_index INTEGER,
-    handle_type TEXT NOT NULL,
-    handle_address TEXT NOT NULL,
-    handle TEXT NOT NULL,
-    consumer_uuid TEXT NOT NULL,
-    state TEXT NOT NULL,
-    error TEXT NOT NULL,
-    restore_function TEXT,
-    restore_bitstream TEXT,
-    restore_origin TEXT,
-    restore_content TEXT,
-    project_id TEXT,
-    serial TEXT NOT NULL,
-    ids TEXT NOT NULL,
-    ports TEXT NOT NULL DEFAULT '',
-    created_type TEXT,
-    prepared INTEGER NOT NULL,
-    driver_request TEXT NOT NULL,
-    driver_memory TEXT NOT NULL,
-    operators_bitstream TEXT,
-    flavor TEXT NOT NULL,
-    product TEXT NOT NULL,
-    since TEXT NOT NULL,
-    UNIQUE (handle_type, handle_address)
-)"""
+#: class of the rows -> its table
+TABLES: Mapping[Any, str] = {
+    model.Claim: 'claims', values.Handover: 'handovers',
+    values.Order: 'orders', values.OwnerReport: 'owner_reports',
+    values.Use: 'uses', values.Withheld: 'withheld'}
+#: type of a field -> type of its column; others are stored as text
+_TYPES = {str | None: 'TEXT', int: 'INTEGER NOT NULL', int | None: 'INTEGER',
+          bool: 'INTEGER NOT NULL', float: 'REAL NOT NULL'}
+_NUMBER = 'INTEGER PRIMARY KEY AUTOINCREMENT'
+
+
+def fields(kind: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a class, which are its columns."""
+    return tuple(typing.get_type_hints(kind))
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return a list of columns for a statement, in quotes: a name may be a
+    keyword of SQL."""
+    return ', '.join(f'"{name}"' for name in names)
+
+
+def insert(db: sqlite3.Connection, row: Any) -> int:
+    """Write a row into the table of its class, and return the number that
+    SQLite has chosen for it."""
+    names = [name for name in fields(type(row)) if name != 'number']
+    return db.execute(
+        f'INSERT INTO {TABLES[type(row)]} ({listed(names)}) VALUES '
+        f'({", ".join("?" * len(names))}) RETURNING rowid',
+        [getattr(row, name) for name in names]).fetchone()[0]
+
+
+def select(db: sqlite3.Connection, kind: Any, which: str = '',
+           *arguments: Any) -> list[Any]:
+    """Return rows of the table of a class.
+
+    :param which: the part of the statement after the table.
+    :param arguments: the values of the parameters in which.
+    """
+    return [kind(*row) for row in db.execute(
+        f'SELECT {listed(fields(kind))} FROM {TABLES[kind]} {which}',
+        arguments)]
+
+
+def _table(kind: Any, *more: str) -> str:
+    """Return the statement that creates the table of a class.
+
+    :param more: further columns and constraints.
+    """
+    columns = [f'"{name}" ' + (
+        _NUMBER if name == 'number' else _TYPES.get(hint, 'TEXT NOT NULL'))
+        for name, hint in typing.get_type_hints(kind).items()]
+    return f'CREATE TABLE {TABLES[kind]} ({", ".join([*columns, *more])})'
+
 
 #: the durable facts about a card and its regions, wherever the card is now. A
 #: card is identified by its serial number if no other card of the host has the
@@ -111,41 +140,7 @@ CREATE TABLE ledger (
 #: values.Handover.card, of a row of handovers
 CARD = "coalesce(nullif(serial, ''), nullif(ports, ''), device)"
 
-_HANDOVERS = ("""
-CREATE TABLE handovers (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    time TEXT NOT NULL,
-    device TEXT NOT NULL,
-    serial TEXT NOT NULL,
-    handle TEXT NOT NULL,
-    server TEXT NOT NULL,
-    origin TEXT NOT NULL,
-    method TEXT NOT NULL,
-    before TEXT NOT NULL,
-    after TEXT NOT NULL,
-    result TEXT NOT NULL,
-    since TEXT NOT NULL,
-    ports TEXT NOT NULL DEFAULT '',
-    shown TEXT NOT NULL DEFAULT '',
-    version TEXT NOT NULL,
-    previous TEXT NOT NULL,
-    place TEXT NOT NULL,
-    salt TEXT NOT NULL,
-    key TEXT NOT NULL,
-    signature TEXT NOT NULL
-)""", f'CREATE INDEX handovers_of_card ON handovers ({CARD})')
-
-_ORDERS = """
-CREATE TABLE orders (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    verb TEXT NOT NULL,
-    argument TEXT NOT NULL,
-    since TEXT NOT NULL,
-    state TEXT NOT NULL,
-    answer TEXT NOT NULL
-)"""
-
-#: store.lineage
+#: store.claims
 _LINEAGE = ('CREATE TABLE node (uuid TEXT NOT NULL)', """
 CREATE TABLE runs (
     number INTEGER PRIMARY KEY,
@@ -161,18 +156,6 @@ CREATE TABLE ended (
     PRIMARY KEY (server, resource_class)
 )"""
 
-#: inventory.listing
-_WITHHELD = """
-CREATE TABLE withheld (
-    device TEXT NOT NULL,
-    region INTEGER,
-    handle_type TEXT NOT NULL,
-    handle_address TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    reason TEXT NOT NULL,
-    since TEXT NOT NULL
-)"""
-
 #: programmings of projects' bitstreams that run or have failed
 _ATTEMPTS = """
 CREATE TABLE attempts (
@@ -181,55 +164,28 @@ CREATE TABLE attempts (
     since TEXT NOT NULL
 )"""
 
-#: values.OwnerReport
-_OWNER_REPORTS = """
-CREATE TABLE owner_reports (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    time TEXT NOT NULL,
-    device TEXT NOT NULL,
-    serial TEXT NOT NULL,
-    ids TEXT NOT NULL,
-    ports TEXT NOT NULL,
-    server TEXT NOT NULL,
-    category TEXT NOT NULL,
-    words TEXT NOT NULL,
-    ended TEXT NOT NULL
-)"""
-
-#: store.uses: a row for each period in which a server had a device; counted is
-#: '' after its end
-_USES = ("""
-CREATE TABLE uses (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    claim TEXT NOT NULL,
-    server TEXT NOT NULL,
-    project TEXT NOT NULL,
-    flavor TEXT NOT NULL,
-    type TEXT NOT NULL,
-    product TEXT NOT NULL,
-    part TEXT NOT NULL,
-    device TEXT NOT NULL,
-    since TEXT NOT NULL,
-    until TEXT NOT NULL,
-    counted TEXT NOT NULL,
-    seconds REAL NOT NULL,
-    sent TEXT NOT NULL,
-    reported REAL NOT NULL
-)""", """
-CREATE UNIQUE INDEX one_use_of_a_claim ON uses (claim) WHERE counted <> ''
-""", """
-CREATE INDEX uses_to_report ON uses (number) WHERE sent <> 'end'
-""", """
+#: sums of values.Use.seconds
+_USED = """
 CREATE TABLE used (
     project TEXT NOT NULL,
     type TEXT NOT NULL,
     product TEXT NOT NULL,
     seconds REAL NOT NULL,
     PRIMARY KEY (project, type, product)
-)""")
+)"""
 
-SCHEMA = (_CLAIMS, _ENDED, *_CARDS, _LEDGER, *_HANDOVERS, _ORDERS, *_LINEAGE,
-          _ATTEMPTS, _WITHHELD, _OWNER_REPORTS, *_USES)
+SCHEMA = (
+    _table(model.Claim, 'handle_type TEXT NOT NULL',
+           'handle_address TEXT NOT NULL', 'PRIMARY KEY (uuid)',
+           'UNIQUE (handle_type, handle_address)'),
+    _ENDED, *_CARDS, _LEDGER,
+    _table(values.Handover, f'number {_NUMBER}'),
+    f'CREATE INDEX handovers_of_card ON handovers ({CARD})',
+    _table(values.Order), *_LINEAGE, _ATTEMPTS, _table(values.Withheld),
+    _table(values.OwnerReport), _table(values.Use),
+    "CREATE UNIQUE INDEX one_use_of_a_claim ON uses (claim) "
+    "WHERE counted <> ''",
+    "CREATE INDEX uses_to_report ON uses (number) WHERE sent <> 'end'", _USED)
 
 
 def is_new(db: sqlite3.Connection) -> bool:

@@ -18,9 +18,7 @@ reverted, the first claim begins a second row.
 """
 
 from collections.abc import Collection, Iterable
-import dataclasses
 import datetime
-import sqlite3
 from typing import NamedTuple
 import uuid
 
@@ -28,15 +26,14 @@ from oslo_utils import uuidutils
 
 from nova_accel import model
 from nova_accel import naming
-from nova_accel.store import lineage
+from nova_accel.store import file
+from nova_accel.store import schema
 from nova_accel.store import values
 from nova_accel import text
 
 #: days for which a use is kept after its end, and the maximum number of uses
 DAYS_OF_USES = 400
 MOST_USES = 200_000
-_FIELDS = tuple(f.name for f in dataclasses.fields(values.Use))
-_SELECT = f'SELECT {", ".join(_FIELDS)} FROM uses'
 
 
 class _Now(NamedTuple):
@@ -59,7 +56,7 @@ class _Now(NamedTuple):
         return _between(wall, self.wall) if seconds is None else seconds
 
 
-class Uses(lineage.History):
+class Uses(file.File):
 
     #: at the last count_uses() of this process
     _counted: _Now | None = None
@@ -87,7 +84,8 @@ class Uses(lineage.History):
                 'number FROM uses ORDER BY number LIMIT 1000) AND (until < ? '
                 'OR number <= (SELECT max(number) FROM uses) - ?)',
                 (text.now(DAYS_OF_USES), MOST_USES))
-            found = read(db, "WHERE sent <> 'end'")
+            found = schema.select(
+                db, values.Use, "WHERE sent <> 'end' ORDER BY number")
         self._counted = now
         return found
 
@@ -103,7 +101,7 @@ class Uses(lineage.History):
     def uses(self) -> list[values.Use]:
         """Return all stored uses, the oldest first."""
         with self._transaction(write=False) as db:
-            return read(db)
+            return schema.select(db, values.Use, 'ORDER BY number')
 
     def used(self) -> dict[tuple[str, str, str], float]:
         """Return (project, type, product) -> the seconds of all uses since the
@@ -185,25 +183,17 @@ class Uses(lineage.History):
         _add_used(db, _key(claim), seconds)
 
 
-def read(db: sqlite3.Connection, where: str = '') -> list[values.Use]:
-    return [values.Use(**{name: row[name] for name in _FIELDS})
-            for row in db.execute(f'{_SELECT} {where} ORDER BY number')]
-
-
 def _open(db, claim):
     return db.execute("SELECT number, counted, until FROM uses WHERE claim = ? "
                       "AND counted <> ''", (claim.uuid,)).fetchone()
 
 
 def _begin(db, claim, since, now, seconds=0.0, sent=''):
-    project, type_, product = _key(claim)
-    return db.execute(
-        'INSERT INTO uses (claim, server, project, flavor, type, product, '
-        'part, device, since, until, counted, seconds, sent, reported) VALUES '
-        '(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0) RETURNING number',
-        (claim.uuid, claim.instance_uuid, project, claim.flavor, type_,
-         product, _part(claim), claim.device_address, since,
-         now.wall, now.moment, seconds, sent)).fetchone()[0]
+    return schema.insert(db, values.Use(
+        0, claim.uuid, claim.instance_uuid, claim.project_id or '',
+        claim.flavor, naming.type_of(claim.resource_class), claim.product,
+        _part(claim), claim.device_address, since, now.wall, now.moment,
+        seconds, sent))
 
 
 def _add_used(db, key, seconds):

@@ -230,7 +230,7 @@ class OwnerReport:
         return model.CardKey(self.device, self.serial, self.ids, self.ports)
 
 
-class OrderState(enum.Enum):
+class OrderState(enum.StrEnum):
     """The state of an order: NEW -> BEGUN -> DONE or REFUSED. An order can be
     withdrawn in any state."""
 
@@ -260,7 +260,7 @@ class Order:
 @dataclasses.dataclass(frozen=True)
 class Lineage:
     """The compute node of a claim store, and the changes that the store
-    contains (store.lineage)."""
+    contains (store.claims)."""
 
     #: provider uuid of the compute node; '' before Nova's first report
     node: str = ''

@@ -22,7 +22,7 @@ from nova_accel import model
 from nova_accel import service
 from nova_accel import sim
 from nova_accel.store import claim_store
-from nova_accel.store import sole
+from nova_accel.store import file as store_file
 from nova_accel.store import values
 from tests.host import cloud as clouds
 from tests import limits
@@ -63,7 +63,7 @@ class Host:
     def end(self):
         """nova-compute ends, and another process may use its store."""
         self.parts.close()
-        os.close(sole._LOCKS.pop(self.store.path))
+        os.close(store_file._LOCKS.pop(self.store.path))
 
     def report(self, starting=False):
         self.cloud.report(self.parts, starting)

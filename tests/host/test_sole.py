@@ -18,11 +18,11 @@ OTHER = """
 import resource
 import sys
 from nova_accel import service
-from nova_accel.store import sole
+from nova_accel.store import file
 if sys.argv[2:]:
     # as on a full file system, nothing can be written
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    sole.use(sys.argv[1])
+    file.use_alone(sys.argv[1])
 else:
     service._open_store(sys.argv[1])
 print('open', flush=True)
@@ -115,8 +115,9 @@ class StoppedTest(base.HostTestCase):
     def refused(self, store):
         other = subprocess.run(
             [sys.executable, '-W', 'ignore', '-c',
-             'import sys; from nova_accel.store import sole; '
-             'sole.use(sys.argv[1])', store], capture_output=True, text=True,
+             'import sys; from nova_accel.store import file; '
+             'file.use_alone(sys.argv[1])', store], capture_output=True,
+            text=True,
             env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
         self.assertIn(f'used by another nova-compute on this host (process '
                       f'{os.getpid()})', other.stderr)

@@ -138,7 +138,7 @@ class GlossaryTest(testtools.TestCase):
             'store/cards.py', 'store/rows.py', 'store/schema.py',
             'store/values.py', 'testing/base.py',
             # as others call what they have: logging, fcntl, and a recorder
-            'log.py', 'store/sole.py', 'cmd/capture.py'}, {
+            'log.py', 'store/file.py', 'cmd/capture.py'}, {
                 str(path.relative_to(ROOT / 'nova_accel'))
                 for path in (ROOT / 'nova_accel').rglob('*.py')
                 if 'sim' not in path.parts

@@ -11,7 +11,7 @@ import testtools
 from nova_accel.inventory import holds
 from nova_accel import model
 from nova_accel.store import claim_store
-from nova_accel.store import holds as rows
+from nova_accel.store import rows
 from nova_accel.store import values
 from tests.unit import identities
 from tests.unit.host import A, B
