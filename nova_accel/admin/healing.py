@@ -101,6 +101,10 @@ class Healing:
         stopped = self._refused or failed and (
             f'the migration of server {failed["instance_uuid"]} has failed')
         found = self._cloud.servers(sorted({*servers, *self._begun}))
+        # without a server here and an entry: it was deleted
+        self._begun &= {server.uuid for server in found}.union(
+            row['instance_uuid'] for row in rows)
+        self._announced &= {row['id'] for row in rows}
         # Nova's entry of a migration comes after the task
         self._follows |= any(server.task_state for server in found)
         for server in found:

@@ -198,6 +198,20 @@ class HealingTest(HealingTestCase):
         self.heal()
         self.assertEqual(2, len(self.rows()))
 
+    def test_server_is_deleted_before_its_entry(self):
+        """Nova has accepted the migration: healing forgets the server."""
+        ask = self.cloud.ask_nova
+        self.useFixture(fixtures.MockPatchObject(
+            self.cloud, 'ask_nova',
+            lambda path, body=None: None if body else ask(path)))
+        self.fail(ONE)
+        self.heal()
+        self.assertEqual({self.servers[ONE]}, self.host.healing._begun)
+        with self.cloud.state() as state:
+            del state['servers'][self.servers[ONE]]
+        self.heal()
+        self.assertEqual(set(), self.host.healing._begun)
+
     def test_removed_device(self):
         self.host.kernel.set_fault(ONE, vanish=True)
         self.fail()
