@@ -26,6 +26,7 @@ from keystoneauth1 import exceptions as ks_exc
 
 from nova_accel.bitstream import glance
 from nova_accel import exception
+from nova_accel import naming
 from nova_accel.planning import reasons
 from nova_accel import text
 
@@ -288,6 +289,32 @@ class Cloud:
         with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(
                 lambda provider: self._read(provider, parts), providers))
+
+    def hosts(self, names: Iterable[str] = (),
+              ) -> tuple[list[tuple[list[reasons.Provider], dict | None]],
+                         list[str]]:
+        """Return the compute nodes that have accelerators.
+
+        Sends three requests for each provider of these nodes.
+
+        :param names: names of compute nodes; empty for all nodes.
+        :returns: (the providers of a node with their contents, the root
+            provider first; Nova's entry of the node, or None), in the order of
+            names; and the names of the nodes without accelerators.
+        :raises: as trees().
+        """
+        trees, names, bare = [], [*names], []
+        for tree in self.trees(names):
+            if any(naming.part_of_provider(tree[0].name, p.name)
+                   for p in tree):
+                trees.append(tree)
+            else:
+                bare.append(tree[0].name)
+        read = iter(self.read(p for tree in trees for p in tree))
+        nodes = self.hypervisors(
+            trees[0][0].uuid if len(names) == 1 else None) if trees else {}
+        return [([next(read) for _ in tree], nodes.get(tree[0].uuid))
+                for tree in trees], bare
 
     def _read(self, provider, parts):
         found: dict[str, typing.Any] = {}

@@ -85,7 +85,7 @@ class Defrag(clouds.Asks, output.Table):
             goal = _together(cloud, now, parsed_args.group, parsed_args.near)
         else:
             flavor = cloud.flavor(parsed_args.flavor)
-            wanted = fits.wanted(why.Question.of(flavor, {}))
+            wanted = why.Question.of(flavor, {})
             now, name = State(cloud), flavor['name']
             goal = defrag.Goal(wanted, parsed_args.number, parsed_args.near)
         if goal.level:
@@ -233,10 +233,10 @@ class State:
         local = any('DISK_GB' in amounts for amounts in given.values())
         key = json.dumps([flavor, local], sort_keys=True)
         if key not in self._wanted:
-            self._wanted[key] = fits.wanted(why.Question.of_any({
+            self._wanted[key] = why.Question.of_any({
                 **flavor, 'name': flavor['original_name'],
                 'OS-FLV-EXT-DATA:ephemeral': flavor['ephemeral'],
-                'disk': flavor['disk'] if local else 0}, {}))
+                'disk': flavor['disk'] if local else 0}, {})
         return self._wanted[key]
 
 

@@ -45,24 +45,10 @@ def hosts(cloud: clouds.Cloud, names: Iterable[str] = (),
     :param names: names of compute nodes; empty for all nodes.
     :raises AcceleratorError: as Cloud.asking(), or if a name is unknown.
     """
-    trees = [tree for tree in cloud.trees(names) if any(
-        naming.part_of_provider(tree[0].name, p.name) for p in tree)]
-    read = iter(cloud.read(p for tree in trees for p in tree))
-    nodes = cloud.hypervisors() if trees else {}
-    found = []
-    for tree in trees:
-        providers = [next(read) for _ in tree]
-        node = nodes.get(tree[0].uuid)
-        found.append(Host(
-            tree[0].name, node['service']['host'] if node else '',
-            capacity.Host(providers), why.of_service(node, providers[0])))
-    return found
-
-
-def wanted(question: why.Question) -> capacity.Wanted:
-    """Return the demands of one server, as planning.capacity needs them."""
-    return capacity.Wanted(question.groups, question.server.wanted,
-                           question.policy, question.server.affinity)
+    found, _ = cloud.hosts(names)
+    return [Host(providers[0].name, node['service']['host'] if node else '',
+                 capacity.Host(providers), why.of_service(node, providers[0]))
+            for providers, node in found]
 
 
 class _OfFlavors(clouds.Asks, output.Lister):
@@ -175,7 +161,7 @@ def public(cloud: clouds.Cloud, flavors: Iterable[str] = (),
              and not flavor.get('OS-FLV-DISABLED:disabled')]
     there = hosts(cloud, names) if asked else []
     return [(flavor, 0 if isinstance(question, exception.InvalidRequest)
-             else sum(of_host(wanted(question), host)[0] for host in there))
+             else sum(of_host(question, host)[0] for host in there))
             for flavor, question in asked]
 
 
@@ -205,14 +191,14 @@ def rows(cloud: clouds.Cloud, flavors: Iterable[str] = (),
             found.append((name, ALL, 0,
                           f'nova-api refuses the flavor: {question}'))
             continue
-        limits = near.unreported(wanted(question).affinity.levels,
+        limits = near.unreported(question.affinity.levels,
                                  domains.values()) if there else {}
-        of_hosts = [(host.name, *of_host(wanted(question), host))
+        of_hosts = [(host.name, *of_host(question, host))
                     for host in there]
         if level:
             room = near.room(level, {host: number for host, number, _
                                      in of_hosts}, domains,
-                             wanted(question).affinity.levels)
+                             question.affinity.levels)
             found += [(name, ALL, max(room.values(), default=0),
                        '; '.join((f'the most in one {level}',
                                   *limits.values()))), *(
@@ -261,14 +247,10 @@ def questions(cloud, names) -> list[tuple[dict, typing.Any]]:
 
 def of_host(asked: capacity.Wanted, host: Host) -> tuple[int, capacity.Limit]:
     """Return how many servers fit on a host, and what limits their number."""
-    if host.wrong:
-        return 0, capacity.Limit(host.wrong, host.wrong)
-    domains = naming.near_of(host.known.providers[0].traits)
-    for level in asked.affinity.levels:
-        if level.required and level.name not in domains:
-            why = (f'not exactly one domain of the level {level.name} '
-                   f'({near.KEY})')
-            return 0, capacity.Limit(why, why)
+    wrong = host.wrong or why.of_levels(
+        asked.affinity.levels, host.known.providers[0])
+    if wrong:
+        return 0, capacity.Limit(wrong, wrong)
     free = host.known.free
     number = capacity.count(asked, host.known, free)
     limit = capacity.limit(asked, host.known, free)
@@ -318,9 +300,9 @@ class DescribeFlavors(_OfFlavors):
                 found.append((flavor['name'], '', '',
                               f'nova-api refuses it: {question}'))
                 continue
-            wanted = question.server.requests
+            wanted = question.requests
             description, specs = _described(
-                wanted, question.server.affinity.levels), {
+                wanted, question.affinity.levels), {
                 ':architecture': 'heterogeneous_computing',
                 ':category': _category(wanted)}
             if not parsed_args.replace:

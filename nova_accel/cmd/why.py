@@ -24,6 +24,7 @@ from nova_accel import grouping
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import near
+from nova_accel.planning import capacity
 from nova_accel.planning import reasons
 from nova_accel import profiles
 from nova_accel import request
@@ -115,14 +116,11 @@ def _row(host, cost=None, group='', provider='', rank=None, why=''):
             rank or '', why)
 
 
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """The resources and traits that a server of a flavor requests."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Question(capacity.Wanted):
+    """The demands of a server of a flavor, with the extra specs."""
 
-    server: request.Server
-    #: all of its groups; the unnumbered one contains processors, memory, disk
-    groups: Mapping[str, request.Group]
-    policy: str | None
+    extra_specs: Mapping[str, str]
 
     @classmethod
     def of(cls, flavor: Mapping, properties: Mapping[str, str]) -> 'Question':
@@ -132,8 +130,8 @@ class Question:
         :raises NotThere: the flavor has no accelerators.
         """
         question = cls.of_any(flavor, properties)
-        grouping.check(question.server.extra_specs)
-        if not question.server.wanted:
+        grouping.check(question.extra_specs)
+        if not question.requests:
             raise exception.NotThere(
                 f'The flavor {flavor["name"]} asks for no accelerator, and '
                 f'only those are known here: see the log of nova-scheduler.')
@@ -156,7 +154,9 @@ class Question:
         plain = groups.pop('', request.Group({}))
         groups[''] = dataclasses.replace(plain, resources={
             **_of_flavor(flavor, plain.resources), **plain.resources})
-        return cls(server, groups, specs.get('group_policy'))
+        return cls(groups=groups, requests=server.wanted,
+                   policy=specs.get('group_policy'), affinity=server.affinity,
+                   extra_specs=specs)
 
 
 def _of_flavor(flavor, written):
@@ -208,6 +208,18 @@ def of_service(node, root) -> str:
     return ''
 
 
+def of_levels(levels: Iterable[near.Level], root) -> str:
+    """Return why a host lacks a domain that a flavor requires, or '' if it
+    lacks none.
+
+    :param root: the root provider of the host.
+    """
+    domains = naming.near_of(root.traits)
+    return next((f'{near.KEY} requires a {level.name}, and the host does not '
+                 f'report exactly one ([accel] near)' for level in levels
+                 if level.required and level.name not in domains), '')
+
+
 class Host(typing.NamedTuple):
 
     #: None if the server cannot be built there
@@ -226,13 +238,11 @@ class Answer:
         self._cloud = cloud
         self._question = question
         self._project_id = project_id
-        self._bare: list[str] = []
+        hosts, self._bare = cloud.hosts([host] if host else [])
         #: UUID of a root -> providers of the host, the root first
-        self._trees = self._read_trees(host)
+        self._trees = {tree[0].uuid: tree for tree, _ in hosts}
         #: UUID of a root -> Nova's entry of the compute node
-        self._nodes = cloud.hypervisors(
-            next(iter(self._trees), None) if host else None
-        ) if self._trees else {}
+        self._nodes = {tree[0].uuid: node for tree, node in hosts}
         self._candidates: dict[str, list] = collections.defaultdict(list)
         self._refusal = ''
         self._advice = ''
@@ -244,7 +254,7 @@ class Answer:
             # none of their trees contains a shared provider of disk
             summaries = self._ask(None) or summaries
         self._scheduling = schedulings.Scheduling(
-            _Spec(question.server.extra_specs), summaries, demand.Demand(),
+            _Spec(question.extra_specs), summaries, demand.Demand(),
             lambda url, version: None)
         self._images: dict[tuple, typing.Any] = {}
 
@@ -254,19 +264,6 @@ class Answer:
         return self._trees
 
     # Placement
-
-    def _read_trees(self, host):
-        shown = []
-        for tree in self._cloud.trees([host] if host else []):
-            if any(naming.part_of_provider(tree[0].name, p.name)
-                   for p in tree):
-                shown += tree
-            else:
-                self._bare.append(tree[0].name)
-        trees: dict[str, list] = {}
-        for provider in self._cloud.read(shown):
-            trees.setdefault(provider.root, []).append(provider)
-        return trees
 
     def _ask(self, host):
         if not self._trees:
@@ -332,7 +329,7 @@ class Answer:
         return rows + self._preferences()
 
     def _preferences(self):
-        preferred = {trait for wanted in self._question.server.wanted
+        preferred = {trait for wanted in self._question.requests
                      for trait in wanted.prefer}
         there = preferred and self._cloud.get(
             'placement', '/traits?associated=true&name=in:'
@@ -340,7 +337,7 @@ class Answer:
         return [_row(_ALL, group=wanted.group, why=(
             f'accel{wanted.group}:prefer names {trait}, which no provider '
             f'has: correct it, or see that nova-compute reports devices with '
-            f'it')) for wanted in self._question.server.wanted
+            f'it')) for wanted in self._question.requests
             for trait in wanted.prefer if trait not in there]
 
     def of_host(self, root: str) -> Host:
@@ -376,14 +373,11 @@ class Answer:
     def _of_whole(self, providers, offered, kept):
         """Return reasons why a host cannot take the server, as clauses, apart
         from reasons of a single provider."""
-        wrong = of_service(self._nodes.get(providers[0].root), providers[0])
+        wrong = of_service(
+            self._nodes[providers[0].root], providers[0]) or of_levels(
+                self._scheduling.affinity.levels, providers[0])
         if wrong:
             return [wrong]
-        domains = naming.near_of(providers[0].traits)
-        for level in self._scheduling.affinity.levels:
-            if level.required and level.name not in domains:
-                return [f'{near.KEY} requires a {level.name}, and the host '
-                        f'does not report exactly one ([accel] near)']
         if offered and not kept:
             return [f'the flavor needs all accelerators '
                     f'{self._scheduling.affinity}, and they are on '
@@ -425,7 +419,7 @@ class Answer:
         found = reasons.of_provider(need, provider, self._who)
         if found:
             return found, False
-        wanted = [w for w in self._question.server.wanted
+        wanted = [w for w in self._question.requests
                   if w.group == need.group and w.programs
                   and w.resource_class in need.resources]
         for one in wanted:
@@ -439,7 +433,7 @@ class Answer:
         node, root = naming.place_of(provider.traits)
         if not affinity.is_strict or (root if affinity.one_root else node) or (
                 sum(need.resources.values()) == 1
-                and len(self._question.server.wanted) == 1):
+                and len(self._question.requests) == 1):
             return ''
         return (f'; only its host knows whether they are {affinity}, and '
                 f'refuses the server if not (Placement shows it with [accel] '

@@ -52,6 +52,9 @@ class CloudTestCase(testtools.TestCase):
         self.services.provider('compute3', inventory={'VCPU': 8})
         self.services.answer('/os-hypervisors/detail', {
             'hypervisors': self.nodes})
+        for node in self.nodes:
+            self.services.answer(f'/os-hypervisors/{node["id"]}', {
+                'hypervisor': node})
         self.flavors = [flavor('one', 1), flavor('four', 4), {
             **flavor('plain', 0), 'extra_specs': {}}]
         # in two pages
@@ -145,7 +148,8 @@ class FitsTest(CloudTestCase):
         ], self.rows('fits', 'four', '--near', 'rack'))
         self.flavors[1]['extra_specs']['accel:near'] = (
             'rail=preferred,rack=required')
-        lacks = 'not exactly one domain of the level rack (accel:near)'
+        lacks = ('accel:near requires a rack, and the host does not report '
+                 'exactly one ([accel] near)')
         self.assertEqual([
             ('four', '(all)', 3, f'{GPU} (on 3 of 5 hosts); accel:near '
              'prefers the level rail, and no suitable host reports a domain '

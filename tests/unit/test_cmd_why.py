@@ -123,14 +123,8 @@ class Cloud:
             {FPGA: _item(1)}, frozenset({naming.PROGRAMMABLE}), parent='root')
         self.candidates = candidates
 
-    def trees(self, names):
-        return [[self.root, self.region]]
-
-    def read(self, providers):
-        return list(providers)
-
-    def hypervisors(self, uuid):
-        return {'root': self.node}
+    def hosts(self, names):
+        return [([self.root, self.region], self.node)], []
 
     def get(self, service, url, **kwargs):
         return {
