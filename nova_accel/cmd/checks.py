@@ -7,7 +7,6 @@ import functools
 import importlib
 import os
 import re
-import shlex
 import shutil
 import typing
 from xml.etree import ElementTree
@@ -16,13 +15,13 @@ from xml.etree import ElementTree
 import nova.conf  # noqa: F401
 from oslo_config import cfg
 from oslo_privsep import capabilities
-from oslo_privsep import priv_context
 
 from nova_accel.cmd import check_devices
 from nova_accel.cmd import check_guests
 from nova_accel.cmd import check_images
 from nova_accel.cmd import check_nova
 from nova_accel.cmd import check_services
+from nova_accel.cmd import configuration
 from nova_accel.cmd import store
 from nova_accel import conf
 from nova_accel import drivers
@@ -96,11 +95,7 @@ class Host:
             self._look()
 
     def _look(self):
-        # sudo -n never asks for a password, as in nova-compute; the other
-        # command is that of nova.utils.get_root_helper()
-        helper = 'sudo -n' if CONF.workarounds.disable_rootwrap else (
-            f'sudo -n nova-rootwrap {CONF.rootwrap_config}')
-        priv_context.init(root_helper=shlex.split(helper))
+        configuration.use_privileges()
         try:
             self.names = CONF.accel.enabled_drivers
             self.kernel = machine.open_kernel(CONF.host, writes=False)

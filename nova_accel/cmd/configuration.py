@@ -2,6 +2,7 @@
 """The configuration of Nova's services, read by the commands."""
 
 from collections.abc import Iterable
+import shlex
 
 from oslo_config import cfg
 
@@ -66,6 +67,25 @@ def add_driver_argument(parser) -> None:
         '--driver', action='append', metavar='NAME', dest='drivers',
         help='use this driver, in place of [accel] enabled_drivers; may be '
              'repeated')
+
+
+def use_privileges() -> None:
+    """Let privileged processes start as those of nova-compute, by the command
+    of nova.utils.get_root_helper(). sudo -n never asks for a password."""
+    # imported late: most commands do not need it
+    from oslo_privsep import priv_context
+    for option, group in (
+            (cfg.StrOpt('rootwrap_config',
+                        default='/etc/nova/rootwrap.conf'), None),
+            (cfg.BoolOpt('disable_rootwrap', default=False), 'workarounds')):
+        try:
+            CONF.register_opt(option, group)
+        except cfg.DuplicateOptError:
+            # Nova has registered its own
+            pass
+    helper = 'sudo -n' if CONF.workarounds.disable_rootwrap else (
+        f'sudo -n nova-rootwrap {CONF.rootwrap_config}')
+    priv_context.init(root_helper=shlex.split(helper))
 
 
 def drivers(parsed_args) -> list[str]:

@@ -10,13 +10,11 @@ import functools
 import importlib.metadata
 import json
 import os
-import shlex
 import shutil
 import time
 import uuid
 
-from oslo_privsep import priv_context
-
+from nova_accel.cmd import configuration
 from nova_accel.cmd import orders
 from nova_accel.cmd import output
 from nova_accel.cmd import store
@@ -69,7 +67,7 @@ class Prove(output.Table):
                 '--bitstream replaces the function of the device: give '
                 '--erase, too.')
         device = _free(store.read(parsed_args), parsed_args.device)
-        _use_privileges()
+        configuration.use_privileges()
         kernel = machine.open_kernel(CONF.host)
         driver = drivers.load([device.driver], kernel)[device.driver]
         # only a reset leaves the content of the device unchanged
@@ -109,17 +107,6 @@ def _free(known, name) -> model.Device:
             f'{address} cannot be tried, because it may contain data of a '
             f'server: run nova-accel discover for the reason.')
     return device
-
-
-def _use_privileges():
-    # as nova.utils.get_root_helper(), but never asks for a password
-    said = conf.sections()
-    direct = said.get('workarounds', {}).get('disable_rootwrap', [''])[-1]
-    rootwrap = said.get('DEFAULT', {}).get(
-        'rootwrap_config', ['/etc/nova/rootwrap.conf'])[-1]
-    priv_context.init(root_helper=shlex.split(
-        'sudo -n' if direct.lower() in ('true', '1', 'yes', 'on')
-        else f'sudo -n nova-rootwrap {rootwrap}'))
 
 
 def _steps(kernel, driver, known, wanted,
