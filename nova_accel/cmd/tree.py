@@ -42,18 +42,18 @@ class Provider:
     @property
     def image(self) -> str | None:
         """Return the id of the image from which the region was programmed."""
-        return next(filter(None, map(naming.bitstream_of,
-                                     sorted(self.traits))), None)
+        return self._first(naming.bitstream_of)
 
     @property
     def function(self) -> str | None:
-        return next(filter(None, map(naming.function_of,
-                                     sorted(self.traits))), None)
+        return self._first(naming.function_of)
 
     @property
     def function_name(self) -> str | None:
-        return next(filter(None, map(naming.function_name_of,
-                                     sorted(self.traits))), None)
+        return self._first(naming.function_name_of)
+
+    def _first(self, of):
+        return next(filter(None, map(of, sorted(self.traits))), None)
 
 
 class Tree(cloud.Asks, output.Lister):

@@ -89,26 +89,20 @@ class Why(clouds.Asks, output.Table):
         flavor = cloud.flavor(parsed_args.flavor)
         properties = (cloud.image(parsed_args.image)
                       if parsed_args.image else {})
-        self._found, rows = 0, []
         try:
             question = Question.of(flavor, properties)
         except exception.InvalidRequest as error:
-            rows = [_row(_ALL, why=f'nova-api refuses the flavor: {error}')]
+            found, rows = 0, [
+                _row(_ALL, why=f'nova-api refuses the flavor: {error}')]
         else:
-            rows = self._answer(Answer(
+            found, rows = Answer(
                 cloud, question, parsed_args.host,
-                parsed_args.project or cloud.project_id))
-        self.status = FOUND if self._found else NONE
+                parsed_args.project or cloud.project_id).rows()
+        self.status = FOUND if found else NONE
         self.app.stderr.write(
-            f'{self._found or "No"} host{"s" * (self._found != 1)} can take a '
-            f'server with the flavor {flavor["name"]}.\n')
+            f'{found or "No"} host{"s" * (found != 1)} can take a server with '
+            f'the flavor {flavor["name"]}.\n')
         return self.COLUMNS, rows
-
-    def _answer(self, answer):
-        hosts = sorted(map(answer.of_host, answer.hosts), key=lambda host: (
-            host.cost is None, host.cost or 0))
-        self._found = sum(host.cost is not None for host in hosts)
-        return [row for host in hosts for row in host.rows] + answer.others()
 
 
 def _row(host, cost=None, group='', provider='', rank=None, why=''):
@@ -258,10 +252,13 @@ class Answer:
             lambda url, version: None)
         self._images: dict[tuple, typing.Any] = {}
 
-    @property
-    def hosts(self) -> Iterable[str]:
-        """Return the UUIDs of the root providers, one for each host."""
-        return self._trees
+    def rows(self) -> tuple[int, list[tuple]]:
+        """Return how many hosts can take the server, and all rows, with these
+        hosts first."""
+        hosts = sorted(map(self.of_host, self._trees), key=lambda host: (
+            host.cost is None, host.cost or 0))
+        return (sum(host.cost is not None for host in hosts),
+                [row for host in hosts for row in host.rows] + self.others())
 
     # Placement
 

@@ -164,11 +164,7 @@ class Owners:
         return servers
 
     def _write(self, server: novas.Instance, keys: Mapping[str, str]) -> None:
-        for key in sorted(written_keys(server) | keys.keys()):
+        written = set(filter(naming.is_for_owner, server.metadata))
+        for key in sorted(written | keys.keys()):
             if server.metadata.get(key) != keys.get(key):
                 self._cloud.set_metadata(server.uuid, key, keys.get(key))
-
-
-def written_keys(server: novas.Instance) -> set[str]:
-    return {key for key in server.metadata
-            if naming.is_for_owner(key)}

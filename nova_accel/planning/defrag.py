@@ -184,10 +184,8 @@ class _Search:
         for number, part in enumerate(self._part_of):
             if None not in part:
                 self._parts.setdefault(part, []).append(number)
+        #: see _once()
         self._results: dict = {}
-        self._counts: dict = {}
-        self._placed: dict = {}
-        self._gains: dict = {}
         self.looked_at, self.is_cut = 0, False
         self._numbers: dict = {}
         there = [tuple(sorted(((_Kind(one, host, goal), one.uuid)
@@ -205,19 +203,22 @@ class _Search:
              tuple(sorted(hash(kind) for kind, _ in servers))),
             len(self._numbers))
 
+    def _once(self, key, function, *args):
+        """Return the result of a function, which is computed once for a key.
+        """
+        if key not in self._results:
+            self._results[key] = function(*args)
+        return self._results[key]
+
     def _count(self, number, free):
-        key = self._hosts[number].kind, free
-        if key not in self._counts:
-            self._counts[key] = capacity.count(
-                self._goal.wanted, self._hosts[number], free)
-        return self._counts[key]
+        host = self._hosts[number]
+        return self._once(('count', host.kind, free), capacity.count,
+                          self._goal.wanted, host, free)
 
     def _place(self, kind, number, free):
-        key = id(kind.wanted), self._hosts[number].kind, free
-        if key not in self._placed:
-            self._placed[key] = capacity.place(
-                kind.wanted, self._hosts[number], free)
-        return self._placed[key]
+        host = self._hosts[number]
+        return self._once(('place', id(kind.wanted), host.kind, free),
+                          capacity.place, kind.wanted, host, free)
 
     def fitting(self, cloud):
         """Return how much of the goal is reached."""
@@ -225,17 +226,15 @@ class _Search:
 
     def _of_parts(self, cloud):
         of_part = self._members if self._goal.members else self._room
-        return {domain: self._once(of_part, cloud, part)
+        return {domain: self._of_alike(of_part, cloud, part)
                 for domain, part in self._parts.items()}
 
-    def _once(self, function, cloud, part, *args):
+    def _of_alike(self, function, cloud, part, *args):
         """Return the result of a function of some hosts, which is computed
         only once for hosts that are alike."""
-        key = (function.__name__, *args,
-               tuple(sorted(cloud.alike[number] for number in part)))
-        if key not in self._results:
-            self._results[key] = function(cloud, part, *args)
-        return self._results[key]
+        return self._once((function.__name__, *args, tuple(
+            sorted(cloud.alike[number] for number in part))),
+            function, cloud, part, *args)
 
     def _members(self, cloud, part):
         return sum(kind.is_member for number in part
@@ -247,7 +246,7 @@ class _Search:
     def most(self, cloud, moves):
         """Return an upper bound for the amount of the goal that can be reached
         by a number of moves."""
-        return max((self._once(self._most, cloud, part, moves)
+        return max((self._of_alike(self._most, cloud, part, moves)
                     for part in self._parts.values()), default=0)
 
     def _most(self, cloud, part, moves):
@@ -273,19 +272,21 @@ class _Search:
         """Return how many more servers of the goal fit on a host if servers
         leave it: a list, at index n the gain if at most n servers leave."""
         kinds = tuple(sorted((kind.key for kind, _ in servers), key=hash))
-        key = self._hosts[number].kind, free, kinds, moves
-        if key not in self._gains:
-            before = self._count(number, free)
-            gains, now = [0], {(free, tuple(k for k, _ in servers))}
-            for _ in range(min(moves, len(servers))):
-                now = {(_freed(free_, kind), left[:i] + left[i + 1:])
-                       for free_, left in now for i, kind in enumerate(left)
-                       if kind not in left[:i]}
-                gains.append(max(
-                    [gains[-1], *(self._count(number, free_) - before
-                                  for free_, _ in now)]))
-            self._gains[key] = gains
-        return self._gains[key]
+        return self._once(
+            ('gains', self._hosts[number].kind, free, kinds, moves),
+            self._gains, number, free, servers, moves)
+
+    def _gains(self, number, free, servers, moves):
+        before = self._count(number, free)
+        gains, now = [0], {(free, tuple(k for k, _ in servers))}
+        for _ in range(min(moves, len(servers))):
+            now = {(_freed(free_, kind), left[:i] + left[i + 1:])
+                   for free_, left in now for i, kind in enumerate(left)
+                   if kind not in left[:i]}
+            gains.append(max(
+                [gains[-1], *(self._count(number, free_) - before
+                              for free_, _ in now)]))
+        return gains
 
     def within(self, start, moves):
         """Search for a plan with at most the given number of moves. Return

@@ -32,10 +32,10 @@ class OrderTest(commands.CommandTestCase):
 
     def test_cheapest_host_first(self):
         costs = {'none': None, 'dear': 110.5, 'best': 0.0}
-        rows = why.Why(None, None)._answer(types.SimpleNamespace(
-            hosts=costs, others=list,
+        found = why.Answer.rows(types.SimpleNamespace(
+            _trees=costs, others=list,
             of_host=lambda name: why.Host(costs[name], [(name,)])))
-        self.assertEqual([('best',), ('dear',), ('none',)], rows)
+        self.assertEqual((2, [('best',), ('dear',), ('none',)]), found)
 
 
 class CannotLookTest(commands.CommandTestCase):
