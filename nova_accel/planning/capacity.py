@@ -52,36 +52,26 @@ class Wanted:
         count: dict[Need, int] = {}
         close = self.affinity.is_strict and len(self.requests) > 1
         for need in reasons.needs(self.groups):
-            amounts = tuple(sorted(need.resources.items()))
-            has_device = bool(naming.accelerators(need.resources))
+            has_device = reasons.is_of_accelerators(need)
             one = Need(
-                amounts, need.required, need.forbidden,
-                functions.get(need.group, frozenset()) if has_device
-                else frozenset(), close and has_device, bool(need.group))
+                need.group and 'numbered', need.resources, need.required,
+                need.forbidden, functions.get(need.group, frozenset())
+                if has_device else frozenset(), close and has_device)
             count[one] = count.get(one, 0) + 1
         return [dataclasses.replace(one, times=times)
                 for one, times in count.items()]
 
 
 @dataclasses.dataclass(frozen=True)
-class Need:
-    """The resources that each server needs from one provider, and how often
-    each server needs them."""
+class Need(reasons.Need):
+    """A need of each server. Its group is any numbered one, or ''."""
 
-    amounts: tuple[tuple[str, int], ...]
-    required: frozenset[str]
-    forbidden: frozenset[str]
     #: traits of functions: a region has one of them, or can be programmed
-    functions: frozenset[str]
+    functions: frozenset[str] = frozenset()
     #: whether it counts for the place of the server's devices
-    close: bool
-    #: whether it is of a numbered group
-    numbered: bool
+    close: bool = False
+    #: how often each server has it
     times: int = 1
-
-    def __str__(self) -> str:
-        return ' and '.join(f'{amount} {name}'
-                            for name, amount in self.amounts)
 
 
 class Limit(typing.NamedTuple):
@@ -135,15 +125,15 @@ class Host:
     def _may_give(self, wanted, need, number):
         provider = self.providers[number]
         required, forbidden = need.required, need.forbidden
-        if not need.numbered:
+        if not need.group:
             plain = wanted.groups.get('', request.Group({}))
             forbidden = plain.forbidden
             # one of the providers that serve the group must have each trait
-            if naming.accelerators(dict(need.amounts)) and number:
+            if reasons.is_of_accelerators(need) and number:
                 required = plain.required - self.providers[0].traits
         if not required <= provider.traits or forbidden & provider.traits:
             return False
-        for name, amount in need.amounts:
+        for name, amount in need.resources.items():
             item = provider.inventories.get(name)
             if (item is None or amount > min(item['total'], item['max_unit'])
                     or amount < item['min_unit']
@@ -154,13 +144,14 @@ class Host:
     def _is_used(self, need, number, free):
         has = dict(zip(self.classes[number], free[number]))
         return any(has[name] < self._capacity[number][name]
-                   for name, _ in need.amounts)
+                   for name in need.resources)
 
     def often(self, need: Need, number: int, free: State) -> int:
         """Return how often the free inventory of a provider satisfies a need.
         """
         has = dict(zip(self.classes[number], free[number]))
-        return min(has.get(name, 0) // amount for name, amount in need.amounts)
+        return min(has.get(name, 0) // amount
+                   for name, amount in need.resources.items())
 
     def devices(self, free: State) -> int:
         """Return how many accelerators are free."""
@@ -182,7 +173,7 @@ class Host:
         leave out the need of disk: hosts may share a provider of disk."""
         shared = not any('DISK_GB' in names for names in self.classes)
         return [need for need in wanted.needs if not (
-            shared and dict(need.amounts).keys() == {'DISK_GB'})]
+            shared and need.resources.keys() == {'DISK_GB'})]
 
     def places(self, wanted: Wanted) -> list[frozenset[str]]:
         """Return the places at which the devices of one server can be."""
@@ -204,9 +195,9 @@ class Host:
         """Return whether Placement cannot show that devices are in the
         demanded place, because a pool has devices of several places."""
         needs = [need for need in wanted.needs
-                 if _is_of_accelerators(need)]
+                 if reasons.is_of_accelerators(need)]
         several = sum(need.times * sum(naming.accelerators(
-            dict(need.amounts)).values()) for need in needs) > 1
+            need.resources).values()) for need in needs) > 1
         shown = 1 if wanted.affinity.one_root else 0
         return wanted.affinity.is_strict and several and any(
             not naming.place_of(self.providers[n].traits)[shown]
@@ -231,7 +222,7 @@ def _at_most(wanted, host, free, needs):
     amounts: dict[str, int] = {}
     givers: dict[str, set[int]] = {}
     for need in needs:
-        for name, amount in need.amounts:
+        for name, amount in need.resources.items():
             amounts[name] = amounts.get(name, 0) + amount * need.times
             givers.setdefault(name, set()).update(
                 host.giving(wanted, need, free))
@@ -259,7 +250,7 @@ def limit(wanted: Wanted, host: Host, free: State) -> Limit:
     alone = {need: _count(loose, host, free, [need]) for need in needs}
     # of several exhausted resources, accelerators come first
     used_up = sorted((need for need in needs if alone[need] == fitting),
-                     key=lambda need: not _is_of_accelerators(need))
+                     key=lambda need: not reasons.is_of_accelerators(need))
     if used_up:
         return _of_need(wanted, host, free, used_up[0], alone[used_up[0]])
     for key, looser in (
@@ -276,23 +267,19 @@ def limit(wanted: Wanted, host: Host, free: State) -> Limit:
     return _of_need(wanted, host, free, need, alone[need])
 
 
-def _is_of_accelerators(need):
-    return bool(naming.accelerators(dict(need.amounts)))
-
-
 def _of_need(wanted, host, free, need, alone):
-    return Limit(' and '.join(name for name, _ in need.amounts),
+    return Limit(' and '.join(sorted(need.resources)),
                  _said(wanted, host, free, need, alone))
 
 
 def _said(wanted, host, free, need, alone):
     having = [number for number, names in enumerate(host.classes)
-              if {name for name, _ in need.amounts} <= set(names)]
+              if need.resources.keys() <= set(names)]
     if not having:
-        return f'no {" and ".join(name for name, _ in need.amounts)}'
+        return f'no {" and ".join(sorted(need.resources))}'
     if not alone:
         required = need.required or (
-            frozenset() if need.numbered
+            frozenset() if need.group
             else wanted.groups.get('', request.Group({})).required)
         qualities = sorted(required) + ['the function'] * bool(need.functions)
         other = [n for n in having if host.often(need, n, free)]
@@ -300,7 +287,7 @@ def _said(wanted, host, free, need, alone):
             return (f'{need} with {", ".join(qualities)}' if qualities
                     else f'{need} without {", ".join(sorted(need.forbidden))}'
                     ) + ' for each, others are free'
-    name, _ = need.amounts[0]
+    name = min(need.resources)
     left = sum(free[n][host.classes[n].index(name)] for n in having)
     total = sum(host.providers[n].inventories[name]['total'] for n in having)
     return f'{need} for each, {left} free of {total}'
@@ -327,10 +314,9 @@ def _place(wanted, host, free, needs):
     for where in places:
         items = []
         for need in needs:
-            amounts = dict(need.amounts)
-            if isolated and need.numbered:
-                amounts[''] = 1
-            items.append(matching.Item(amounts, {
+            items.append(matching.Item({
+                **need.resources,
+                **({'': 1} if isolated and need.group else {})}, {
                 str(n): host.often(need, n, free)
                 for n in host.giving(wanted, need, free)
                 if not need.close or host.is_at(n, where)}))
@@ -346,7 +332,7 @@ def _place(wanted, host, free, needs):
         return None
     left = [dict(zip(names, has)) for names, has in zip(host.classes, free)]
     for need, one in zip(needs, best[1]):
-        for name, amount in need.amounts:
+        for name, amount in need.resources.items():
             left[int(one)][name] -= amount
     return tuple(tuple(has.values()) for has in left)
 
@@ -361,7 +347,7 @@ _Vector = tuple[int, ...]
 def _count(wanted, host, free, needs):
     if not needs:
         return 0
-    if sum(map(_is_of_accelerators, needs)) > 2:
+    if sum(map(reasons.is_of_accelerators, needs)) > 2:
         # placing one server after the other is faster, and mostly as good
         most = _at_most(wanted, host, free, needs)
         often, left = 0, _place(wanted, host, free, needs)
@@ -382,7 +368,7 @@ def _count(wanted, host, free, needs):
     least = min(sum(most[kind] for kind in kinds if kind[0] == need)
                 for need in needs)
     isolated = wanted.policy == 'isolate' and sum(
-        need.times for need in needs if need.numbered) > 1
+        need.times for need in needs if need.group) > 1
     # (servers at places, servers by needs without a place): inf without
     # such needs
     found: list[tuple[float, float]] = [(
@@ -402,7 +388,7 @@ def _parts(kinds, serve):
     for kind in kinds:
         need, where = kind
         marks: set = {(n, name) for n in serve[kind]
-                      for name, _ in need.amounts}
+                      for name in need.resources}
         if where is not None:
             marks.add(where)
         joined = [kind]
@@ -427,7 +413,7 @@ def _of_part(host, free, part, serve, most, least, isolated):
     wheres = list(dict.fromkeys(where for _, where in part))
     caps = {where: min([least, *(most[kind] for kind in part
                                  if kind[1] == where)]) for where in wheres}
-    if not (isolated and any(need.numbered for need, _ in part)):
+    if not (isolated and any(need.group for need, _ in part)):
         return _values(part, _reached(host, free, part, serve, caps, None))
     # how often a provider may serve depends on the number of servers
     found = []
@@ -485,16 +471,16 @@ def _of_provider(host, free, number, kinds, limits, isolated):
             return
         index, (need, where) = kinds[position]
         most = min(limits[index], *(has[name] // amount
-                                    for name, amount in need.amounts))
-        if isolated is not None and need.numbered:
+                                    for name, amount in need.resources.items()))
+        if isolated is not None and need.group:
             most = min(most, left[where])
         # as many as possible of the last kind
         for often in range(most if position == len(kinds) - 1 else 0,
                            most + 1):
             add(position + 1, [*vector[:index], often, *vector[index + 1:]],
                 {**has, **{name: has[name] - often * amount
-                           for name, amount in need.amounts}},
-                left if isolated is None or not need.numbered
+                           for name, amount in need.resources.items()}},
+                left if isolated is None or not need.group
                 else {**left, where: left[where] - often})
     add(0, [0] * len(limits), has, isolated)
     return _largest(found)

@@ -54,7 +54,7 @@ class Need:
     #: suffix of the request group
     group: str
     #: class -> amount
-    resources: Mapping[str, int]
+    resources: Mapping[str, int] = dataclasses.field(hash=False)
     required: frozenset[str] = frozenset()
     forbidden: frozenset[str] = frozenset()
 
