@@ -197,10 +197,6 @@ class Host:
                 if pci.ADDRESS.fullmatch(address)
                 and address not in self.devices}
 
-    @property
-    def simulated(self) -> bool:
-        return bool(CONF.accel.simulated_host)
-
     def taken_elsewhere(self, device: model.Device) -> str:
         """Return the option with which Nova itself uses a device, or ''; see
         virt.conflicts.Conflicts.taken_elsewhere()."""
@@ -215,7 +211,7 @@ def _options(host) -> Iterator[Line]:
         yield Line(FAILURE, *split(sentence))
     for sentence in host.without_effect:
         yield Line(WARNING, *split(sentence))
-    if host.simulated and COMPUTE in host.services:
+    if CONF.accel.simulated_host and COMPUTE in host.services:
         yield Line(
             WARNING, f'[accel] simulated_host is {CONF.accel.simulated_host}',
             'a simulated host ends at Placement, because libvirt refuses '
@@ -305,7 +301,7 @@ def _vfio(host) -> Iterator[Line]:
 
 
 def _privileges(host) -> Iterator[Line]:
-    if host.simulated:
+    if CONF.accel.simulated_host:
         return
     contexts = {privsep.ctx: privileged.credentials,
                 privsep.disks: privileged.credentials_for_disks,

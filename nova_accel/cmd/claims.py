@@ -46,7 +46,7 @@ class Claims(output.Lister):
                             help='only the devices of this server')
         return parser
 
-    def table(self, parsed_args):
+    def take_action(self, parsed_args):
         self.is_search = bool(parsed_args.device or parsed_args.server)
         self.nothing = (
             f'No claim matches: {output.NAMES}.' if self.is_search

@@ -72,7 +72,7 @@ class Discover(output.Lister):
         configuration.add_driver_argument(parser)
         return parser
 
-    def table(self, parsed_args):
+    def take_action(self, parsed_args):
         # first: --driver reads the configuration, which is overridden below
         known = self._known(parsed_args)
         kernel = _configure(parsed_args)

@@ -110,7 +110,7 @@ class Fits(_OfFlavors):
                  'many')
         return parser
 
-    def table(self, parsed_args):
+    def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file, configuration.API)
         if parsed_args.public:
             self.nothing = self._publish(parsed_args)
@@ -291,7 +291,7 @@ class DescribeFlavors(_OfFlavors):
             '--dry-run', action='store_true', help='change nothing')
         return parser
 
-    def table(self, parsed_args):
+    def take_action(self, parsed_args):
         configuration.read(parsed_args.config_file, configuration.API)
         self.nothing = 'No flavor asks for accelerators.'
         cloud, found = self.cloud(parsed_args), []

@@ -111,7 +111,7 @@ class Handovers(output.Lister):
         self.app.stdout.write(f'{key.public}\n')
         return 0
 
-    def table(self, parsed_args):
+    def take_action(self, parsed_args):
         self.is_search = bool(parsed_args.device or parsed_args.server
                               or parsed_args.since)
         self.nothing = (
@@ -165,7 +165,7 @@ class History(output.Lister):
                  'may be given many times')
         return parser
 
-    def table(self, parsed_args):
+    def take_action(self, parsed_args):
         name, at = parsed_args.name, parsed_args.at or ''
         self.nothing = (
             f'Nothing is recorded of {output.clean(name)}: {output.NAMES}.')

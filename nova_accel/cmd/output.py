@@ -108,13 +108,9 @@ class Lister(Table):
     #: of COLUMNS; empty lines are omitted
     STACKS: Mapping[str, Sequence[str]] = {}
 
-    def take_action(self, parsed_args):
+    def run(self, parsed_args):
         self._format = parsed_args.formatter
-        return self.table(parsed_args)
-
-    def table(self, parsed_args):
-        """Return (names of columns, rows); called by take_action()."""
-        raise NotImplementedError
+        return super().run(parsed_args)
 
     def produce_output(self, parsed_args, column_names, data):
         data = list(data)

@@ -85,7 +85,7 @@ class Tree(cloud.Asks, output.Lister):
                  'Placement has it (default: all)')
         return parser
 
-    def table(self, parsed_args):
+    def take_action(self, parsed_args):
         self._names_columns = bool(parsed_args.columns)
         known = self.cloud(parsed_args)
         hosts = dict.fromkeys(parsed_args.hosts)

@@ -106,7 +106,7 @@ class Usage(output.Lister):
                 help=f'only use {what} this day (UTC), for example 2026-11-22')
         return parser
 
-    def table(self, parsed_args):
+    def take_action(self, parsed_args):
         self.nothing = 'No use of a device is recorded.'
         found = [use for use in self._uses(parsed_args)
                  if parsed_args.project in (None, use.project)]

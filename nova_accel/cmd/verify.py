@@ -56,7 +56,7 @@ class Verify(output.Lister):
                  'from the metadata of a server; may be given many times')
         return parser
 
-    def table(self, parsed_args):
+    def take_action(self, parsed_args):
         journals, certificates = [], []
         for path in parsed_args.files:
             content = _read(path)
