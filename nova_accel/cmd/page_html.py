@@ -83,30 +83,8 @@ section:target {{ background: var(--soft) }}
 small {{ opacity: .75 }}
 </style></head><body>
 '''
-
-
-@dataclasses.dataclass(frozen=True)
-class Amounts:
-    """The numbers of accelerators by state, of a provider, host or product."""
-
-    used: int = 0
-    free: int = 0
-    suspect: int = 0
-    fenced: int = 0
-
-    def __add__(self, other: 'Amounts') -> 'Amounts':
-        return Amounts(*map(sum, zip(*map(dataclasses.astuple,
-                                          (self, other)))))
-
-    @property
-    def all(self) -> int:
-        return sum(dataclasses.astuple(self))
-
-    @property
-    def said(self) -> str:
-        return ', '.join(f'{number} {_word(state)}'
-                         for state, number in dataclasses.asdict(self).items()
-                         if number)
+#: state, a key of _STATES -> number of accelerators
+_Amounts = collections.Counter[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +156,11 @@ def _word(state: str) -> str:
     return _STATES[state].partition(':')[0]
 
 
+def _said(amounts: _Amounts, states: Iterable[str] = _STATES) -> str:
+    return ', '.join(f'{amounts[state]} {_word(state)}'
+                     for state in states if amounts[state])
+
+
 def _attention(found, facts) -> Iterator[str]:
     """Yield HTML of a table of providers that need attention: those with
     findings, or with unavailable or degraded accelerators."""
@@ -187,8 +170,7 @@ def _attention(found, facts) -> Iterator[str]:
     rows: list[tuple] = []
     for position, providers in enumerate(found.values()):
         for provider in providers:
-            amounts = _amounts(provider)
-            said = dataclasses.replace(amounts, used=0, free=0).said
+            said = _said(_amounts(provider), ('suspect', 'fenced'))
             if said or provider.name in findings:
                 rows.append((position, provider.name, said,
                              findings.pop(provider.name, ())))
@@ -212,7 +194,7 @@ def _text(value: str) -> str:
     return html.escape(text.one_line(value))
 
 
-def _amounts(provider: tree.Provider) -> Amounts:
+def _amounts(provider: tree.Provider) -> _Amounts:
     """Return the numbers of a provider's accelerators by state. Accelerators
     of servers count as used, even if they are fenced from other servers."""
     used = sum(provider.held.values())
@@ -220,19 +202,18 @@ def _amounts(provider: tree.Provider) -> Amounts:
     left = max(0, provider.total - used)
     fenced = (left if naming.FENCED in provider.traits
               else min(provider.reserved, left))
-    if naming.SUSPECT in provider.traits:
-        return Amounts(used, 0, left - fenced, fenced)
-    return Amounts(used, left - fenced, 0, fenced)
+    free = 'suspect' if naming.SUSPECT in provider.traits else 'free'
+    return _Amounts({'used': used, free: left - fenced, 'fenced': fenced})
 
 
-def _of(providers: Iterable[tree.Provider]) -> Amounts:
-    return sum(map(_amounts, providers), Amounts())
+def _of(providers: Iterable[tree.Provider]) -> _Amounts:
+    return sum(map(_amounts, providers), _Amounts())
 
 
 def _sums(found, hosts) -> Iterator[str]:
     """Yield HTML of a table with the numbers of accelerators of each product
     by state."""
-    sums: dict[str, Amounts] = collections.defaultdict(Amounts)
+    sums: dict[str, _Amounts] = collections.defaultdict(_Amounts)
     for host, providers in found.items():
         for provider in providers:
             sums[tree.what_is(provider, hosts[host])] += _amounts(provider)
@@ -240,7 +221,7 @@ def _sums(found, hosts) -> Iterator[str]:
            '<th class="n">Free<th class="n">Degraded<th class="n">Unavailable'
            '<th></tr>')
     for product, amounts in sorted(sums.items()):
-        numbers = dataclasses.asdict(amounts)
+        numbers = {state: amounts[state] for state in _STATES}
         yield (f'<tr><td>{_text(product)}'
                + ''.join(f'<td class="n">{n}' for n in numbers.values())
                + '<td class="bar"><div>' + ''.join(
@@ -289,9 +270,9 @@ def _by_domain(found, domains, level) -> Iterator[str]:
     yield f'<h2>Hosts by {_text(level)}</h2>'
     for domain in sorted(hosts, key=lambda domain: (not domain, domain)):
         there = hosts[domain]
-        amounts = sum((_of(found[host]) for host in there), Amounts())
+        amounts = _of(p for host in there for p in found[host])
         yield (f'<p class="list">{_text(domain) or "without"}: {len(there)} '
-               f'host{"s" * (len(there) > 1)}, {amounts.said}</p>')
+               f'host{"s" * (len(there) > 1)}, {_said(amounts)}</p>')
         yield from _map(found, there)
 
 
@@ -303,13 +284,14 @@ def _map(found, shown) -> Iterator[str]:
             continue
         amounts = _of(providers)
         # even a few failures among many devices must be visible
-        fenced, suspect = (max(20, 100 * number / amounts.all) if number else 0
-                           for number in (amounts.fenced, amounts.suspect))
+        fenced, suspect = (
+            max(20, 100 * number / amounts.total()) if number else 0
+            for number in (amounts['fenced'], amounts['suspect']))
         suspect += fenced
-        used = suspect + (100 - suspect) * amounts.used / max(
-            1, amounts.used + amounts.free)
+        used = suspect + (100 - suspect) * amounts['used'] / max(
+            1, amounts['used'] + amounts['free'])
         yield (f'<a href="#h{position}" title="{_text(host)}: '
-               f'{amounts.said}" aria-label="{_text(host)}" '
+               f'{_said(amounts)}" aria-label="{_text(host)}" '
                f'style="--x:{fenced:.0f};--s:{suspect:.0f};'
                f'--u:{used:.0f}"></a>')
     yield '</div>'
@@ -337,9 +319,8 @@ def _cells(host, provider: tree.Provider, is_one_of_several, facts,
         yield _cell('used', number, name, told,
                     f'{provider.name}: server {consumer}')
     for state in 'free', 'suspect', 'fenced':
-        number = getattr(amounts, state)
-        if number:
-            yield _cell(state, number, '', told,
+        if amounts[state]:
+            yield _cell(state, amounts[state], '', told,
                         f'{provider.name}: {_STATES[state]}')
 
 
