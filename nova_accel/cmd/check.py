@@ -22,10 +22,6 @@ _NOT_RUN = 255
 _SECTIONS = {checks.COMPUTE: {'libvirt'},
              checks.SCHEDULER: {'scheduler', 'filter_scheduler'},
              checks.API: {'api', 'api_database'}}
-#: names under which oslo.config finds their files
-_PROGRAMS = {checks.COMPUTE: configuration.COMPUTE,
-             checks.SCHEDULER: configuration.SCHEDULER,
-             checks.API: configuration.API}
 
 
 class Check(output.Table):
@@ -105,7 +101,8 @@ def _lines(parsed_args) -> list[tuple[str, check_services.Line]]:
     # configuration files -> services that read them
     groups: dict[tuple[str, ...], list[str]] = {}
     for service in checks.SERVICES:
-        configuration.read(parsed_args.config_file, _PROGRAMS[service])
+        # the name under which oslo.config finds its files
+        configuration.read(parsed_args.config_file, f'nova-{service}')
         if (service in parsed_args.service if parsed_args.service
                 else _is_here(service)):
             groups.setdefault(tuple(conf.files()), []).append(service)
@@ -118,7 +115,7 @@ def _lines(parsed_args) -> list[tuple[str, check_services.Line]]:
         if number:
             # discard the credentials of the previous services' files
             check_services.forget_credentials()
-        configuration.read(parsed_args.config_file, _PROGRAMS[services[0]])
+        configuration.read(parsed_args.config_file, f'nova-{services[0]}')
         lines += checks.lines(checks.Host(services))
     # a line that applies to several services appears once
     return list(dict.fromkeys(lines))

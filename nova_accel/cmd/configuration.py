@@ -13,7 +13,7 @@ from nova_accel import exception
 CONF = conf.CONF
 
 #: services, by the names under which oslo.config finds their files
-COMPUTE, SCHEDULER, API = 'nova-compute', 'nova-scheduler', 'nova-api'
+COMPUTE, API = 'nova-compute', 'nova-api'
 
 
 class Reader(output.Status):

@@ -93,8 +93,8 @@ class _Known:
         return {**self.levels, **self.kept}
 
     def is_bad(self) -> bool:
-        return any(f.state is _State.QUARANTINED for found in (
-            self.levels, self.kept) for f in found.values())
+        return any(finding.state is _State.QUARANTINED
+                   for finding in self.findings().values())
 
 
 def may_be_the_host(bad: int, alike: int) -> bool:
@@ -163,9 +163,7 @@ class Watch:
 
     def findings(self, address: str) -> list[Finding]:
         """Return the findings of a device, beginning with the worst."""
-        known = self._known.get(address)
-        if known is None or not (known.levels or known.kept):
-            return []
+        known = self._known.get(address, _Known())
         return sorted(known.findings().values(),
                       key=lambda f: (-f.state.rank, f.signal, f.about))
 
