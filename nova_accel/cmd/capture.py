@@ -22,8 +22,6 @@ from nova_accel.host import pci
 from nova_accel import inventory
 from nova_accel import machine
 from nova_accel.sim import captured
-from nova_accel.sim import recorder
-from nova_accel.sim import redaction
 from nova_accel.store import claim_store
 
 CONF = conf.CONF
@@ -94,7 +92,7 @@ class Capture(output.Status):
         self.app.stderr.write(f'{text}\n')
 
 
-def record(kernel, names, warn) -> recorder.Recorder:
+def record(kernel, names, warn) -> captured.Recorder:
     """Let drivers read a host, and return a recorder of all answers of the
     kernel.
 
@@ -103,7 +101,7 @@ def record(kernel, names, warn) -> recorder.Recorder:
     :param warn: function to call with a sentence for each failure of a driver.
     :raises ConfigurationError: no driver can be loaded.
     """
-    recorded = recorder.Recorder(kernel)
+    recorded = captured.Recorder(kernel)
     loaded = {}
     for name in names:
         try:
@@ -141,8 +139,8 @@ def _read_also(recorded, function):
         pci.group_members(recorded, function)
 
 
-def write(recorded: recorder.Recorder, names, file) -> None:
-    stand_ins = redaction.Redaction(
+def write(recorded: captured.Recorder, names, file) -> None:
+    stand_ins = captured.Redaction(
         (CONF.host, socket.gethostname(), socket.getfqdn()))
     answers = sorted(recorded.answers.values(),
                      key=lambda a: (a.operation, a.arguments))
@@ -150,7 +148,7 @@ def write(recorded: recorder.Recorder, names, file) -> None:
     file.write(_HEADER)
     captured.dump(
         stand_ins.tree(recorded.tree),
-        [recorder.Answer(a.operation, a.arguments, stand_ins.value(
+        [captured.Answer(a.operation, a.arguments, stand_ins.value(
             captured.plain(_of_tree(a, recorded))), a.error) for a in answers],
         {'made_by': f'Linux {platform.release()}, Python '
                     f'{".".join(map(str, sys.version_info[:3]))}',

@@ -2,9 +2,9 @@
 """A simulated host, for tests, demonstrations and trials without hardware."""
 
 from nova_accel.sim import captured
-from nova_accel.sim.gbs import make_gbs
+from nova_accel.sim.dfl import make_gbs
 from nova_accel.sim.kernel import SimulatedKernel
-from nova_accel.sim.xclbin import make_xclbin
+from nova_accel.sim.xrt import make_xclbin
 
 __all__ = ['SimulatedKernel', 'make_gbs', 'make_xclbin', 'open_host']
 

@@ -7,6 +7,7 @@ devices is a subclass in a module of its own and an entry in description.KINDS.
 Another package can provide a kind by an entry point (description.NAMESPACE).
 """
 
+import contextlib
 import dataclasses
 import errno
 import typing
@@ -15,7 +16,10 @@ from typing import ClassVar
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
-
+#: seconds between two polls of a blocking operation
+TICK = 0.02
+#: the state of cards and kernel, see SimulatedKernel
+State = dict[str, typing.Any]
 #: as Card.KEYS: of all kinds of cards; of kinds whose ids are described
 _OF_ALL = {'numa_node': int, 'bridges': reader.bridges,
            'iommu_group': reader.natural, 'reset_method': reader.text,
@@ -283,7 +287,7 @@ class Card:
         elif fault:
             raise sysfs.error(getattr(errno, fault), address)
         bound = mine['driver'] if vf is None else mine['vfs'][vf]['driver']
-        mine.setdefault('resets', []).append([address, bound])
+        mine['resets'].append([address, bound])
         forget(mine, vf or 0, 'registers')
         if vf is None:
             self.ends(mine, 'card reset' if mine.get('reset_method') == 'bus'
@@ -390,6 +394,42 @@ class Card:
         """Add attributes that only a VF has."""
 
 
+@dataclasses.dataclass(frozen=True)
+class NicCard(Card):
+    """A network card with one port, which an operator's rule may match by
+    mistake.
+
+    Source of interface flags: include/uapi/linux/if.h of Linux.
+    """
+
+    ids: tuple[str, str, str, str] = ('8086', '1572', '8086', '0000')
+    class_code: str = '0x020000'
+    driver: str | None = 'i40e'
+    vf_driver: str | None = 'iavf'
+    #: whether its interface is up
+    up: bool = True
+
+    KEYS: ClassVar[dict] = {'up': reader.boolean}
+
+    def add_physical(self, tree, mine, function):
+        self._add(tree, mine, function, self.address, self.driver, self.up)
+
+    def add_virtual(self, tree, mine, n, function):
+        self._add(tree, mine['vfs'][n], function, self.vf_address(n),
+                  self.vf_driver, False)
+
+    def _add(self, tree, mine, function, address, driver, up):
+        if mine['driver'] != driver:
+            return
+        name = f'eth{mine["number"]}'
+        function['net'] = {name: {
+            # broadcast and multicast, running, and up
+            'flags': '0x1043' if up else '0x1002',
+            'operstate': 'up' if up else 'down'}}
+        tree['class'].setdefault('net', {})[name] = sysfs.Link(
+            f'{self.place(address)}/net/{name}')
+
+
 def _resettable(function, method):
     """Add the attributes of reset to a function, if it has a reset method."""
     if method:
@@ -418,3 +458,53 @@ def place_of(port: int, kind: str) -> str:
     """Return the key under which the state of a card has the data of a guest.
     All regions share one key for the memory of the card."""
     return 'card' if kind == 'memory' else str(port)
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """The description of a host."""
+
+    iommu: bool
+    #: whether vfio_pci was loaded with disable_denylist
+    disable_denylist: bool
+    #: number of physical address bits
+    address_bits: int
+    #: whether VFIO can report which memory a device has written
+    iova_bitmap: bool
+    #: whether the kernel has iommufd, and an IOMMU of Intel that logs writes of
+    #: devices
+    iommufd: bool
+    #: KiB of a huge page -> number reserved on each NUMA node (hugetlbpage.rst
+    #: of Linux)
+    huge_pages: dict[int, list[int]]
+    #: PCI address of the physical function -> card
+    cards: dict[str, Card]
+    #: cards whose state changes as time passes
+    timed: dict[str, Card] = dataclasses.field(default_factory=dict)
+
+
+class Operations:
+    """The methods of SimulatedKernel that the operations of each kind of cards
+    need."""
+
+    #: the description
+    path: str
+
+    def _look(self) -> tuple[Host, State]:
+        """Return the present description and state, for reading only."""
+        raise NotImplementedError
+
+    def _update(self) -> contextlib.AbstractContextManager[
+            tuple[Host, State]]:
+        """Lock the state for changes. Store it if the context succeeds."""
+        raise NotImplementedError
+
+    # Any stands for the card class that the caller expects
+    @staticmethod
+    def _owner(host: Host, state: State, function: str,
+               ) -> tuple[typing.Any, dict[str, typing.Any], int | None]:
+        """Return (card, its state, number of the VF or None) of a function.
+
+        :raises OSError: ENODEV if no card has this function.
+        """
+        raise NotImplementedError

@@ -7,9 +7,7 @@ from nova_accel import exception
 from nova_accel.sim import card
 from nova_accel.sim import dfl
 from nova_accel.sim import gpu
-from nova_accel.sim import nic
 from nova_accel.sim import nvme
-from nova_accel.sim import operations
 from nova_accel.sim import qat
 from nova_accel.sim import reader
 from nova_accel.sim import timecard
@@ -20,7 +18,7 @@ from nova_accel.sim import xrt
 KINDS: dict[str, type[card.Card]] = {
     'cards': dfl.DflCard,
     'gpus': gpu.GpuCard,
-    'nics': nic.NicCard,
+    'nics': card.NicCard,
     'nvmes': nvme.NvmeCard,
     'alveos': xrt.XrtCard,
     'qats': qat.QatCard,
@@ -53,14 +51,14 @@ def _of_other_packages(names) -> dict[str, type[card.Card]]:
     return found
 
 
-def load(path: str) -> operations.Host:
+def load(path: str) -> card.Host:
     """Read a description.
 
     :raises InvalidSimulation: the file is malformed; the error names file,
         line and key.
     """
     top = reader.compose(path)
-    host = operations.Host(
+    host = card.Host(
         iommu=top.take('iommu', reader.boolean, True), cards={},
         disable_denylist=top.take('disable_denylist', reader.boolean, False),
         address_bits=top.take('address_bits', reader.natural, 46),

@@ -3,15 +3,15 @@
 
 import dataclasses
 import errno
+import json
 import os
+import struct
 import time
 from typing import ClassVar
 import uuid
 
 from nova_accel import model
 from nova_accel.sim import card
-from nova_accel.sim import gbs
-from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
@@ -36,6 +36,10 @@ PR_ERRORS = {
 DEFAULT_FUNCTION = 'd8424dc4a4a3c413f89e433683f9040b'
 DEFAULT_INTERFACE = '9926ab6d6c925a68aabca7d84c545738'
 
+#: beginning of a GBS file
+_GUID = b'XeonFPGA\xb7GBSv001'
+#: marker in a payload, after the two UUIDs
+_CLEARS_MEMORY = b'clears memory'
 _ALL_ONES = 'f' * 32
 _NEVER = 1e12
 
@@ -292,7 +296,7 @@ _driver = reader.checked(lambda v: v in (None, 'dfl-pci', 'vfio-pci'),
                          'dfl-pci, vfio-pci or null')
 
 
-class DflOperations(operations.Operations):
+class DflOperations(card.Operations):
     """Operations of a simulated kernel on DFL cards."""
 
     def program_dfl_port(self, pf, port, path, offset, size):
@@ -300,7 +304,7 @@ class DflOperations(operations.Operations):
         with open(path, 'rb') as file:
             file.seek(offset)
             payload = file.read(32)
-            clears = file.read(len(gbs.CLEARS_MEMORY)) == gbs.CLEARS_MEMORY
+            clears = file.read(len(_CLEARS_MEMORY)) == _CLEARS_MEMORY
         if size == 0 or offset + size > os.path.getsize(path):
             raise sysfs.error(errno.EINVAL, path)
         while True:
@@ -317,9 +321,9 @@ class DflOperations(operations.Operations):
                            ['memory'] * clears)
                     break
             # the kernel holds a mutex of the FME during a programming
-            time.sleep(operations.TICK)
+            time.sleep(card.TICK)
         while True:
-            time.sleep(min(seconds, operations.TICK))
+            time.sleep(min(seconds, card.TICK))
             _, state = self._look()
             mine = state['cards'][pf]
             if not mine['program']:
@@ -335,16 +339,14 @@ class DflOperations(operations.Operations):
 
     def clear_dfl_port_errors(self, function, port):
         with self._update() as (host, state):
-            found, _ = self._owner(host, state, function)
-            state['cards'][found.address]['errors'][str(port)] = '0x0'
+            _, mine, _ = self._owner(host, state, function)
+            mine['errors'][str(port)] = '0x0'
 
     def read_afu(self, function):
         # DFH, GUID_L and GUID_H in dfl.h. The first VF shows the UUID in the
         # file, as each VF has an AFU of its own. A dead card reads as another
         # type
-        host, state = self._look()
-        found, vf = self._owner(host, state, function)
-        mine = state['cards'][found.address]
+        found, mine, vf = self._owner(*self._look(), function)
         if (vf is None or not found.afu_vfs or mine['program']
                 or mine['disabled'].get('0')
                 or found.faulty(mine).get('dead')):
@@ -354,8 +356,7 @@ class DflOperations(operations.Operations):
 
     def reset_dfl_port(self, function, port):
         with self._update() as (host, state):
-            found, vf = self._owner(host, state, function)
-            mine = state['cards'][found.address]
+            found, mine, vf = self._owner(host, state, function)
             shown = mine if vf is None else mine['vfs'][vf]
             if shown['driver'] != 'dfl-pci' or not (
                     port not in mine['released'] if vf is None
@@ -400,19 +401,6 @@ class DflOperations(operations.Operations):
             # Linux 6.12 recreates the port's device without a driver
             mine['lost'].append(port)
 
-    def guest_loads(self, pf: str, function: str) -> None:
-        """Let a guest that has the whole card program port 0, by the card's
-        FME.
-
-        :raises OSError: ENODEV if no guest has the physical function.
-        """
-        with self._update() as (host, state):
-            found, vf = self._owner(host, state, pf)
-            if vf is not None or pf not in state['guests']:
-                raise sysfs.error(errno.ENODEV, pf)
-            state['cards'][found.address]['functions'][0] = model.uuid_hex(
-                function)
-
     @staticmethod
     def _bound_card(host, state, pf, port):
         found = host.cards.get(pf)
@@ -433,3 +421,37 @@ def _begin(mine, port, payload, error, until, clears):
         'clears': clears,
         'function': (None if error
                      else uuid.UUID(bytes_le=payload[:16]).hex)})
+
+
+def make_gbs(path: str, function: str, interface: str, size: int = 4096,
+             payload_function: str | None = None,
+             payload_interface: str | None = None,
+             name: str = 'simulated', clears_memory: bool = False) -> None:
+    """Write a GBS file for programming a simulated card.
+
+    The payload has the format of simulated cards: UUIDs of function and region
+    type, 16 bytes little-endian each, then padding. A real card refuses it.
+
+    :param function: UUID of the function in the metadata.
+    :param interface: UUID of the region type in the metadata.
+    :param size: length of the payload in bytes.
+    :param payload_function: function in the payload, if it differs.
+    :param payload_interface: region type in the payload, if it differs.
+    :param clears_memory: whether the bitstream clears the memory of the card.
+    :raises ValueError: a UUID is malformed.
+    """
+    metadata = json.dumps({'version': 1, 'afu-image': {
+        'magic-no': 488605312,
+        'interface-uuid': str(uuid.UUID(interface)),
+        'power': 0,
+        'afu-top-interface': {'class': 'ccip_std_afu'},
+        'accelerator-clusters': [{
+            'name': name, 'total-contexts': 1,
+            'accelerator-type-uuid': str(uuid.UUID(function))}],
+    }}).encode()
+    payload = (uuid.UUID(payload_function or function).bytes_le
+               + uuid.UUID(payload_interface or interface).bytes_le
+               + _CLEARS_MEMORY * clears_memory)
+    with open(path, 'wb') as file:
+        file.write(_GUID + struct.pack('<I', len(metadata)) + metadata)
+        file.write(payload.ljust(size, b'\xa5'))

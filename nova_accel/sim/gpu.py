@@ -14,7 +14,6 @@ from typing import ClassVar
 from nova_accel.host import bar
 from nova_accel.host import nvidia
 from nova_accel.sim import card
-from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
@@ -111,14 +110,13 @@ class GpuCard(card.Card):
                 f'0x{0x14220c:016x}')
 
 
-class GpuOperations(operations.Operations):
+class GpuOperations(card.Operations):
     """Operations of a simulated kernel on graphics cards."""
 
     def reset_gpu(self, function, by, family, milliseconds):
         host, state = self._look()
-        found, _ = self._owner(host, state, function)
-        faults = found.faulty(state['cards'][function])
-        bound = state['cards'][function]['driver']
+        found, mine, _ = self._owner(host, state, function)
+        faults, bound = found.faulty(mine), mine['driver']
         if by == 'VFIO' and not sysfs.is_for_vfio(bound):
             raise sysfs.error(errno.ENODEV, function)
         if by == 'VFIO' and (function in state['guests'] or 'vfio' in faults):

@@ -31,7 +31,6 @@ from nova_accel.sim import description
 from nova_accel.sim import dfl
 from nova_accel.sim import gpu
 from nova_accel.sim import nvme
-from nova_accel.sim import operations
 from nova_accel.sim import qat
 from nova_accel.sim import timecard
 from nova_accel.sim import tree as sysfs
@@ -109,9 +108,9 @@ class SimulatedKernel(sysfs.Reads,
         return super().listdir(path)
 
     def changes(self, over):
-        before, said = self._functions(), len(self._look()[1].get('said', ()))
+        before, said = self._functions(), len(self._look()[1]['said'])
         while not over.wait(_LOOK):
-            now, messages = self._functions(), self._look()[1].get('said', ())
+            now, messages = self._functions(), self._look()[1]['said']
             for function in sorted(now ^ before):
                 yield host_kernel.Change('pci', function)
             for message in messages[said:]:
@@ -127,7 +126,7 @@ class SimulatedKernel(sysfs.Reads,
 
     def _wait_while_it_hangs(self, place):
         while self._hangs(place):
-            time.sleep(operations.TICK)
+            time.sleep(cards.TICK)
 
     def _hangs(self, place):
         host, state = self._look()
@@ -142,12 +141,10 @@ class SimulatedKernel(sysfs.Reads,
     def call(self, operation, function, *args):
         while True:
             with self._update() as (host, state):
-                card, vf = self._owner(host, state, function)
+                card, mine, vf = self._owner(host, state, function)
                 with contextlib.suppress(BlockingIOError):
-                    return card.operate(
-                        state['cards'][card.address], vf, operation.__name__,
-                        *args)
-            time.sleep(operations.TICK)
+                    return card.operate(mine, vf, operation.__name__, *args)
+            time.sleep(cards.TICK)
 
     def rebind(self, function, driver, by=None):
         self._bind(function, driver)
@@ -169,7 +166,7 @@ class SimulatedKernel(sysfs.Reads,
                 if self._rebind(host, state, function, driver):
                     return
             waited = True
-            time.sleep(operations.TICK)
+            time.sleep(cards.TICK)
 
     def _driver(self, function):
         found = sysfs.find(self._tree(), f'{_PCI}/{function}')[0]
@@ -179,16 +176,12 @@ class SimulatedKernel(sysfs.Reads,
         self.rebind(function, None)
 
     def probe(self, function):
-        host, state = self._look()
-        card, vf = self._owner(host, state, function)
         self._bind(function, _hosts_driver(
-            card, state['cards'][card.address], vf))
+            *self._owner(*self._look(), function)))
 
     def read_device_serial(self, function):
-        host, state = self._look()
-        card, vf = self._owner(host, state, function)
+        card, mine, vf = self._owner(*self._look(), function)
         self._wait_while_it_hangs(f'/{card.address}/config')
-        mine = state['cards'][card.address]
         return '' if vf is not None or card.faulty(mine).get('dead') else (
             mine['device_serial'])
 
@@ -210,8 +203,8 @@ class SimulatedKernel(sysfs.Reads,
         host, state = self._look()
         found = []
         for function in functions:
-            card, vf = self._owner(host, state, function)
-            if card.is_kept(state['cards'][card.address], vf):
+            card, mine, vf = self._owner(host, state, function)
+            if card.is_kept(mine, vf):
                 found.append(host_processes.Process(
                     function, 4711, 'exporter', f'/dev/{function}'))
             group = pci.group(self, function)
@@ -228,27 +221,25 @@ class SimulatedKernel(sysfs.Reads,
         """
         while True:
             with self._update() as (host, state):
-                card, vf = self._owner(host, state, function)
-                mine = state['cards'][card.address]
+                card, mine, vf = self._owner(host, state, function)
                 if (card.faulty(mine).get('reset') != 'hang'
-                        and function not in state.get('unbinding', ())):
+                        and function not in state['unbinding']):
                     method = mine.get('reset_method')
                     mine['reset_method'] = 'bus' if hot else method
                     card.reset(mine, vf)
                     mine['reset_method'] = method
                     if function in state['guests']:
                         # reset_store() in pci/pci-sysfs.c does not check it
-                        state.setdefault('disturbed', []).append(function)
+                        state['disturbed'].append(function)
                     return
-            time.sleep(operations.TICK)
+            time.sleep(cards.TICK)
 
     def set_numvfs(self, pf, count, probe=True):
         while True:
             with self._update() as (host, state):
-                card, vf = self._owner(host, state, pf)
+                card, mine, vf = self._owner(host, state, pf)
                 if vf is not None:
                     raise sysfs.error(errno.ENOENT, pf)
-                mine = state['cards'][pf]
                 card.check_vfs(mine, count)
                 refused = card.faulty(mine).get('vfs')
                 if count and refused:
@@ -263,7 +254,7 @@ class SimulatedKernel(sysfs.Reads,
                     return
                 if count and mine['vfs']:
                     raise sysfs.error(errno.EBUSY, pf)
-                if count or not _held(card, state):
+                if count or not _held(card, mine, state):
                     mine['vfs'] = []
                     if count:
                         card.make_vfs(state, mine, count)
@@ -272,35 +263,34 @@ class SimulatedKernel(sysfs.Reads,
                             made['driver'] = None
                     return
             # vfio_unregister_group_dev() waits until no guest has a VF
-            time.sleep(operations.TICK)
+            time.sleep(cards.TICK)
 
     def write_attribute(self, function, attribute, value, by=None):
         while True:
             with self._update() as (host, state):
-                card, vf = self._owner(host, state, function)
+                card, mine, vf = self._owner(host, state, function)
                 if attribute == 'reset_method':
-                    state['cards'][card.address][attribute] = (
-                        '' if value == 'default' else value)
+                    mine[attribute] = '' if value == 'default' else value
                     return
                 if not (card.ends_vfs(attribute, value)
-                        and _held(card, state)):
-                    card.write(state['cards'][card.address], vf, attribute,
-                               value)
+                        and _held(card, mine, state)):
+                    card.write(mine, vf, attribute, value)
                     return
             # as in set_numvfs()
-            time.sleep(operations.TICK)
+            time.sleep(cards.TICK)
 
     @staticmethod
-    def _owner(host, state, function):
+    def _owner(host, state, function) -> tuple[
+            typing.Any, dict[str, typing.Any], int | None]:
         for address, card in host.cards.items():
             mine = state['cards'][address]
             if card.faulty(mine).get('vanish'):
                 continue
             if function == address:
-                return card, None
+                return card, mine, None
             for number in range(len(mine['vfs'])):
                 if function == card.vf_address(number):
-                    return card, number
+                    return card, mine, number
         raise sysfs.error(errno.ENODEV, function)
 
     @classmethod
@@ -312,24 +302,25 @@ class SimulatedKernel(sysfs.Reads,
             caller is killed, Linux still unbinds the function
             (__device_release_driver() in drivers/base/dd.c of Linux 6.16).
         """
-        card, vf = cls._owner(host, state, function)
+        card, mine, vf = cls._owner(host, state, function)
         if driver not in (None, *card.drivers()):
             raise sysfs.error(errno.EINVAL, driver)
-        own = state['cards'][card.address]['ids']
-        ids = (own[0], vf is not None and card.vf_device or own[1])
+        vendor, device, *_ = mine['ids']
+        ids = vendor, vf is not None and card.vf_device or device
         if (driver == 'vfio-pci' and ids in _DENYLIST
                 and not host.disable_denylist):
             raise sysfs.error(errno.EINVAL, function)
-        mine = state['cards'][card.address]
         refused = card.faulty(mine).get('bind')
         if refused:
             raise sysfs.error(getattr(errno, refused), function)
-        unbinding = state.setdefault('unbinding', [])
-        if _blocks(card, vf, state, function):
-            unbinding += [function] * (function not in unbinding)
+        unbinding = state['unbinding']
+        if _blocks(card, mine, vf, state, function):
+            if function not in unbinding:
+                unbinding.append(function)
             return False
-        _bind_now(card, vf, state, driver)
-        state['unbinding'] = [each for each in unbinding if each != function]
+        _bind_now(card, mine, vf, state, driver)
+        if function in unbinding:
+            unbinding.remove(function)
         return True
 
     # Actions of tests and demonstrations on the host
@@ -353,11 +344,6 @@ class SimulatedKernel(sysfs.Reads,
             mine['failed'] = 0
             if 'port_errors' in fault:
                 mine['errors'] = {}
-
-    def says(self, subsystem: str, function: str, said: str) -> None:
-        """Simulate an event of the kernel, see host.kernel.Change."""
-        with self._update() as (_, state):
-            state.setdefault('said', []).append([subsystem, function, said])
 
     def exchange_cards(self, one: str, other: str) -> None:
         """Exchange the cards in two slots, while the host has no power.
@@ -399,7 +385,7 @@ class SimulatedKernel(sysfs.Reads,
             raise
 
     def _check_groups(self, addresses, guest):
-        tree, opened = self._tree(), self._look()[1].get('opened', {})
+        tree, opened = self._tree(), self._look()[1]['opened']
         for address in addresses:
             for member in _members(tree, address):
                 if opened.get(member, guest) != guest:
@@ -419,11 +405,11 @@ class SimulatedKernel(sysfs.Reads,
                     host, state, address)[0].vfio_driver)
                 if self._rebind(host, state, address, driver):
                     state['guests'].append(address)
-                    state.setdefault('opened', {})[address] = guest
+                    state['opened'][address] = guest
                     if sysfs.is_for_vfio(bound):
-                        state.setdefault('stay', []).append(address)
+                        state['stay'].append(address)
                     return
-            time.sleep(operations.TICK)
+            time.sleep(cards.TICK)
 
     def guest_returns(self, address: str) -> None:
         """Take a function from a guest, as libvirt does when the guest ends.
@@ -434,24 +420,15 @@ class SimulatedKernel(sysfs.Reads,
         with self._update() as (host, state):
             state['guests'].remove(address)
             state['opened'].pop(address, None)
-            if address in state.get('stay', ()):
+            if address in state['stay']:
                 state['stay'].remove(address)
                 return
             try:
-                card, vf = self._owner(host, state, address)
+                found = self._owner(host, state, address)
             except OSError:
                 # the function has vanished from the bus meanwhile
                 return
-            self._rebind(host, state, address, _hosts_driver(
-                card, state['cards'][card.address], vf))
-
-    def resets(self, address: str) -> list[list]:
-        """Return the resets of a card: [function, its driver at that time]."""
-        return self._look()[1]['cards'][address].get('resets', [])
-
-    def disturbed(self) -> list[str]:
-        """Return the functions that were reset while a guest had them open."""
-        return self._look()[1].get('disturbed', [])
+            self._rebind(host, state, address, _hosts_driver(*found))
 
     def reboot(self) -> None:
         """Reboot the host. Of a card's state, only Card.keeps() survives."""
@@ -469,8 +446,7 @@ class SimulatedKernel(sysfs.Reads,
         return self._described().iova_bitmap
 
     def vfio_module(self, function):
-        host, state = self._look()
-        card, _ = self._owner(host, state, function)
+        card, _, _ = self._owner(*self._look(), function)
         # modules.alias has underscores in the names of modules
         return card.vfio_driver.replace('-', '_')
 
@@ -493,16 +469,14 @@ class SimulatedKernel(sysfs.Reads,
 
         :raises OSError: ENODEV if no guest has the function.
         """
-        host, state = self._look()
-        port, mine = self._region_of_guest(host, state, function)
+        port, mine = self._region_of_guest(*self._look(), function)
         left = mine.get('left', {})
         return {**left.get('card', {}), **left.get(str(port), {})}
 
     def _region_of_guest(self, host, state, function):
-        found, vf = self._owner(host, state, function)
+        _, mine, vf = self._owner(host, state, function)
         if function not in state['guests']:
             raise sysfs.error(errno.ENODEV, function)
-        mine = state['cards'][found.address]
         port = 0 if vf is None else mine['vfs'][vf].get('port', vf)
         return port or 0, mine
 
@@ -527,7 +501,7 @@ class SimulatedKernel(sysfs.Reads,
                 self._description = stamp, description.load(self.path)
             return self._description[1]
 
-    def _look(self):
+    def _look(self) -> tuple[cards.Host, cards.State]:
         with self._lock:
             host = self._described()
             stamp = _stamp(self._state_path)
@@ -542,7 +516,11 @@ class SimulatedKernel(sysfs.Reads,
             with open(self._state_path, encoding='utf-8') as file:
                 state = json.load(file)
         except FileNotFoundError:
-            state = {'number': 0, 'guests': [], 'cards': {}}
+            state = {}
+        # another release may have written the file
+        state = {'number': 0, 'cards': {}, 'guests': [], 'stay': [],
+                 'opened': {}, 'unbinding': [], 'disturbed': [], 'said': [],
+                 **state}
         for address, card in host.cards.items():
             if address not in state['cards']:
                 state['cards'][address] = card.at_first(state)
@@ -623,26 +601,23 @@ def _is_harmless(tree, function):
         sysfs.is_for_vfio(os.path.basename(bound)))
 
 
-def _held(card, state):
+def _held(card, mine, state):
     """Return whether a guest has a VF or a mediated device of the card."""
-    return any(name in state['guests']
-               for name in card.in_use(state['cards'][card.address]))
+    return any(name in state['guests'] for name in card.in_use(mine))
 
 
-def _blocks(card, vf, state, function):
+def _blocks(card, mine, vf, state, function):
     """Return whether unbinding a function blocks: a guest has the function or
     a VF of it, a process has its node open, or the card is busy
     (vfio_unregister_group_dev() in drivers/vfio/vfio_main.c).
 
     :param vf: number of the VF, None for the physical function.
     """
-    mine = state['cards'][card.address]
     return function in state['guests'] or card.is_kept(mine, vf) or (
-        vf is None and (card.is_busy(mine) or _held(card, state)))
+        vf is None and (card.is_busy(mine) or _held(card, mine, state)))
 
 
-def _bind_now(card, vf, state, driver):
-    mine = state['cards'][card.address]
+def _bind_now(card, mine, vf, state, driver):
     if vf is None:
         card.bound(state, mine, driver)
     else:
@@ -653,15 +628,13 @@ def _bind_now(card, vf, state, driver):
 def _settle(host, state):
     for address, card in host.timed.items():
         card.settle(state['cards'][address])
-    for function in state.get('unbinding', [])[:]:
-        try:
-            card, vf = SimulatedKernel._owner(host, state, function)
-        except OSError:
-            state['unbinding'].remove(function)
-            continue
-        if not _blocks(card, vf, state, function):
-            _bind_now(card, vf, state, None)
-            state['unbinding'].remove(function)
+    for function in state['unbinding'][:]:
+        with contextlib.suppress(OSError):
+            found = SimulatedKernel._owner(host, state, function)
+            if _blocks(*found, state, function):
+                continue
+            _bind_now(*found, state, None)
+        state['unbinding'].remove(function)
 
 
 def _add_bridges(tree, host):
@@ -736,7 +709,7 @@ def _build(host, state):
         # mediated devices have no entry there
         if name in tree['bus']['pci']['devices']:
             sysfs.find(tree, f'{_PCI}/{name}')[0]['enable'] = '1'
-    for name in state.get('unbinding', ()):
+    for name in state['unbinding']:
         function = sysfs.find(tree, f'{_PCI}/{name}')[0]
         tree['bus']['pci']['drivers'][os.path.basename(
             function.pop('driver'))].pop(name)

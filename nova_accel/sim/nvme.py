@@ -22,7 +22,6 @@ from typing import ClassVar
 
 from nova_accel.host import nvme_admin
 from nova_accel.sim import card
-from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
@@ -299,7 +298,7 @@ def _in_class(tree, name, place):
         f'{place}/{name}')
 
 
-class NvmeOperations(operations.Operations):
+class NvmeOperations(card.Operations):
     """Operations of a simulated kernel on NVMe disks."""
 
     def mounted_devices(self):
@@ -310,19 +309,15 @@ class NvmeOperations(operations.Operations):
                     state['cards'][address]).items()}
 
     def check_disks(self, function):
-        host, state = self._look()
-        found, vf = self._owner(host, state, function)
+        found, mine, vf = self._owner(*self._look(), function)
         if isinstance(found, NvmeCard):
-            mine = state['cards'][found.address]
             if vf is not None:
                 mine = mine['vfs'][vf]
             if mine['driver'] == 'nvme' and mine.get('use'):
                 raise sysfs.error(errno.EBUSY, function)
 
     def read_signatures(self, function):
-        host, state = self._look()
-        found, vf = self._owner(host, state, function)
-        mine = state['cards'][found.address]
+        found, mine, vf = self._owner(*self._look(), function)
         if (vf is not None or not isinstance(found, NvmeCard)
                 or mine['driver'] != 'nvme' or not mine['namespaces']):
             return []
@@ -338,8 +333,7 @@ class NvmeOperations(operations.Operations):
 
         :param hold: whether the caller opens the disk exclusively.
         """
-        found, vf = self._owner(host, state, function)
-        mine = state['cards'][found.address]
+        found, mine, vf = self._owner(host, state, function)
         if vf is not None or mine['driver'] != 'nvme':
             raise sysfs.error(errno.ENODEV, function)
         if hold and mine['use']:
@@ -423,7 +417,7 @@ class NvmeOperations(operations.Operations):
                     if found.allocated(mine) == found.capacity():
                         _erase(mine)
                     return
-            time.sleep(operations.TICK)
+            time.sleep(card.TICK)
 
     @staticmethod
     def _block_format(wanted, function):
@@ -490,7 +484,7 @@ class NvmeOperations(operations.Operations):
                         # the namespace was attached to the PF meanwhile
                         mine['shared'].pop(str(vf), None)
                     return found.vf_namespaces
-            time.sleep(operations.TICK)
+            time.sleep(card.TICK)
 
     def reset_nvme_vf(self, pf, vf, queues, interrupts):
         with self._update() as (host, state):
@@ -503,101 +497,3 @@ class NvmeOperations(operations.Operations):
                     or not (queues and interrupts)):
                 raise sysfs.error(errno.EIO, pf)
             secondary['online'] = faults.get('virtualization') != 'ignored'
-
-    # Actions of tests and demonstrations on the host
-
-    def use_disk(self, address: str, use: str | None) -> None:
-        """Let the host use the disk, for example mount it.
-
-        If the disk is a VF, only check_disks() detects the use.
-
-        :param use: a use that the description of a host can have, or None to
-            end the use.
-        """
-        with self._update() as (host, state):
-            found, vf = self._owner(host, state, address)
-            mine = state['cards'][found.address]
-            (mine if vf is None else mine['vfs'][vf])['use'] = (
-                use and _use(use))
-
-    def set_secondary(self, pf: str, vf: int, online: bool,
-                      resources: tuple[int, int] = _RESOURCES) -> None:
-        """Bring the controller of a VF online with resources, or take it
-        offline, which releases its resources.
-
-        :param vf: number of the VF, from 1.
-        :param resources: queues and interrupts.
-        """
-        with self._update() as (_, state):
-            _set_online(state['cards'][pf]['vfs'][vf - 1], online, resources)
-
-    def share_namespaces(self, pf: str, vf: int, *others: int) -> None:
-        """Share the namespaces of a VF with other controllers.
-
-        :param vf: number of the VF, from 1.
-        :param others: numbers of VFs, 0 for the PF, whose controllers share
-            the namespaces from now on. Without numbers, none of them do.
-        """
-        with self._update() as (_, state):
-            state['cards'][pf]['shared'][str(vf)] = list(others)
-
-    def change_disk(self, address: str, **changes) -> None:
-        """Change serial, firmware or namespaces, as a guest or operator can.
-
-        :param changes: the new values by name. The value of namespaces is a
-            list with four items for each namespace: the number of blocks, the
-            bytes of data and of metadata in a block, and whether the namespace
-            is attached.
-        """
-        with self._update() as (_, state):
-            for name, value in changes.items():
-                if name not in ('serial', 'firmware', 'namespaces'):
-                    raise ValueError(f'{name} of a disk cannot be changed')
-                state['cards'][address][name] = value
-
-    def sanitize_disk(self, address: str, method: str, seconds: float = 0,
-                      ) -> None:
-        """Begin a sanitize operation, as a guest with the disk could."""
-        with self._update() as (_, state):
-            state['cards'][address]['sanitize'] = {
-                'state': 'running', 'method': method,
-                'until': time.time() + seconds}
-
-    def write_disk(self, address: str, data: str) -> None:
-        """Write data to a disk or to the namespaces of a VF, like a guest."""
-        with self._update() as (host, state):
-            mine, vf = self._media(host, state, address)
-            if vf is None:
-                mine['data'] = data
-                mine['writes'] += 1
-            else:
-                mine['vf_data'][vf] = data
-
-    def sign_disk(self, address: str, *kinds: str) -> None:
-        """Write signatures to a disk, as mkfs and similar tools do.
-
-        :param kinds: types as in the output of wipefs. Without types, erase
-            all signatures, like wipefs --all.
-        """
-        with self._update() as (host, state):
-            mine, _ = self._media(host, state, address)
-            mine.update(signatures=list(kinds), writes=mine['writes'] + 1)
-
-    def data_of_disk(self, address: str) -> str:
-        """Return the data that a server with this disk or VF can read."""
-        mine, vf = self._media(*self._look(), address)
-        own = mine['data'] if vf is None else mine['vf_data'].get(vf, '')
-        return own + ''.join(
-            mine['vf_data'].get(owner, '')
-            for owner, others in mine['shared'].items()
-            if int(vf or 0) in others)
-
-    @staticmethod
-    def _media(host, state, address):
-        """Return where the state has the data of a disk or VF: (state of the
-        card, number of the VF as text, or None for the whole disk)."""
-        for pf, found in host.cards.items():
-            if address in found.addresses():
-                vf = found.addresses().index(address)
-                return state['cards'][pf], str(vf) if vf else None
-        raise KeyError(address)

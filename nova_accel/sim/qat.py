@@ -12,7 +12,6 @@ import time
 from typing import ClassVar
 
 from nova_accel.sim import card
-from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
@@ -167,12 +166,12 @@ class QatCard(card.Card):
                     self.faulty(mine).get('errors_fatal') or 0)}
 
 
-class QatOperations(operations.Operations):
+class QatOperations(card.Operations):
     """Operations of a simulated kernel on QAT cards."""
 
     def read_qat_heartbeat(self, pf):
         with self._update() as (host, state):
-            found, vf = self._owner(host, state, pf)
+            found, mine, vf = self._owner(host, state, pf)
             if not isinstance(found, QatCard) or vf is not None:
                 raise sysfs.error(errno.ENOENT, pf)
-            return found.heartbeat(state['cards'][pf])
+            return found.heartbeat(mine)

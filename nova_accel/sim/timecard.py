@@ -9,11 +9,9 @@ card changes some attributes itself, such as the offset; here the fault
 
 import dataclasses
 import errno
-import typing
 from typing import ClassVar
 
 from nova_accel.sim import card
-from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
@@ -137,13 +135,14 @@ class TimeCard(ClockCard):
             str(24 + n): 'msi' for n in range(self.interrupts)}
 
 
-class TimecardOperations(operations.Operations):
+class TimecardOperations(card.Operations):
     """Operations of a simulated kernel on time cards."""
 
     def write_timecard(self, function, attribute, value):
         with self._update() as (host, state):
-            found, mine = self._timecard(host, state, function)
-            if mine['driver'] != found.driver:
+            found, mine, _ = self._owner(host, state, function)
+            if not isinstance(found, TimeCard) or (
+                    mine['driver'] != found.driver):
                 raise sysfs.error(errno.ENODEV, function)
             refused = found.faulty(mine).get('write')
             if refused or attribute not in mine['settings']:
@@ -160,29 +159,8 @@ class TimecardOperations(operations.Operations):
                 and value == '0' else value)
 
     def read_firmware(self, function):
-        host, state = self._look()
-        found, _ = self._owner(host, state, function)
+        found, mine, _ = self._owner(*self._look(), function)
         if not isinstance(found, TimeCard):
             return {'fw.version': found.firmware} if found.firmware else {}
-        found, mine = self._timecard(host, state, function)
         return ({'fw': mine['firmware']} if mine['driver'] == found.driver
                 else {})
-
-    def _timecard(self, host, state, function) -> tuple[
-            TimeCard, dict[str, typing.Any]]:
-        found, _ = self._owner(host, state, function)
-        if not isinstance(found, TimeCard):
-            raise sysfs.error(errno.ENODEV, function)
-        return found, state['cards'][function]
-
-    # Actions of tests and demonstrations on the host
-
-    def change_timecard(self, address: str, **changes: str) -> None:
-        """Change serial, firmware or a setting, like a guest."""
-        with self._update() as (_, state):
-            mine = state['cards'][address]
-            for name, value in changes.items():
-                if name in ('serial', 'firmware'):
-                    mine[name] = value
-                else:
-                    mine['settings'][name] = value

@@ -14,7 +14,6 @@ import time
 from typing import ClassVar
 
 from nova_accel.sim import card
-from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
 
@@ -322,7 +321,7 @@ class VgpuCard(MdevParent):
             f'max_instance={self.units // one.units}')}
 
 
-class MdevOperations(operations.Operations):
+class MdevOperations(card.Operations):
     """Operations of a simulated kernel on vGPUs."""
 
     def create_mdev(self, parent, type_name, uuid):
@@ -345,7 +344,7 @@ class MdevOperations(operations.Operations):
                         'parent': parent, 'type': type_name,
                         'removing': False, 'group': card.number(state)}
                     return
-            time.sleep(operations.TICK)
+            time.sleep(card.TICK)
 
     @staticmethod
     def _sharing(host, state, parent):
@@ -380,7 +379,7 @@ class MdevOperations(operations.Operations):
                     del mine['mdevs'][uuid]
                     return
             # the kernel waits for the last close
-            time.sleep(operations.TICK)
+            time.sleep(card.TICK)
 
     @staticmethod
     def _mdev(host, state, uuid):
@@ -412,8 +411,7 @@ class MdevOperations(operations.Operations):
                 if mine['mdevs'][name]['removing']:
                     raise sysfs.error(errno.ENODEV, name)
             else:
-                found, vf = self._owner(host, state, name)
-                mine = state['cards'][found.address]
+                _, mine, vf = self._owner(host, state, name)
                 if vf is None or mine['vfs'][vf].get('type', '0') == '0':
                     raise sysfs.error(errno.EINVAL, name)
                 mine['vfs'][vf]['open'] = True
@@ -424,5 +422,5 @@ class MdevOperations(operations.Operations):
         with self._update() as (host, state):
             state['guests'].remove(name)
             if not _UUID.fullmatch(name):
-                found, vf = self._owner(host, state, name)
-                state['cards'][found.address]['vfs'][vf]['open'] = False
+                _, mine, vf = self._owner(host, state, name)
+                mine['vfs'][vf]['open'] = False

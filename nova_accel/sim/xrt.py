@@ -9,7 +9,6 @@ mgmt-ioctl.c and icap.c. The reset: icap.c.
 
 import dataclasses
 import errno
-import os
 import struct
 import time
 from typing import ClassVar
@@ -18,10 +17,8 @@ import uuid
 from nova_accel.host import firmware
 from nova_accel import model
 from nova_accel.sim import card
-from nova_accel.sim import operations
 from nova_accel.sim import reader
 from nova_accel.sim import tree as sysfs
-from nova_accel.sim import xclbin
 
 #: product -> device ids of management and user function
 PRODUCTS = {
@@ -34,15 +31,16 @@ VERSAL = frozenset(('V70',))
 #: interface UUIDs of the base and the shell of a U250
 DEFAULT_INTERFACES = ('d5a7ee9a4b5c4e6b8a6c3f1f2b0c9d10',
                       '862c7020a250293e32036f19956669e5')
-#: requests of the mailbox: LOAD_XCLBIN_KADDR and LOAD_XCLBIN_SLOT_KADDR, which
-#: are accepted because xocl had the card before; LOAD_XCLBIN and
-#: LOAD_SLOT_XCLBIN
-_KADDR_REQUESTS, _LOAD_REQUESTS = 1 << 7 | 1 << 17, 1 << 8 | 1 << 18
 _MAILBOX = 'config_mailbox_channel_disable'
 _FETCH = 'config_xclbin_change'
 _NEVER = 1e12
 #: errno of programmings that leave the card unchanged
 _REFUSALS = ('EBUSY', 'EINVAL', 'ENOENT', 'EOPNOTSUPP')
+
+#: magic number and size of the header of an xclbin file, kinds of its sections
+_MAGIC = b'xclbin2\0'
+_HEADER_SIZE = 456
+_BITSTREAM, _IP_LAYOUT, _PDI, _PARTITION_METADATA = 0, 8, 18, 20
 
 
 def _errno_name(value):
@@ -240,7 +238,7 @@ class XrtCard(card.Card):
             'xclbinuuid': str(uuid.UUID(shown[1])) if shown else ''}
 
 
-class XrtOperations(operations.Operations):
+class XrtOperations(card.Operations):
     """Operations of a simulated kernel on XRT cards."""
 
     def program_xclbin(self, function, path, size):
@@ -248,48 +246,14 @@ class XrtOperations(operations.Operations):
             data = file.read(size)
         self._load_xclbin(function, data)
 
-    def guest_programs(self, user, path):
-        """Let a guest program its card by xocl, the driver in the guest. Since
-        XRT 2.15, xocl does this whenever an application opens a function.
-
-        xocl ignores a closed mailbox (mailbox_request(): EFAULT), and fails
-        after 50 seconds without a compute unit. Sources:
-        __icap_peer_xclbin_download() in icap.c for xocl; xclmgmt_mailbox_srv()
-        in mgmt-core.c for xclmgmt, and xclmgmt_xclbin_fetch_and_download() in
-        mgmt-utils.c if xclmgmt fetches files from the host.
-
-        :param user: PCI address of the user function.
-        :raises OSError: ETIMEDOUT if the mailbox refuses the request, ENOENT
-            if the host has no such file.
-        """
-        host, state = self._look()
-        found, _ = self._owner(host, state, user)
-        mine = state['cards'][found.address]
-        with open(path, 'rb') as file:
-            data = file.read()
-        if user not in state['guests'] or mine['driver'] != 'xclmgmt':
-            raise sysfs.error(errno.ETIMEDOUT, user)
-        if mine['mailbox'] & _KADDR_REQUESTS == _KADDR_REQUESTS:
-            if mine['mailbox'] & _LOAD_REQUESTS == _LOAD_REQUESTS:
-                raise sysfs.error(errno.ETIMEDOUT, user)
-            if mine['fetches']:
-                # request_firmware(): ENOENT
-                with open(os.path.join(self._xclbins(), firmware.file_name(
-                        xclbin.read(data)[0],
-                        found.interfaces[min(1, len(found.interfaces) - 1)]
-                        )), 'rb') as file:
-                    data = file.read()
-        self._load_xclbin(found.address, data)
-
     def _xclbins(self):
         """Return the path of the stand-in for /lib/firmware/xilinx/xclbins."""
         return f'{self.path}.xclbins'
 
     def offer_xclbin(self, function, path, size, function_uuid, interface,
                      layout):
-        host, state = self._look()
-        found, _ = self._owner(host, state, function)
-        fault = found.faulty(state['cards'][found.address]).get('firmware')
+        found, mine, _ = self._owner(*self._look(), function)
+        fault = found.faulty(mine).get('firmware')
         if fault:
             raise sysfs.error(getattr(errno, fault), self._xclbins())
         with open(path, 'rb') as file:
@@ -310,8 +274,7 @@ class XrtOperations(operations.Operations):
 
     def close_mailbox(self, function, requests, opens=0):
         with self._update() as (host, state):
-            found, _ = self._owner(host, state, function)
-            mine = state['cards'][found.address]
+            found, mine, _ = self._owner(host, state, function)
             faults = found.faulty(mine)
             fault = faults.get('mailbox')
             if (mine['driver'] != 'xclmgmt' or (faults.get('attributes') or {}
@@ -323,34 +286,12 @@ class XrtOperations(operations.Operations):
                 raise sysfs.error(getattr(errno, fault), function)
             mine['mailbox'] = (mine['mailbox'] | requests) & ~opens
 
-    def loaded_xclbin(self, function):
-        """Return the UUID of the loaded function, or None, as the card has it.
-        No driver shows this UUID."""
-        loaded = self._look()[1]['cards'][function]['loaded']
-        return loaded and loaded['function']
-
-    def opens_mailbox(self, function):
-        """Make the mailbox accept all requests, as after binding xclmgmt."""
-        with self._update() as (_, state):
-            state['cards'][function].update(mailbox=0, fetches=False)
-
-    def xocl_programs(self, user, path):
-        """Program the card from the host, like xrt-smi program."""
-        host, state = self._look()
-        found, _ = self._owner(host, state, user)
-        with open(path, 'rb') as file:
-            data = file.read()
-        self._load_xclbin(found.address, data)
-        with self._update() as (_, state):
-            mine = state['cards'][found.address]
-            mine['shown'] = [mine['vfs'][0]['number'], xclbin.read(data)[0]]
-
     def _load_xclbin(self, function, data):
-        if (len(data) < xclbin.HEADER_SIZE
-                or not data.startswith(xclbin.MAGIC)
+        if (len(data) < _HEADER_SIZE
+                or not data.startswith(_MAGIC)
                 or struct.unpack_from('<Q', data, 304)[0] != len(data)):
             raise sysfs.error(errno.EINVAL, function)
-        uuid_, interface, layout, payload = xclbin.read(data)
+        uuid_, interface, layout, payload = _read_xclbin(data)
         while True:
             with self._update() as (host, state):
                 found = host.cards.get(function)
@@ -365,7 +306,7 @@ class XrtOperations(operations.Operations):
                         {'function': uuid_, 'layout': layout.hex()})
                     break
             # the driver holds a mutex of the card during a programming
-            time.sleep(operations.TICK)
+            time.sleep(card.TICK)
         while True:
             _, state = self._look()
             program = state['cards'][function]['program']
@@ -375,7 +316,7 @@ class XrtOperations(operations.Operations):
                     state['cards'][function]).get('hang') != 'program'):
                 with self._update() as (_, state):
                     state['cards'][function]['program']['until'] = time.time()
-            time.sleep(min(found.programming_seconds, operations.TICK))
+            time.sleep(min(found.programming_seconds, card.TICK))
         if error:
             raise sysfs.error(error, function)
 
@@ -405,3 +346,63 @@ class XrtOperations(operations.Operations):
             else time.time() + found.programming_seconds,
             'loaded': None if name or not payload else loaded}
         return getattr(errno, name) if name else None
+
+
+def make_xclbin(path: str, function: str, interface: str, size: int = 4096,
+                kernels: tuple[str, ...] = ('vadd',),
+                payload_interface: str | None = None,
+                stripped: bool = False, versal: bool = False,
+                platform: str = 'xilinx:u250:gen3x16:1.0') -> None:
+    """Write an xclbin file for programming a simulated card.
+
+    Only the section _IP_LAYOUT is realistic. _PARTITION_METADATA, a device tree
+    in real files, contains only the interface UUID.
+
+    :param function: UUID of the xclbin.
+    :param interface: UUID of the shell, in the header.
+    :param size: length of the part for the hardware, in bytes.
+    :param kernels: names of kernels, each with one instance.
+    :param payload_interface: UUID in _PARTITION_METADATA, if it differs.
+    :param stripped: whether to omit the part for the hardware.
+    :param versal: whether the part for the hardware is a PDI.
+    :raises ValueError: a UUID is malformed.
+    """
+    layout = struct.pack('<i4x', len(kernels)) + b''.join(
+        struct.pack('<IIQ64s', 1, 0, 0x1000 * n, f'{name}:{name}_1'.encode())
+        for n, name in enumerate(kernels))
+    sections = [(_IP_LAYOUT, b'', layout),
+                (_PARTITION_METADATA, b'',
+                 uuid.UUID(payload_interface or interface).bytes)]
+    if not stripped:
+        sections.insert(0, (_PDI if versal else _BITSTREAM, b'primary',
+                            b'\xa5' * size))
+    at = _HEADER_SIZE + 40 * len(sections)
+    headers = contents = b''
+    for kind, name, content in sections:
+        headers += struct.pack('<I16s4xQQ', kind, name, at, len(content))
+        # sections begin at multiples of eight
+        contents += content + bytes(-len(content) % 8)
+        at += len(content) + -len(content) % 8
+    header = struct.pack(
+        '<8si28s256sQQQQHBBHH16s64s16s16sI4x', _MAGIC, -1, b'\xff' * 28, b'',
+        0, at, 1700000000, 0, 0, 2, 16, 1, 0, uuid.UUID(interface).bytes,
+        platform.encode(), uuid.UUID(function).bytes, b'', len(sections))
+    with open(path, 'wb') as file:
+        file.write(header + headers + contents)
+
+
+def _read_xclbin(data: bytes) -> tuple[str, str, bytes, bytes]:
+    """Return the parts of a file of make_xclbin() that drivers read.
+
+    :returns: UUID, interface in _PARTITION_METADATA, _IP_LAYOUT, part for the
+        hardware.
+    """
+    sections: dict[int, bytes] = {}
+    for number in range(struct.unpack_from('<I', data, 448)[0]):
+        kind, offset, size = struct.unpack_from(
+            '<I20xQQ', data, _HEADER_SIZE + 40 * number)
+        sections.setdefault(kind, data[offset:offset + size])
+    return (uuid.UUID(bytes=data[416:432]).hex,
+            sections.get(_PARTITION_METADATA, b'').hex(),
+            sections.get(_IP_LAYOUT, b''),
+            sections.get(_BITSTREAM) or sections.get(_PDI) or b'')

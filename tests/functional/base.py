@@ -39,6 +39,7 @@ from tests.functional import process
 from tests.functional import tables
 from tests import glance_service
 from tests import scheduling as options
+from tests import simulated as kernels
 from tests.unit import host as simulated
 
 CONF = conf.CONF
@@ -634,7 +635,7 @@ class AcceleratorTestBase(cloud.CloudOfClass, base.ServersTestBase):
 
     def simulated(self, host):
         """The same as kernel(), also while nova-compute does not run."""
-        return sim.SimulatedKernel(os.path.join(self.hosts, f'{host}.yaml'))
+        return kernels.Kernel(os.path.join(self.hosts, f'{host}.yaml'))
 
     def forget_functions(self, host):
         """Cards lose their functions, as by a power cut, without a restart of

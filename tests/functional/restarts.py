@@ -28,7 +28,7 @@ class RestartTestBase(operations.OperationsTestBase):
         self.before = self.held(self.server)
         self.assertEqual([('compute1', DISK), ('compute1', VF)],
                          self.before)
-        self.kernel('compute1').write_disk(DISK, SECRET)
+        self.simulated('compute1').write_disk(DISK, SECRET)
 
     def start_compute(self, hostname, *args, **kwargs):
         self.flags(enabled_drivers=['dfl', 'nvme'], group='accel')

@@ -45,7 +45,7 @@ class GpuTest(operations.OperationsTestBase):
         self.assertEqual(['nvidia', 'vfio-pci'], self.bound())
         # while the host's driver did not have it
         self.assertEqual([[[GPU, None]], [[SOUND, 'vfio-pci']]], [
-            self.kernel('compute1').resets(a)[-1:] for a in (GPU, SOUND)])
+            self.simulated('compute1').resets(a)[-1:] for a in (GPU, SOUND)])
 
     def test_boot(self):
         inventory, traits, _ = self.start[

@@ -376,7 +376,7 @@ class TransparentTest(TransparentTestBase):
         self.assertNotIn(functions[0], self.hostdevs(self.server))
         # those of the old host were reset for the next server
         self.assertEqual(functions, sorted(
-            a for a, _ in self.kernel(self.source).resets(NIC)))
+            a for a, _ in self.simulated(self.source).resets(NIC)))
         self.delete_all()
 
     def test_fails(self):

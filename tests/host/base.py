@@ -27,6 +27,7 @@ from nova_accel.store import values
 from tests.host import cloud as clouds
 from tests import limits
 from tests import lock_order
+from tests import simulated as kernels
 from tests.unit import host as simulated
 
 #: seconds in which a region is cleaned on a loaded machine
@@ -45,7 +46,7 @@ class Host:
         :param path: description of the simulated host.
         """
         self.directory = directory
-        self.kernel = sim.SimulatedKernel(path)
+        self.kernel = kernels.Kernel(path)
         self.cloud = clouds.Cloud(directory, self.kernel)
         self._taken_elsewhere = taken_elsewhere
 

@@ -19,7 +19,7 @@ from nova_accel.host import kernel as host_kernel
 from nova_accel.host import nvme_admin
 from nova_accel.host import pci
 from nova_accel import model
-from nova_accel.sim import recorder
+from nova_accel.sim import captured
 from nova_accel.store import claim_store
 
 DATA = pathlib.Path(__file__).parents[1] / 'unit/data/machines'
@@ -80,7 +80,7 @@ class RecordedKernel(host_kernel.Kernel):
         if (name.startswith('_') or name in RecordedKernel.__dict__
                 or name in _READS or name not in host_kernel.Kernel.__dict__):
             return value
-        number = errno.ENODATA if name in recorder.QUESTIONS else errno.EROFS
+        number = errno.ENODATA if name in captured.QUESTIONS else errno.EROFS
 
         def refuse(*args, **_):
             raise OSError(number, os.strerror(number), name)

@@ -10,7 +10,7 @@ import openstack
 import openstack.exceptions
 import yaml
 
-from nova_accel.sim import gbs
+from nova_accel import sim
 from tests.lab import machine
 from tests.lab import processes
 
@@ -138,7 +138,7 @@ class Cloud:
         """
         function = function or str(uuid.uuid4())
         with tempfile.NamedTemporaryFile() as file:
-            gbs.make_gbs(file.name, function, kw.pop('interface', INTERFACE),
+            sim.make_gbs(file.name, function, kw.pop('interface', INTERFACE),
                          **kw)
             if cut:
                 with open(file.name, 'r+b') as content:

@@ -36,7 +36,7 @@ from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import privileged
 from nova_accel import privsep  # noqa: F401 (registers its options)
-from nova_accel.sim import gbs
+from nova_accel import sim
 
 ROOM = '/var/tmp/nova_accel'
 #: of include/uapi/linux/fpga-dfl.h: DFL_FPGA_PORT_GET_REGION_INFO, and its
@@ -67,7 +67,7 @@ def bitstream_of_nova(driver, args, interface):
     path = os.path.join(ROOM, 'nobody', 'a.gbs')
     owner = pwd.getpwnam('nobody').pw_uid
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    gbs.make_gbs(path, args.function, interface, size=args.size,
+    sim.make_gbs(path, args.function, interface, size=args.size,
                  payload_interface=args.payload_interface)
     parsed = driver.read_bitstream(path, path)
     os.chown(path, owner, -1)

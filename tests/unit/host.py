@@ -11,6 +11,7 @@ import yaml
 from nova_accel import sim
 from nova_accel.sim import dfl
 from nova_accel.sim import xrt
+from tests import simulated
 
 A = '0000:5e:00.0'
 B = '0000:81:00.0'
@@ -56,7 +57,7 @@ class SimulatedHost(fixtures.Fixture):
         self.directory = self.useFixture(fixtures.TempDir()).path
         self.path = os.path.join(self.directory, 'host.yaml')
         self.describe()
-        self.kernel = sim.SimulatedKernel(self.path)
+        self.kernel = simulated.Kernel(self.path)
 
     def describe(self, **kinds):
         """Change what the description has, as with another kernel."""

@@ -23,8 +23,6 @@ from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel import sim
 from nova_accel.sim import captured
-from nova_accel.sim import recorder
-from nova_accel.sim import redaction
 from nova_accel.sim import tree as sysfs
 from tests.unit import commands
 from tests.unit.host import A, B, SimulatedHost
@@ -160,7 +158,7 @@ class PlayTest(CaptureTestCase):
         root = os.path.join(self.directory, 'sys')
         _write(self.host.kernel._tree(), root)
         kernel = host_kernel.Kernel(root)
-        recorded = recorder.Recorder(kernel)
+        recorded = captured.Recorder(kernel)
         there = dfl.DflDriver(recorded).discover()
         path = os.path.join(self.directory, 'played.yaml')
         with open(path, 'w') as file:
@@ -225,7 +223,7 @@ class PlayTest(CaptureTestCase):
         before = set(os.listdir(self.host.directory))
         self.capture()
         kernel = sim.open_host(self.file)
-        for kernel in (recorder.Recorder(self.host.kernel), kernel):
+        for kernel in (captured.Recorder(self.host.kernel), kernel):
             for refused in (lambda: kernel.set_numvfs(A, 1),
                             lambda: kernel.rebind(A, 'vfio-pci')):
                 error = self.assertRaises(OSError, refused)
@@ -270,7 +268,7 @@ class RedactionTest(CaptureTestCase):
         self.assertNotEqual(there, here)
 
     def test_stand_ins(self):
-        stand_ins = redaction.Redaction(['compute1.example.org'])
+        stand_ins = captured.Redaction(['compute1.example.org'])
         stand_ins.learn({'b': {'serial': ' AB-12345 ', 'serialnum': '0000'},
                          'a': {'serial': '7', 'serial_num': 'unknown'},
                          'c': {'serial': 'AB-12345', 'unique_id': '0x12ab9'},
@@ -307,7 +305,7 @@ class RefusedTest(CaptureTestCase):
             raise RuntimeError('no privileged process')
         self.describe(nvmes=[{'address': '0000:01:00.0'}])
         self.host.kernel.read_signatures = fails
-        recorded = recorder.Recorder(self.host.kernel)
+        recorded = captured.Recorder(self.host.kernel)
         self.assertRaises(RuntimeError, recorded.read_signatures, A)
         self.assertEqual({f'read_signatures {A}'}, recorded.denied)
 

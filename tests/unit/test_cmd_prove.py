@@ -19,6 +19,7 @@ from nova_accel.drivers import gpu
 from nova_accel.host import pci
 from nova_accel import sim
 from nova_accel.store import values
+from tests import simulated
 from tests.unit import commands
 from tests.unit.host import A, B, FUNCTION, OTHER, SHELL
 from tests.unit.claims import claim
@@ -53,7 +54,7 @@ class ProveTest(commands.StoreCommandTestCase):
                        include_devices='address=*',
                        bitstream_cache=f'{self.directory}/cache',
                        **(options or {}))
-        self.kernel = sim.SimulatedKernel(path)
+        self.kernel = simulated.Kernel(path)
         store = self.open_store()
         # nova-compute has compared the host with Placement and libvirt
         store.settle([values.EVERYTHING])

@@ -22,6 +22,7 @@ from nova_accel import sim
 from nova_accel import testing
 from nova_accel.testing import promises
 from tests import acme
+from tests import simulated
 from tests.unit.host import A, B, FUNCTION, INTERFACE, OTHER, SHELL
 
 
@@ -80,10 +81,12 @@ class NvmeTest(testing.DriverTestCase):
               'health': {'warning': 4}, 'attributes': {'state': 'EIO'}}
 
     def soil(self, handle):
-        self.kernel.write_disk(handle.address, 'of a server')
+        simulated.Kernel.write_disk(
+            self.kernel, handle.address, 'of a server')
 
     def remains(self, handle):
-        return self.LEAVES if self.kernel.data_of_disk(handle.address) else ()
+        return self.LEAVES if simulated.Kernel.data_of_disk(
+            self.kernel, handle.address) else ()
 
 
 class VgpuTest(testing.DriverTestCase):

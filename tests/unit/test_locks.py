@@ -21,7 +21,7 @@ OTHERS = {
     'locks.py': 'the one place',
     'scheduler/fault.py': 'a semaphore, which is taken with a time limit',
     'sim/kernel.py': 'its lock also locks a file for other processes',
-    'sim/recorder.py': 'a command records alone',
+    'sim/captured.py': 'a command records alone',
     'virt/cloud.py': "Nova's lock, of which Nova decides",
 }
 #: methods that wait for as long as no limit is given

@@ -34,9 +34,9 @@ next, 11-0 feature id. All registers are 64 bits, little endian
       +0x20  a word of the card's memory; 0 after the PR of a payload that
              clears memory
 
-A pushed bitstream is the payload of what nova_accel.sim.gbs writes: AFU id and
-interface id, 16 bytes little endian each. If the interface id is the one that
-this card accepts, the port's AFU id becomes the other; if not, the engine
+A pushed bitstream is the payload of what nova_accel.sim.make_gbs() writes: AFU
+id and interface id, 16 bytes little endian each. If the interface id is the one
+that this card accepts, the port's AFU id becomes the other; if not, the engine
 reports "incompatible", as for a file pushed with its header. A reset of the
 function keeps the AFU; a new client finds a power-cycled card. After the ids a
 payload may say that it clears the memory of the card.
