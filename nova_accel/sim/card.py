@@ -10,6 +10,8 @@ Another package can provide a kind by an entry point (description.NAMESPACE).
 import contextlib
 import dataclasses
 import errno
+import functools
+import time
 import typing
 from typing import ClassVar
 
@@ -18,6 +20,8 @@ from nova_accel.sim import tree as sysfs
 
 #: seconds between two polls of a blocking operation
 TICK = 0.02
+#: time of the end of an operation that hangs
+NEVER = 1e12
 #: the state of cards and kernel, see SimulatedKernel
 State = dict[str, typing.Any]
 #: as Card.KEYS: of all kinds of cards; of kinds whose ids are described
@@ -483,6 +487,20 @@ class Host:
     timed: dict[str, Card] = dataclasses.field(default_factory=dict)
 
 
+def blocking(operation):
+    """Decorate an operation that gets the description and the state to change,
+    and is repeated while it raises BlockingIOError. Changes of each try are
+    stored."""
+    @functools.wraps(operation)
+    def until_it_ends(self, *args, **kwargs):
+        while True:
+            with self._update() as (host, state), contextlib.suppress(
+                    BlockingIOError):
+                return operation(self, host, state, *args, **kwargs)
+            time.sleep(TICK)
+    return until_it_ends
+
+
 class Operations:
     """The methods of SimulatedKernel that the operations of each kind of cards
     need."""
@@ -508,3 +526,19 @@ class Operations:
         :raises OSError: ENODEV if no card has this function.
         """
         raise NotImplementedError
+
+    def _await_program(self, found, seconds: float) -> None:
+        """Wait until a card is programmed, or for the end of the fault hang.
+
+        :param seconds: the time that programming the card takes.
+        """
+        while True:
+            time.sleep(min(seconds, TICK))
+            mine = self._look()[1]['cards'][found.address]
+            if not mine['program']:
+                return
+            if (mine['program']['until'] == NEVER
+                    and found.faulty(mine).get('hang') != 'program'):
+                with self._update() as (_, state):
+                    state['cards'][found.address]['program'].update(
+                        until=time.time())

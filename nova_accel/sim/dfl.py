@@ -41,7 +41,6 @@ _GUID = b'XeonFPGA\xb7GBSv001'
 #: marker in a payload, after the two UUIDs
 _CLEARS_MEMORY = b'clears memory'
 _ALL_ONES = 'f' * 32
-_NEVER = 1e12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +205,7 @@ class DflCard(card.Card):
         if error == 'timeout':
             seconds = self.timeout_seconds
         if faults.get('hang') == 'program':
-            error, seconds = 'timeout', _NEVER
+            error, seconds = 'timeout', card.NEVER
         return error, seconds
 
     # Sysfs
@@ -307,35 +306,32 @@ class DflOperations(card.Operations):
             clears = file.read(len(_CLEARS_MEMORY)) == _CLEARS_MEMORY
         if size == 0 or offset + size > os.path.getsize(path):
             raise sysfs.error(errno.EINVAL, path)
-        while True:
-            with self._update() as (host, state):
-                found = self._bound_card(host, state, pf, port)
-                mine = state['cards'][pf]
-                faults = found.faulty(mine)
-                if faults.get('busy'):
-                    raise sysfs.error(errno.EBUSY, pf)
-                if not mine['program']:
-                    error, seconds = found.outcome(mine, faults,
-                                                   payload[:size])
-                    _begin(mine, port, payload, error, time.time() + seconds,
-                           ['memory'] * clears)
-                    break
-            # the kernel holds a mutex of the FME during a programming
-            time.sleep(card.TICK)
-        while True:
-            time.sleep(min(seconds, card.TICK))
-            _, state = self._look()
-            mine = state['cards'][pf]
-            if not mine['program']:
-                break
-            if (mine['program']['until'] == _NEVER
-                    and found.faulty(mine).get('hang') != 'program'):
-                with self._update() as (_, state):
-                    state['cards'][pf]['program']['until'] = time.time()
-        if error == 'timeout':
-            raise sysfs.error(errno.ETIMEDOUT, pf)
+        found, error, seconds = self._begin_program(
+            pf, port, payload, size, ['memory'] * clears)
+        self._await_program(found, seconds)
         if error:
-            raise sysfs.error(errno.EIO, pf)
+            raise sysfs.error(
+                errno.ETIMEDOUT if error == 'timeout' else errno.EIO, pf)
+
+    @card.blocking
+    def _begin_program(self, host, state, pf, port, payload, size, clears):
+        """Return (card, name of the error or None, seconds until the end)."""
+        found, mine = self._bound_card(host, state, pf, port)
+        faults = found.faulty(mine)
+        if faults.get('busy'):
+            raise sysfs.error(errno.EBUSY, pf)
+        if mine['program']:
+            # the kernel holds a mutex of the FME during a programming
+            raise BlockingIOError
+        error, seconds = found.outcome(mine, faults, payload[:size])
+        disabled = mine['disabled']
+        disabled[str(port)] = disabled.get(str(port), 0) + 1
+        mine.update(manager='write', status=[], program={
+            'port': port, 'until': min(time.time() + seconds, card.NEVER),
+            'error': error, 'clears': clears,
+            'function': (None if error
+                         else uuid.UUID(bytes_le=payload[:16]).hex)})
+        return found, error, seconds
 
     def clear_dfl_port_errors(self, function, port):
         with self._update() as (host, state):
@@ -383,17 +379,15 @@ class DflOperations(card.Operations):
     def release_dfl_port(self, pf, port):
         # dfl_fpga_cdev_release_port() in dfl.c
         with self._update() as (host, state):
-            self._bound_card(host, state, pf, port)
-            released = state['cards'][pf]['released']
-            if port in released:
+            _, mine = self._bound_card(host, state, pf, port)
+            if port in mine['released']:
                 raise sysfs.error(errno.EBUSY, f'port {port} of {pf}')
-            released.append(port)
+            mine['released'].append(port)
 
     def assign_dfl_port(self, pf, port):
         # dfl_fpga_cdev_assign_port() in dfl.c
         with self._update() as (host, state):
-            self._bound_card(host, state, pf, port)
-            mine = state['cards'][pf]
+            _, mine = self._bound_card(host, state, pf, port)
             if (port not in mine['released']
                     or port in [vf['port'] for vf in mine['vfs']]):
                 raise sysfs.error(errno.EBUSY, f'port {port} of {pf}')
@@ -401,26 +395,15 @@ class DflOperations(card.Operations):
             # Linux 6.12 recreates the port's device without a driver
             mine['lost'].append(port)
 
-    @staticmethod
-    def _bound_card(host, state, pf, port):
-        found = host.cards.get(pf)
-        if (not isinstance(found, DflCard)
-                or found.faulty(state['cards'][pf]).get('vanish')
-                or state['cards'][pf]['driver'] != 'dfl-pci'):
+    def _bound_card(self, host, state, pf, port):
+        """Return (card, its state) of a physical function with the port."""
+        found, mine, vf = self._owner(host, state, pf)
+        if (not isinstance(found, DflCard) or vf is not None
+                or mine['driver'] != 'dfl-pci'):
             raise sysfs.error(errno.ENODEV, pf)
         if not 0 <= port < found.ports:
             raise sysfs.error(errno.EINVAL, f'port {port} of {pf}')
-        return found
-
-
-def _begin(mine, port, payload, error, until, clears):
-    disabled = mine['disabled']
-    disabled[str(port)] = disabled.get(str(port), 0) + 1
-    mine.update(manager='write', status=[], program={
-        'port': port, 'until': min(until, _NEVER), 'error': error,
-        'clears': clears,
-        'function': (None if error
-                     else uuid.UUID(bytes_le=payload[:16]).hex)})
+        return found, mine
 
 
 def make_gbs(path: str, function: str, interface: str, size: int = 4096,

@@ -138,13 +138,10 @@ class SimulatedKernel(sysfs.Reads,
 
     # Operations, see Kernel
 
-    def call(self, operation, function, *args):
-        while True:
-            with self._update() as (host, state):
-                card, mine, vf = self._owner(host, state, function)
-                with contextlib.suppress(BlockingIOError):
-                    return card.operate(mine, vf, operation.__name__, *args)
-            time.sleep(cards.TICK)
+    @cards.blocking
+    def call(self, host, state, operation, function, *args):
+        card, mine, vf = self._owner(host, state, function)
+        return card.operate(mine, vf, operation.__name__, *args)
 
     def rebind(self, function, driver, by=None):
         self._bind(function, driver)
@@ -214,70 +211,66 @@ class SimulatedKernel(sysfs.Reads,
                 if member in state['guests']]
         return found
 
-    def reset_function(self, function, hot=False):
+    @cards.blocking
+    def reset_function(self, host, state, function, hot=False):
         """Reset a function, as Kernel.reset_function().
 
         :param hot: whether to do VFIO's hot reset, which resets the bus.
         """
-        while True:
-            with self._update() as (host, state):
-                card, mine, vf = self._owner(host, state, function)
-                if (card.faulty(mine).get('reset') != 'hang'
-                        and function not in state['unbinding']):
-                    method = mine.get('reset_method')
-                    mine['reset_method'] = 'bus' if hot else method
-                    card.reset(mine, vf)
-                    mine['reset_method'] = method
-                    if function in state['guests']:
-                        # reset_store() in pci/pci-sysfs.c does not check it
-                        state['disturbed'].append(function)
-                    return
-            time.sleep(cards.TICK)
+        card, mine, vf = self._owner(host, state, function)
+        if (card.faulty(mine).get('reset') == 'hang'
+                or function in state['unbinding']):
+            raise BlockingIOError
+        method = mine.get('reset_method')
+        mine['reset_method'] = 'bus' if hot else method
+        card.reset(mine, vf)
+        mine['reset_method'] = method
+        if function in state['guests']:
+            # reset_store() in pci/pci-sysfs.c does not check it
+            state['disturbed'].append(function)
 
-    def set_numvfs(self, pf, count, probe=True):
-        while True:
-            with self._update() as (host, state):
-                card, mine, vf = self._owner(host, state, pf)
-                if vf is not None:
-                    raise sysfs.error(errno.ENOENT, pf)
-                card.check_vfs(mine, count)
-                refused = card.faulty(mine).get('vfs')
-                if count and refused:
-                    raise sysfs.error(getattr(errno, refused), pf)
-                if count and mine['driver'] in _OWN_VFS:
-                    # it has no sriov_configure (sriov_numvfs_store() in
-                    # pci/iov.c)
-                    raise sysfs.error(errno.ENOENT, pf)
-                if count:
-                    mine['autoprobe'] = probe
-                if count == len(mine['vfs']):
-                    return
-                if count and mine['vfs']:
-                    raise sysfs.error(errno.EBUSY, pf)
-                if count or not _held(card, mine, state):
-                    mine['vfs'] = []
-                    if count:
-                        card.make_vfs(state, mine, count)
-                        for made in mine['vfs'] * (not probe):
-                            # pci_device_can_probe() in pci-driver.c
-                            made['driver'] = None
-                    return
-            # vfio_unregister_group_dev() waits until no guest has a VF
-            time.sleep(cards.TICK)
+    @cards.blocking
+    def set_numvfs(self, host, state, pf, count, probe=True):
+        card, mine, vf = self._owner(host, state, pf)
+        if vf is not None:
+            raise sysfs.error(errno.ENOENT, pf)
+        card.check_vfs(mine, count)
+        if not count:
+            self._wait_for_guests(card, mine, state)
+            mine['vfs'] = []
+            return
+        refused = card.faulty(mine).get('vfs')
+        if refused:
+            raise sysfs.error(getattr(errno, refused), pf)
+        if mine['driver'] in _OWN_VFS:
+            # it has no sriov_configure (sriov_numvfs_store() in pci/iov.c)
+            raise sysfs.error(errno.ENOENT, pf)
+        mine['autoprobe'] = probe
+        if count == len(mine['vfs']):
+            return
+        if mine['vfs']:
+            raise sysfs.error(errno.EBUSY, pf)
+        card.make_vfs(state, mine, count)
+        for made in mine['vfs'] * (not probe):
+            # pci_device_can_probe() in pci-driver.c
+            made['driver'] = None
 
-    def write_attribute(self, function, attribute, value, by=None):
-        while True:
-            with self._update() as (host, state):
-                card, mine, vf = self._owner(host, state, function)
-                if attribute == 'reset_method':
-                    mine[attribute] = '' if value == 'default' else value
-                    return
-                if not (card.ends_vfs(attribute, value)
-                        and _held(card, mine, state)):
-                    card.write(mine, vf, attribute, value)
-                    return
-            # as in set_numvfs()
-            time.sleep(cards.TICK)
+    @staticmethod
+    def _wait_for_guests(card, mine, state):
+        # vfio_unregister_group_dev() waits until no guest has a VF
+        if mine['vfs'] and _held(card, mine, state):
+            raise BlockingIOError
+
+    @cards.blocking
+    def write_attribute(self, host, state, function, attribute, value,
+                        by=None):
+        card, mine, vf = self._owner(host, state, function)
+        if attribute == 'reset_method':
+            mine[attribute] = '' if value == 'default' else value
+            return
+        if card.ends_vfs(attribute, value):
+            self._wait_for_guests(card, mine, state)
+        card.write(mine, vf, attribute, value)
 
     @staticmethod
     def _owner(host, state, function) -> tuple[
@@ -377,7 +370,10 @@ class SimulatedKernel(sysfs.Reads,
         taken: list[str] = []
         try:
             for address in addresses:
-                self._guest_takes(address, guest)
+                self._guest_takes(
+                    address, guest, os.path.basename(sysfs.find(
+                        self._tree(), f'{_PCI}/{address}')[0].get(
+                            'driver', '')))
                 taken.append(address)
         except OSError:
             for address in taken:
@@ -394,22 +390,18 @@ class SimulatedKernel(sysfs.Reads,
                     raise sysfs.error(errno.EPERM,
                                       f'the IOMMU group of {address}')
 
-    def _guest_takes(self, address, guest):
-        bound = os.path.basename(sysfs.find(
-            self._tree(), f'{_PCI}/{address}')[0].get('driver', ''))
-        while True:
-            with self._update() as (host, state):
-                if address in state['guests']:
-                    raise sysfs.error(errno.EBUSY, address)
-                driver = (bound if sysfs.is_for_vfio(bound) else self._owner(
-                    host, state, address)[0].vfio_driver)
-                if self._rebind(host, state, address, driver):
-                    state['guests'].append(address)
-                    state['opened'][address] = guest
-                    if sysfs.is_for_vfio(bound):
-                        state['stay'].append(address)
-                    return
-            time.sleep(cards.TICK)
+    @cards.blocking
+    def _guest_takes(self, host, state, address, guest, bound):
+        if address in state['guests']:
+            raise sysfs.error(errno.EBUSY, address)
+        driver = bound if sysfs.is_for_vfio(bound) else self._owner(
+            host, state, address)[0].vfio_driver
+        if not self._rebind(host, state, address, driver):
+            raise BlockingIOError
+        state['guests'].append(address)
+        state['opened'][address] = guest
+        if sysfs.is_for_vfio(bound):
+            state['stay'].append(address)
 
     def guest_returns(self, address: str) -> None:
         """Take a function from a guest, as libvirt does when the guest ends.

@@ -394,30 +394,26 @@ class NvmeOperations(card.Operations):
         if mine['sanitize']['state'] in ('running', 'failed'):
             raise sysfs.error(errno.EIO, function)
 
-    def format_nvme(self, function, formats=()):
-        while True:
-            with self._update() as (host, state):
-                found, mine, faults = self._nvme(host, state, function,
-                                                 hold=True)
-                if faults.get('format') == 'unsupported':
-                    raise sysfs.error(errno.EOPNOTSUPP, function)
-                if not all(n[3] for n in mine['namespaces']):
-                    raise sysfs.error(errno.EBUSY, function)
-                if faults.get('format') == 'refused':
-                    raise sysfs.error(errno.EIO, function)
-                self._check_sanitize(mine, function)
-                if formats and len(formats) != len(mine['namespaces']):
-                    raise sysfs.error(errno.EINVAL, function)
-                if faults.get('hang') != 'format':
-                    for there, wanted in zip(mine['namespaces'], formats,
-                                             strict=False):
-                        size = there[0] * there[1]
-                        there[:3] = [size // wanted.block_size,
-                                     *self._block_format(wanted, function)]
-                    if found.allocated(mine) == found.capacity():
-                        _erase(mine)
-                    return
-            time.sleep(card.TICK)
+    @card.blocking
+    def format_nvme(self, host, state, function, formats=()):
+        found, mine, faults = self._nvme(host, state, function, hold=True)
+        if faults.get('format') == 'unsupported':
+            raise sysfs.error(errno.EOPNOTSUPP, function)
+        if not all(n[3] for n in mine['namespaces']):
+            raise sysfs.error(errno.EBUSY, function)
+        if faults.get('format') == 'refused':
+            raise sysfs.error(errno.EIO, function)
+        self._check_sanitize(mine, function)
+        if formats and len(formats) != len(mine['namespaces']):
+            raise sysfs.error(errno.EINVAL, function)
+        if faults.get('hang') == 'format':
+            raise BlockingIOError
+        for there, wanted in zip(mine['namespaces'], formats, strict=False):
+            size = there[0] * there[1]
+            there[:3] = [size // wanted.block_size,
+                         *self._block_format(wanted, function)]
+        if found.allocated(mine) == found.capacity():
+            _erase(mine)
 
     @staticmethod
     def _block_format(wanted, function):
@@ -471,20 +467,22 @@ class NvmeOperations(card.Operations):
             _set_online(secondary, False)
             if found.formats_all:
                 raise sysfs.error(errno.EOPNOTSUPP, pf)
-        while True:
-            with self._update() as (host, state):
-                _, mine, faults, _ = self._secondary(host, state, pf, vf)
-                if faults.get('format'):
-                    raise sysfs.error(
-                        errno.EIO if faults['format'] == 'refused'
-                        else errno.EOPNOTSUPP, pf)
-                if faults.get('hang') != 'format':
-                    if found.vf_namespaces:
-                        mine['vf_data'].pop(str(vf), None)
-                        # the namespace was attached to the PF meanwhile
-                        mine['shared'].pop(str(vf), None)
-                    return found.vf_namespaces
-            time.sleep(card.TICK)
+        self._format_vf(pf, vf)
+        return found.vf_namespaces
+
+    @card.blocking
+    def _format_vf(self, host, state, pf, vf):
+        found, mine, faults, _ = self._secondary(host, state, pf, vf)
+        if faults.get('format'):
+            raise sysfs.error(
+                errno.EIO if faults['format'] == 'refused'
+                else errno.EOPNOTSUPP, pf)
+        if faults.get('hang') == 'format':
+            raise BlockingIOError
+        if found.vf_namespaces:
+            mine['vf_data'].pop(str(vf), None)
+            # the namespace was attached to the PF meanwhile
+            mine['shared'].pop(str(vf), None)
 
     def reset_nvme_vf(self, pf, vf, queues, interrupts):
         with self._update() as (host, state):

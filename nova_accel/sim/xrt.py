@@ -33,7 +33,6 @@ DEFAULT_INTERFACES = ('d5a7ee9a4b5c4e6b8a6c3f1f2b0c9d10',
                       '862c7020a250293e32036f19956669e5')
 _MAILBOX = 'config_mailbox_channel_disable'
 _FETCH = 'config_xclbin_change'
-_NEVER = 1e12
 #: errno of programmings that leave the card unchanged
 _REFUSALS = ('EBUSY', 'EINVAL', 'ENOENT', 'EOPNOTSUPP')
 
@@ -291,42 +290,26 @@ class XrtOperations(card.Operations):
                 or not data.startswith(_MAGIC)
                 or struct.unpack_from('<Q', data, 304)[0] != len(data)):
             raise sysfs.error(errno.EINVAL, function)
-        uuid_, interface, layout, payload = _read_xclbin(data)
-        while True:
-            with self._update() as (host, state):
-                found = host.cards.get(function)
-                if (not isinstance(found, XrtCard) or not found.flashed
-                        or found.faulty(state['cards'][function]).get('vanish')
-                        or state['cards'][function]['driver'] != 'xclmgmt'):
-                    raise sysfs.error(errno.ENODEV, function)
-                mine = state['cards'][function]
-                if not mine['program']:
-                    error = self._begin_xclbin(
-                        found, mine, interface, payload,
-                        {'function': uuid_, 'layout': layout.hex()})
-                    break
-            # the driver holds a mutex of the card during a programming
-            time.sleep(card.TICK)
-        while True:
-            _, state = self._look()
-            program = state['cards'][function]['program']
-            if not program:
-                break
-            if (program['until'] == _NEVER and found.faulty(
-                    state['cards'][function]).get('hang') != 'program'):
-                with self._update() as (_, state):
-                    state['cards'][function]['program']['until'] = time.time()
-            time.sleep(min(found.programming_seconds, card.TICK))
+        found, error = self._begin_xclbin(function, *_read_xclbin(data))
+        self._await_program(found, found.programming_seconds)
         if error:
-            raise sysfs.error(error, function)
+            raise sysfs.error(getattr(errno, error), function)
 
-    @staticmethod
-    def _begin_xclbin(found, mine, interface, payload, loaded):
-        """Begin to program. Return the errno with which programming will end,
-        or None if it will succeed.
+    @card.blocking
+    def _begin_xclbin(self, host, state, function, uuid_, interface, layout,
+                      payload):
+        """Begin to program. Return the card and the error with which
+        programming will end, or None if it will succeed.
 
         :raises OSError: the file is refused before the card is touched.
         """
+        found, mine, vf = self._owner(host, state, function)
+        if (not isinstance(found, XrtCard) or not found.flashed
+                or vf is not None or mine['driver'] != 'xclmgmt'):
+            raise sysfs.error(errno.ENODEV, function)
+        if mine['program']:
+            # the driver holds a mutex of the card during a programming
+            raise BlockingIOError
         faults = found.faulty(mine)
         name = faults.get('program_error')
         # the kernel accepts files without an interface and ignores files
@@ -342,10 +325,11 @@ class XrtOperations(card.Operations):
             name = 'ETIMEDOUT'
         mine['loaded'] = None
         mine['program'] = {
-            'until': _NEVER if hangs
+            'until': card.NEVER if hangs
             else time.time() + found.programming_seconds,
-            'loaded': None if name or not payload else loaded}
-        return getattr(errno, name) if name else None
+            'loaded': None if name or not payload else {
+                'function': uuid_, 'layout': layout.hex()}}
+        return found, name
 
 
 def make_xclbin(path: str, function: str, interface: str, size: int = 4096,
@@ -355,14 +339,14 @@ def make_xclbin(path: str, function: str, interface: str, size: int = 4096,
                 platform: str = 'xilinx:u250:gen3x16:1.0') -> None:
     """Write an xclbin file for programming a simulated card.
 
-    Only the section _IP_LAYOUT is realistic. _PARTITION_METADATA, a device tree
+    Only the section IP_LAYOUT is realistic. PARTITION_METADATA, a device tree
     in real files, contains only the interface UUID.
 
     :param function: UUID of the xclbin.
     :param interface: UUID of the shell, in the header.
     :param size: length of the part for the hardware, in bytes.
     :param kernels: names of kernels, each with one instance.
-    :param payload_interface: UUID in _PARTITION_METADATA, if it differs.
+    :param payload_interface: UUID in PARTITION_METADATA, if it differs.
     :param stripped: whether to omit the part for the hardware.
     :param versal: whether the part for the hardware is a PDI.
     :raises ValueError: a UUID is malformed.
@@ -394,7 +378,7 @@ def make_xclbin(path: str, function: str, interface: str, size: int = 4096,
 def _read_xclbin(data: bytes) -> tuple[str, str, bytes, bytes]:
     """Return the parts of a file of make_xclbin() that drivers read.
 
-    :returns: UUID, interface in _PARTITION_METADATA, _IP_LAYOUT, part for the
+    :returns: UUID, interface in PARTITION_METADATA, IP_LAYOUT, part for the
         hardware.
     """
     sections: dict[int, bytes] = {}
