@@ -30,8 +30,7 @@ from nova_accel import request
 from nova_accel.scheduler import candidates
 from nova_accel import service_user
 from nova_accel.virt import consumers
-from nova_accel.virt import guest as guest_devices
-from nova_accel.virt import guest_claims
+from nova_accel.virt import guest as guest_xml
 
 LOG = logging.getLogger(__name__)
 #: seconds for each answer of Nova's API
@@ -65,7 +64,7 @@ class NovaCloud:
         self._driver = driver
         self._by_iommufd = by_iommufd
         #: devices in guest XML and in running guests
-        self.hostdevs = guest_devices.Hostdevs(driver._set_managed_mode)
+        self.hostdevs = guest_xml.Hostdevs(driver._set_managed_mode)
         self._consumers = consumers.Consumers(
             lambda url, version: self._listed(self._get(url, version)),
             self._allocations_of, self._copy_of)
@@ -491,22 +490,22 @@ class NovaCloud:
                     only_running=only_running)}
 
     def carried(self):
-        return {guest.uuid: guest_claims.read(xml)
+        return {guest.uuid: guest_xml.read_claims(xml)
                 for guest, xml in self._xml_of_guests()}
 
     def _xml_of_guests(self):
         for guest in self._driver._host.list_guests(only_running=False):
-            if xml := guest_devices.xml_of(guest):
+            if xml := guest_xml.xml_of(guest):
                 yield guest, xml
 
     def carry(self, instance_uuid, text):
         with contextlib.suppress(nova_exception.InstanceNotFound):
-            guest_claims.write(self._guest(instance_uuid), text)
+            guest_xml.write_claims(self._guest(instance_uuid), text)
 
     def paused(self, uuids):
         return {guest.uuid for guest in (self._driver._host.list_guests(
                     only_running=True) if uuids else ())
-                if guest.uuid in uuids and guest_devices.is_paused(guest)}
+                if guest.uuid in uuids and guest_xml.is_paused(guest)}
 
     def detach(self, instance_uuid, handles):
         self.hostdevs.detach(self._guest(instance_uuid), handles)
@@ -524,7 +523,7 @@ class NovaCloud:
                 self._describe(instance_uuid)
 
     def without_iommufd(self, instance_uuid, addresses):
-        return guest_devices.without_iommufd(
+        return guest_xml.without_iommufd(
             self._guest(instance_uuid).get_xml_desc(), addresses)
 
     def _describe(self, instance_uuid):

@@ -27,11 +27,10 @@ from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
 from nova_accel import service
-from nova_accel.virt import address_space
 from nova_accel.virt import cloud
 from nova_accel.virt import conflicts
 from nova_accel.virt import errors
-from nova_accel.virt import guest_claims
+from nova_accel.virt import guest as guest_xml
 from nova_accel.virt import guest_devices
 from nova_accel.virt import guest_nodes
 from nova_accel.virt import live_migration
@@ -288,12 +287,12 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
                 self.parts.descriptions.numa_nodes(instance.uuid),
                 self.live_migrations.by_iommufd(
                     instance.uuid, lambda: instance))
-            address_space.make_room(
+            guest_xml.make_room(
                 guest, handles, self.parts.kernel,
                 self.capabilities['supports_address_space_emulated'],
                 is_new=instance.vm_state == vm_states.BUILDING)
         if text := self.parts.carrying.text_of(instance.uuid):
-            guest.metadata.append(guest_claims.Claims(text))
+            guest.metadata.append(guest_xml.Claims(text))
         return guest
 
     def _build_device_metadata(self, context, instance):

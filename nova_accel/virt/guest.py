@@ -1,10 +1,16 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Attach hostdevs to new guest XML and to running guests.
+"""Accelerators in new guest XML and in running guests.
+
+A guest gets hostdevs, and address bits for large devices (see
+nova_accel.host.address_space). Its metadata has the claims of its server as an
+element of our own namespace: libvirt keeps <metadata> unchanged, and no guest
+can reach it. Nova writes its own element there, and leaves others alone
+(Guest.set_metadata, 31 to 34).
 
 XML is of Nova's config classes, and guests are nova.virt.libvirt.guest.Guest.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import time
 
 from lxml import etree
@@ -12,14 +18,22 @@ from nova.virt.libvirt import config
 from nova.virt.libvirt import driver as libvirt_driver
 
 from nova_accel import exception
+from nova_accel.host import address_space
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.virt import errors
 from nova_accel.virt import expanders
+
+LOG = logging.getLogger(__name__)
 
 #: seconds that a guest may take to release a device
 _DETACH_SECONDS = 20
 #: VIR_DOMAIN_PAUSED_UNKNOWN of virDomainPausedReason
 _UNKNOWN = 0
+#: the element with claims
+NAMESPACE = 'http://nova-accel/xmlns/claims/1'
+PREFIX = 'accel'
+_TAG = 'claims'
 
 
 class Hostdevs:
@@ -171,8 +185,7 @@ def without_iommufd(xml: str, addresses: Iterable[str]) -> set[str]:
     :param xml: XML of a running guest, from libvirt.
     """
     return set(addresses) - {
-        pci_address(*(source.get(part, '0') for part in (
-            'domain', 'bus', 'slot', 'function')))
+        address_of(source)
         for hostdev in etree.fromstring(xml).iterfind('./devices/hostdev')
         if hostdev.find("./driver[@iommufd='yes']") is not None
         and (source := hostdev.find('./source/address')) is not None}
@@ -230,15 +243,128 @@ def _address(device) -> str:
     if isinstance(device, config.LibvirtConfigGuestHostdevMDEV):
         return device.uuid
     if isinstance(device, config.LibvirtConfigGuestHostdevPCI):
-        return pci_address(
+        return _pci_address(
             device.domain, device.bus, device.slot, device.function)
     return ''
 
 
-def pci_address(*parts: str) -> str:
-    """Return a PCI address as in model.AttachHandle.
+def address_of(element: etree._Element) -> str:
+    """Return a PCI address in XML of libvirt, as in model.AttachHandle."""
+    return _pci_address(*(element.get(part, '0') for part in (
+        'domain', 'bus', 'slot', 'function')))
 
-    :param parts: domain, bus, slot and function as libvirt writes them.
-    """
+
+def _pci_address(*parts: str) -> str:
     return '{:04x}:{:02x}:{:02x}.{:x}'.format(*(
         int(part, 16) for part in parts))
+
+
+# Address bits
+
+def make_room(xml, handles: Iterable[model.AttachHandle], kernel,
+              can_emulate: bool, is_new: bool) -> None:
+    """Ensure that a guest can address each of its devices.
+
+    :param xml: Nova's LibvirtConfigGuest.
+    :param can_emulate: whether libvirt and QEMU can emulate address bits
+        (libvirt 8.7).
+    :param is_new: whether the server is being built. An existing server starts
+        in any case, and the log explains which devices are missing.
+    :raises DeviceUnavailable: a new guest could not address a device.
+    """
+    problem = _widen(
+        xml, [address_space.largest(kernel, function)
+              for handle in handles if handle.type is model.HandleType.PCI
+              for function in handle.functions],
+        kernel.physical_address_bits(), can_emulate)
+    if problem and is_new:
+        raise exception.DeviceUnavailable(
+            f'A guest would not see all of its devices: {problem}. Use a '
+            f'flavor with less memory, fewer devices, or more '
+            f'hw:maxphysaddr_bits.')
+    if problem:
+        LOG.warning(
+            'The guest of server %s does not see all of its devices: %s. '
+            'Resize it to a flavor with less memory, fewer devices, or more '
+            'hw:maxphysaddr_bits.', xml.uuid, problem)
+
+
+def _widen(xml, sizes: Sequence[int], host_bits: int | None,
+           can_emulate: bool) -> str:
+    """Give a guest as many address bits as its host has if its devices need
+    them, unless its flavor or image specifies the address bits.
+
+    Nova has written hw:maxphysaddr_mode and hw:maxphysaddr_bits into xml.cpu
+    (_get_guest_cpu_config_maxphysaddr() of its driver, Nova 27 and later).
+    Mode emulate works with each CPU model, mode passthrough only with the
+    host's.
+
+    :param xml: Nova's LibvirtConfigGuest.
+    :param sizes: the largest region of each device that the guest gets.
+    :param host_bits: address bits of the host's CPU, None if unknown.
+    :param can_emulate: see make_room().
+    :returns: why a device will be unusable, as a clause; '' if all are usable.
+    """
+    if not host_bits or max(sizes, default=0) < address_space.LARGE:
+        return ''
+    cpu = xml.cpu
+    bits: int | None = address_space.DEFAULT_BITS
+    # QEMU could emulate others without KVM, but no real guest runs so
+    if cpu is not None and xml.virt_type == 'kvm':
+        asked = cpu.maxphysaddr
+        bits = address_space.guest_bits(
+            host_bits, cpu.mode, asked and asked.mode,
+            asked and asked.bits)
+        if bits is None and can_emulate:
+            cpu.maxphysaddr = config.LibvirtConfigGuestCPUMaxPhysAddr()
+            cpu.maxphysaddr.mode = 'emulate'
+            cpu.maxphysaddr.bits = bits = host_bits
+    return address_space.unseen((xml.memory or 0) << 10, sizes,
+                                bits or address_space.DEFAULT_BITS)
+
+
+# Claims
+
+class Claims(config.LibvirtConfigObject):
+    """The element with the claims in new guest XML."""
+
+    def __init__(self, text: str):
+        super().__init__(root_name=_TAG, ns_prefix=PREFIX, ns_uri=NAMESPACE)
+        self._text = text
+
+    def format_dom(self):
+        element = super().format_dom()
+        element.text = self._text
+        return element
+
+
+def read_claims(xml: str) -> str:
+    """Return the text in the metadata of a guest, or '' if they have no text.
+
+    :param xml: XML of the guest, from libvirt.
+    """
+    return etree.fromstring(xml).findtext(
+        f'./metadata/{{{NAMESPACE}}}{_TAG}') or ''
+
+
+def write_claims(guest, text: str) -> None:
+    """Write the text into the metadata of a guest: of the running guest and of
+    its definition.
+
+    :param guest: nova.virt.libvirt.guest.Guest
+    :param text: '' removes the element.
+    :raises libvirt.libvirtError: libvirt refuses.
+    """
+    libvirt = libvirt_driver.libvirt
+    flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+    if guest.is_active():
+        flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE
+    element = None
+    if text:
+        # libvirt puts it into the namespace (virXMLInjectNamespace)
+        found = etree.Element(_TAG)
+        found.text = text
+        element = etree.tostring(found, encoding='unicode')
+    guest._domain.setMetadata(
+        libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, PREFIX, NAMESPACE,
+        flags)

@@ -11,7 +11,7 @@ from nova.virt.libvirt import driver as libvirt_driver
 
 from nova_accel.attach import carried
 from nova_accel import model
-from nova_accel.virt import guest_claims
+from nova_accel.virt import guest as guests
 from tests.functional import base
 from tests.functional import cloud
 
@@ -136,7 +136,7 @@ class OperationsTestBase(base.AcceleratorTestBase):
             return sorted((c.uuid, c.handle.address, c.consumer_uuid,
                            c.restore_bitstream or '', c.driver_memory)
                           for c in claims)
-        text = guest_claims.read(self.domain_on(host, server).XMLDesc(0))
+        text = guests.read_claims(self.domain_on(host, server).XMLDesc(0))
         return said(
             c for c in self.claims(host) if c.instance_uuid == server['id']
             and c.state is not model.ClaimState.DELETING), said(

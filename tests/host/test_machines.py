@@ -19,7 +19,7 @@ from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
 from nova_accel.sim import captured
-from nova_accel.virt import nccl
+from nova_accel.virt import guest_devices
 from tests.host import machines
 from tests.unit import configured
 
@@ -235,13 +235,14 @@ class SlotLinkTest(configured.TestCase):
 
     def test_in_the_file_of_nccl(self):
         self.start('Navi')
-        places = [nccl.Place(self.GPU, f'0000:0{n}:00.0', -1) for n in (1, 2)]
-        self.assertIn('<pci busid="0000:01:00.0"/>', nccl.topology(
+        places = [guest_devices.Place(self.GPU, f'0000:0{n}:00.0', -1)
+                  for n in (1, 2)]
+        self.assertIn('<pci busid="0000:01:00.0"/>', guest_devices.topology(
             self.machine.kernel, places))
         self.machine.write(self.UP, max_link_speed='32.0 GT/s PCIe')
         self.assertIn(
             '<pci busid="0000:02:00.0" link_width="16" '
-            'link_speed="32.0 GT/s PCIe"/>', nccl.topology(
+            'link_speed="32.0 GT/s PCIe"/>', guest_devices.topology(
                 self.machine.kernel, places))
 
 

@@ -13,7 +13,7 @@ from nova_accel.drivers import gpu_products
 from nova_accel import exception
 from nova_accel.host import address_space as host_address_space
 from nova_accel import model
-from nova_accel.virt import address_space
+from nova_accel.virt import guest
 from tests.unit.host import A, B, SimulatedHost
 
 GIB = 1 << 30
@@ -133,7 +133,7 @@ class GuestTest(testtools.TestCase):
         if together:
             handles = [dataclasses.replace(
                 handles[0], companions=(B,), parent='0000:01:00.0')]
-        address_space.make_room(
+        guest.make_room(
             self.xml, handles, kernel, can_emulate, is_new)
         found = ElementTree.fromstring(self.xml.to_xml()).find(
             'cpu/maxphysaddr')

@@ -14,7 +14,6 @@ import testtools
 
 from nova_accel.host import pci
 from nova_accel.virt import guest_devices
-from nova_accel.virt import nccl
 from tests.unit.host import SimulatedHost
 
 ROOT, PORT, UP = 'pci0000:17', '0000:17:01.0', '0000:18:00.0'
@@ -169,8 +168,9 @@ class TopologyTest(testtools.TestCase):
         self.kernel = self.useFixture(SimulatedHost(gpus=devices)).kernel
         guest = {device['address']: f'0000:{n:02x}:00.0'
                  for n, device in enumerate(devices, 1)}
-        return nccl.topology(self.kernel, [
-            nccl.Place(host, place, nodes[host] if nodes else nccl.NO_NODE)
+        return guest_devices.topology(self.kernel, [
+            guest_devices.Place(host, place, nodes[host] if nodes
+                                else guest_devices.NO_NODE)
             for host, place in guest.items()]), guest
 
     def test_brute_force(self):
@@ -221,9 +221,9 @@ class TopologyTest(testtools.TestCase):
                 # NCCL takes what it does not read for 16 lanes of 8 GT/s
                 ('16', 'Unknown', (None, None))):
             of_port.update(max_link_width=width, max_link_speed=speed)
-            text = nccl.topology(kernel, [
-                nccl.Place(NEAR, '0000:01:00.0', -1),
-                nccl.Place(NEAR_TOO, '0000:02:00.0', -1)])
+            text = guest_devices.topology(kernel, [
+                guest_devices.Place(NEAR, '0000:01:00.0', -1),
+                guest_devices.Place(NEAR_TOO, '0000:02:00.0', -1)])
             _, _, ((_, _, ((_, switch, _),)),) = parsed(text)
             self.assertEqual(link, (switch.get('link_width'),
                                     switch.get('link_speed')))
@@ -237,9 +237,9 @@ class TopologyTest(testtools.TestCase):
             self.kernel.set_fault(
                 address, attributes={'max_link_speed': '32.0 GT/s PCIe'},
                 port={'max_link_speed': at_port})
-            text = nccl.topology(self.kernel, [
-                nccl.Place(address, '0000:01:00.0', -1),
-                nccl.Place(address, '0000:02:00.0', -1)])
+            text = guest_devices.topology(self.kernel, [
+                guest_devices.Place(address, '0000:01:00.0', -1),
+                guest_devices.Place(address, '0000:02:00.0', -1)])
             _, _, ((_, _, ((_, _, ((_, found, _), _)),)),) = parsed(text)
             self.assertEqual(link, (found.get('link_width'),
                                     found.get('link_speed')))
@@ -251,18 +251,20 @@ class TopologyTest(testtools.TestCase):
             {'address': NEAR, 'bridges': [ROOT]},
             {'address': FAR, 'bridges': [ROOT]}])[0])
         kernel = self.useFixture(SimulatedHost(gpus=THREE)).kernel
-        self.assertEqual('', nccl.topology(kernel, [nccl.Place(
-            '5c3e8c0e-5b1c-4d0e-9c59-6a3a4d1f2b7a', '0000:01:00.0', -1)]))
+        self.assertEqual('', guest_devices.topology(kernel, [
+            guest_devices.Place('5c3e8c0e-5b1c-4d0e-9c59-6a3a4d1f2b7a',
+                                '0000:01:00.0', -1)]))
 
     def test_more_than_nccl_can_read(self):
         devices = [{'address': f'0000:{bus:02x}:00.{function}',
                     'bridges': [ROOT, PORT, UP, f'0000:19:{bus:02x}.0']}
                    for bus in range(0x1a, 0x1f) for function in range(8)]
-        places = [nccl.Place(device['address'], f'0000:{n:02x}:00.0', -1)
-                  for n, device in enumerate(devices * 4)]
+        places = [
+            guest_devices.Place(device['address'], f'0000:{n:02x}:00.0', -1)
+            for n, device in enumerate(devices * 4)]
         kernel = self.useFixture(SimulatedHost(gpus=devices)).kernel
-        self.assertEqual('', nccl.topology(kernel, places))
-        self.assertNotEqual('', nccl.topology(kernel, places[:100]))
+        self.assertEqual('', guest_devices.topology(kernel, places))
+        self.assertNotEqual('', guest_devices.topology(kernel, places[:100]))
 
 
 class GuestTest(testtools.TestCase):
