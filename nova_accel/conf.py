@@ -13,7 +13,8 @@ GROUP = cfg.OptGroup('accel', title='Accelerators', help="""
 Accelerators, which nova-compute reports, programs and attaches, and
 among which nova-scheduler chooses.""")
 
-COMPUTE_OPTS = [
+#: about devices
+_DEVICE_OPTS = [
     cfg.ListOpt('enabled_drivers', default=[], help="""
 Drivers that find devices on this host, by entry point name in
 nova_accel.drivers, for example ``dfl``. Devices of other drivers are ignored.
@@ -231,7 +232,8 @@ always finds OCP time cards. The clock of a network card is refused. Example:
 ``0000:04:00.0``."""),
 ]
 
-BITSTREAM_OPTS = [
+#: about bitstreams, profiles, requests and scheduling
+_OTHER_OPTS = [
     cfg.StrOpt('bitstream_cache', default='$state_path/accel_bitstreams',
                help="""
 Directory for bitstreams that nova-compute has downloaded from Glance."""),
@@ -247,24 +249,18 @@ are removed first, but none that a server of the host uses."""),
     cfg.IntOpt('bitstream_max_size', default=1024, min=1, help="""
 Size limit of a bitstream in MiB. Larger images are refused."""),
     cfg.IntOpt('glance_timeout', default=60, min=1, help="""
-Seconds to wait for each response of Glance."""), ]
-
-PROFILE_OPTS = [
+Seconds to wait for each response of Glance."""),
     cfg.StrOpt('device_profiles', default='/etc/nova/device_profiles',
                help="""
 A YAML file of device profiles, or a directory with such files (``*.yaml`` and
 ``*.yml``). nova-api reads it when a server is created or resized with a flavor
 that has ``accel:device_profile``; a changed file takes effect at the next
 request. If a file is malformed, nova-api logs its name and continues to use
-its last valid profiles."""), ]
-
-API_OPTS = [
+its last valid profiles."""),
     cfg.BoolOpt('allow_snapshot_boot', default=False, help="""
 Allow the creation of servers with accelerators from a snapshot of a server
 with accelerators, although the software in the snapshot may expect another
-function than that of the new flavor. Read by nova-api."""), ]
-
-SCHEDULER_OPTS = [
+function than that of the new flavor. Read by nova-api."""),
     cfg.FloatOpt('weight_multiplier', default=10.0, help="""
 Multiplier of the weight of AcceleratorWeigher (loaded functions, free devices)
 against Nova's own weights. ``accel_weight_multiplier`` in the metadata of an
@@ -280,12 +276,11 @@ own weights of RAM, CPU, disk and I/O, but not the requests of the flavor or a
 server group of the tenant. ``accel:packing`` in a flavor takes precedence.
 Read by nova-scheduler."""), ]
 
-ALL_OPTS = [*COMPUTE_OPTS, *BITSTREAM_OPTS, *PROFILE_OPTS, *API_OPTS,
-            *SCHEDULER_OPTS]
+ALL_OPTS = [*_DEVICE_OPTS, *_OTHER_OPTS]
 
 #: options that a capture contains; the others are about paths on the host, or
 #: about OpenStack
-CAPTURED_OPTS = [option for option in COMPUTE_OPTS
+CAPTURED_OPTS = [option for option in _DEVICE_OPTS
                  if option.name not in ('simulated_host', 'owner_trait')]
 
 CONF = cfg.CONF

@@ -15,7 +15,8 @@ Beside ``groups`` it may have ``accel:numa_affinity`` and ``accel:same``, which
 apply to the whole server.
 
 A profile is a macro of the flavor: expand() writes its groups as granular
-request groups. Only nova-api reads profiles.
+request groups. Only nova-api reads profiles. It refuses flavors whose groups
+cannot be satisfied (check_groups()).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -375,3 +376,56 @@ def _granular(groups: Iterable[Mapping[str, str]],
             for number in range(amount):
                 yield (f'{request.PROFILE_GROUP}{index}_{number}',
                        {**group, fpgas: '1'})
+
+
+def check_groups(extra_specs: Mapping[str, str]) -> None:
+    """Check that each group of a flavor has the device whose traits it
+    requires.
+
+    Placement satisfies the resources and traits of a numbered group from one
+    provider. Hence no host fits a group that requires a trait of a device, but
+    not the device. Flavors of existing servers are not checked.
+
+    :param extra_specs: extra specs of a flavor, with its profile expanded.
+    :raises InvalidRequest: a required trait is not in the group of its device,
+        or a numbered group has traits but no resources.
+    """
+    groups = request.groups(extra_specs)
+    # suffix of a group -> its accelerator classes
+    homes = {suffix: classes for suffix, group in groups.items()
+             if (classes := naming.accelerators(group.resources))}
+    if not homes:
+        return
+    for suffix, group in sorted(groups.items()):
+        if suffix in homes or any(
+                map(naming.is_our_class, group.resources)):
+            continue
+        for trait in sorted(group.required):
+            home = _home(trait, homes)
+            if home is not None:
+                raise exception.InvalidRequest(
+                    f'trait{suffix}:{trait} is not in the group of a device '
+                    f'that can have it, and no host can satisfy that: write '
+                    f'trait{home}:{trait}, as resources{home}:'
+                    f'{min(homes[home])} has it.')
+        named = sorted(group.required | group.forbidden)
+        if suffix and named and not group.resources:
+            home = min(homes)
+            raise exception.InvalidRequest(
+                f'trait{suffix}:{named[0]} is in a group without resources, '
+                f'which no host can satisfy: write trait{home}:{named[0]} for '
+                f'the device of resources{home}:{min(homes[home])}, or remove '
+                f'it.')
+
+
+def _home(trait: str, homes: Mapping[str, Mapping[str, int]]) -> str | None:
+    """Return the suffix of the first group whose devices can have a trait.
+    Return None if no such group exists.
+
+    :param homes: suffix of a group -> its accelerator classes.
+    """
+    for suffix, classes in sorted(homes.items()):
+        if any(naming.is_of_device(trait, naming.type_of(name))
+               for name in classes):
+            return suffix
+    return None

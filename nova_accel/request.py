@@ -346,6 +346,14 @@ def parse(extra_specs: Mapping[str, str]) -> list[AcceleratorRequest]:
     return requests
 
 
+def is_plain(extra_specs: Mapping[str, str]) -> bool:
+    """Return whether a flavor has no key that could request accelerators, in
+    any spelling."""
+    return not any(key.startswith(
+        ('accel', 'resources', 'function', 'bitstream'))
+        for key in extra_specs)
+
+
 def groups(extra_specs: Mapping[str, str]) -> dict[str, Group]:
     """Return all request groups of a flavor, as Nova passes them to Placement.
     Groups without accelerators are included.
@@ -363,8 +371,11 @@ def _group(suffix, resources, trait) -> Group:
         {name: 0 if str(amount).strip() == '0'
          else _amount(suffix, name, amount)
          for name, amount in resources.items()},
-        frozenset(t for t, value in trait.items() if value == 'required'),
-        frozenset(t for t, value in trait.items() if value == 'forbidden'))
+        _traits(trait, 'required'), _traits(trait, 'forbidden'))
+
+
+def _traits(trait, value) -> frozenset[str]:
+    return frozenset(name for name, found in trait.items() if found == value)
 
 
 def _groups(extra_specs) -> dict:
@@ -543,10 +554,8 @@ def _parse_group(group, resources, trait, accel) -> list[AcceleratorRequest]:
         plain = AcceleratorRequest(
             group=group, resource_class=name,
             amount=_amount(group, name, resources[name]),
-            required=frozenset(
-                t for t, v in trait.items() if v == 'required'),
-            forbidden=frozenset(
-                t for t, v in trait.items() if v == 'forbidden'),
+            required=_traits(trait, 'required'),
+            forbidden=_traits(trait, 'forbidden'),
             memory=memory, runtime_programming=runtime, prefer=prefer,
             driver_keys={found[1]: str(value) for key, value in accel.items()
                          if (found := _DRIVER_KEY.fullmatch(key))})

@@ -24,7 +24,6 @@ from oslo_limit import limit
 
 from nova_accel import conf
 from nova_accel import exception
-from nova_accel import grouping
 from nova_accel import log as logging
 from nova_accel import profiles
 from nova_accel import request
@@ -41,8 +40,6 @@ _rebuilding: contextvars.ContextVar = contextvars.ContextVar(
     'nova_accel_rebuilding', default=None)
 _store = profiles.ProfileStore()
 _REPORT = '%(what)s could not be read: report this error to nova_accel.'
-#: prefixes of the keys of flavors with accelerators, in all spellings
-_OURS = ('accel', 'resources', 'function', 'bitstream')
 
 
 def expand_flavor(flavor):
@@ -57,13 +54,14 @@ def expand_flavor(flavor):
     """
     try:
         specs = profiles.expand(flavor.extra_specs, _store.get)
-        grouping.check(specs)
+        profiles.check_groups(specs)
     except exception.AcceleratorError as error:
         raise nova_exception.InvalidRequest(exception.for_owner_and_log(
             error, LOG.warning, f'The flavor {flavor.name}')) from error
     except Exception:
         LOG.exception(_REPORT, {'what': f'The flavor {flavor.name}'})
-        if _is_plain(flavor):
+        # an error of nova_accel must not affect flavors without accelerators
+        if request.is_plain(flavor.extra_specs):
             return flavor
         raise nova_exception.InvalidRequest(
             f'The accelerators of the flavor {flavor.name} cannot be read: '
@@ -302,15 +300,7 @@ def _has_accelerators(flavor):
         return True
     except Exception:
         LOG.exception(_REPORT, {'what': f'The flavor {flavor.name}'})
-        return not _is_plain(flavor)
-
-
-def _is_plain(flavor):
-    """Return whether a flavor has no key that could request accelerators.
-
-    Used after an error of nova_accel, which must not affect such a flavor.
-    """
-    return not any(key.startswith(_OURS) for key in flavor.extra_specs)
+        return not request.is_plain(flavor.extra_specs)
 
 
 def wrapped() -> dict:

@@ -18,7 +18,6 @@ from nova_accel.cmd import cloud
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel import exception
-from nova_accel import grouping
 from nova_accel.host import domains
 from nova_accel import naming
 from nova_accel import near
@@ -364,7 +363,7 @@ def _traits_of_flavors():
     for flavor in listed:
         try:
             requests = request.parse(flavor['extra_specs'])
-            grouping.check(flavor['extra_specs'])
+            profiles.check_groups(flavor['extra_specs'])
         except exception.AcceleratorError as error:
             found, remedy = split(str(error))
             yield Line(WARNING, f'nova-api refuses servers of the flavor '

@@ -20,7 +20,6 @@ from nova_accel.cmd import output
 from nova_accel import conf
 from nova_accel import demand
 from nova_accel import exception
-from nova_accel import grouping
 from nova_accel import model
 from nova_accel import naming
 from nova_accel import near
@@ -124,7 +123,7 @@ class Question(capacity.Wanted):
         :raises NotThere: the flavor has no accelerators.
         """
         question = cls.of_any(flavor, properties)
-        grouping.check(question.extra_specs)
+        profiles.check_groups(question.extra_specs)
         if not question.requests:
             raise exception.NotThere(
                 f'The flavor {flavor["name"]} asks for no accelerator, and '

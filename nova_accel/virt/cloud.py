@@ -47,8 +47,6 @@ _OPEN = ('migrating', 'post-migrating', 'finished', 'reverting', 'reverted')
 #: fields of Nova's entry of a server that NovaServer reads
 _READ = ['metadata', 'flavor', 'system_metadata']
 _GENERATION = operator.itemgetter('resource_provider_generation')
-#: beginnings of the extra specs that request.parse() reads
-_OURS = ('resources', 'accel', 'function', 'bitstream')
 
 
 class NovaCloud:
@@ -565,7 +563,7 @@ def server_of(instance) -> request.Server:
     """
     # a flavor that is not loaded is not fetched: Nova always loads it
     specs = instance.flavor.extra_specs if 'flavor' in instance else {}
-    if not any(key.startswith(_OURS) for key in specs):
+    if request.is_plain(specs):
         # other fields that Nova may not have loaded are not read either
         return request.Server(instance.uuid, '', {})
     return request.Server(

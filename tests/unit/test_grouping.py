@@ -5,7 +5,7 @@ import ddt
 import testtools
 
 from nova_accel import exception
-from nova_accel import grouping
+from nova_accel import profiles
 
 GPU = 'CUSTOM_ACCELERATOR_GPU'
 L40S = 'CUSTOM_GPU_NVIDIA_L40S'
@@ -38,7 +38,7 @@ class GroupingTest(testtools.TestCase):
     @ddt.unpack
     def test_refused(self, specs, *words):
         error = str(self.assertRaises(
-            exception.InvalidRequest, grouping.check, specs))
+            exception.InvalidRequest, profiles.check_groups, specs))
         for word in words:
             self.assertIn(word, error)
 
@@ -56,4 +56,4 @@ class GroupingTest(testtools.TestCase):
          'trait2:CUSTOM_Y': 'required'},
         {})
     def test_accepted(self, specs):
-        grouping.check(specs)
+        profiles.check_groups(specs)

@@ -239,7 +239,7 @@ class ApiTest(testtools.TestCase):
     #: which catch what fails below them
     DOORS = ('expand_flavor', '_refuse_snapshot', '_check_rebuild',
              '_refuse_confidential',
-             '_check_limit', '_is_plain', 'install', '_create', '_resize',
+             '_check_limit', 'is_plain', 'install', '_create', '_resize',
              '_lookup', '_build_options', '_live_migrate', '_rebuild',
              '_checks', '_unshelve', '_snapshot_volume_backed',
              '_has_accelerators', '_check_live_migration')
