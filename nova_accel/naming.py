@@ -214,8 +214,7 @@ def is_accelerator_class(name: str) -> bool:
 def is_our_class(name: str) -> bool:
     """Return whether nova_accel can report a class, with any value of [accel]
     resource_classes."""
-    return (name.startswith((_CLASS_PREFIX, _MEMORY_PREFIX))
-            or name in _STANDARD.values())
+    return name.startswith(_CLASS_PREFIX) or name in _STANDARD.values()
 
 
 def accelerators(resources: Mapping[str, int]) -> dict[str, int]:
@@ -279,18 +278,18 @@ def function_name_trait(name: str) -> str:
 def function_of(trait: str) -> str | None:
     """Return the function UUID (32 hex digits) in a trait of a function, in
     any of the three spellings. Return None for other traits."""
-    found = _FUNCTION.fullmatch(trait)
-    return model.uuid_hex(found.group(1).replace('_', '-')) if found else None
+    return _uuid_in(_FUNCTION.fullmatch(trait))
+
+
+def _uuid_in(found: re.Match[str] | None) -> str | None:
+    return model.uuid_hex(found[1].replace('_', '-')) if found else None
 
 
 def region_type_of(traits: Iterable[str]) -> str | None:
     """Return the region type (32 hex digits) among the traits of a region, or
     None if no trait shows it."""
-    for trait in traits:
-        found = _REGION_TYPE.fullmatch(trait)
-        if found:
-            return model.uuid_hex(found.group(1).replace('_', '-'))
-    return None
+    return next(filter(None, (
+        _uuid_in(_REGION_TYPE.fullmatch(trait)) for trait in traits)), None)
 
 
 def is_content(trait: str) -> bool:
@@ -307,8 +306,8 @@ def function_name_of(trait: str) -> str | None:
 def bitstream_of(trait: str) -> str | None:
     """Return the id of the Glance image in a trait of bitstream_trait(), or
     None for other traits."""
-    found = re.fullmatch(f'CUSTOM_FPGA_BITSTREAM_({_UUID})', trait)
-    return str(uuid.UUID(found.group(1).replace('_', '-'))) if found else None
+    found = _uuid_in(re.fullmatch(f'CUSTOM_FPGA_BITSTREAM_({_UUID})', trait))
+    return found and str(uuid.UUID(found))
 
 
 def type_of(resource_class: str) -> str:
@@ -399,8 +398,13 @@ def device_trait(type_: str, vendor: str, part: str, of: str) -> str:
     :param of: source of the names, for the error.
     :raises InvalidName: the names cannot become a trait.
     """
-    return _checked('_'.join(('CUSTOM', *(
-        normalize(name, of) for name in (type_, vendor, part)))), of)
+    return _joined(of, type_, vendor, part)
+
+
+def _joined(of: str, *words: str) -> str:
+    """Return the trait CUSTOM_<WORD>_<WORD>..."""
+    return _checked('_'.join((
+        'CUSTOM', *(normalize(word, of) for word in words))), of)
 
 
 def device_traits(device: model.Device) -> set[str]:
@@ -410,13 +414,11 @@ def device_traits(device: model.Device) -> set[str]:
         device.
     """
     of = f'device {device.address}'
-    vendor = normalize(device.vendor, of)
-    base = f'CUSTOM_{normalize(device.type, of)}_{vendor}'
-    traits = {base, CONF.accel.owner_trait, *device.traits}
-    for part in (device.family, device.product):
-        if part:
-            traits.add(f'{base}_{normalize(part, of)}')
-    return {_checked(t, of) for t in traits}
+    kind = device.type, device.vendor
+    return {_joined(of, *kind), CONF.accel.owner_trait, *(
+        _joined(of, *kind, part)
+        for part in (device.family, device.product) if part), *(
+            _checked(trait, of) for trait in device.traits)}
 
 
 def place_traits(device: model.Device) -> set[str]:
@@ -548,9 +550,7 @@ def property_trait(type_: str, *words: str) -> str:
     :raises InvalidName: a word cannot become a trait; the error names the
         type.
     """
-    of = f'a device of the type {type_}'
-    return _checked('_'.join(('CUSTOM', *(
-        normalize(word, of) for word in (type_, *words)))), of)
+    return _joined(f'a device of the type {type_}', type_, *words)
 
 
 def vgpu_trait(vendor: str, product_id: str, title: str) -> str:
@@ -562,12 +562,9 @@ def vgpu_trait(vendor: str, product_id: str, title: str) -> str:
         vendor name, and has '_' for characters other than A-Z and 0-9.
     :raises InvalidName: title has no usable character.
     """
-    of = f'the vGPU type {title!r}'
     words = re.sub('[^A-Z0-9]+', '_', title.upper()).strip('_')
-    words = words.removeprefix(f'{vendor.upper()}_')
-    return _checked('_'.join((
-        'CUSTOM', normalize(vendor, of), normalize(product_id, of),
-        normalize(words, of))), of)
+    return _joined(f'the vGPU type {title!r}', vendor, product_id,
+                   words.removeprefix(f'{vendor.upper()}_'))
 
 
 # Providers
