@@ -174,10 +174,12 @@ class NovaCloud:
         return {*self._listed(response)}
 
     def unknown_traits(self, traits):
+        return {*traits} - self._traits('in:' + ','.join(traits))
+
+    def _traits(self, name):
         # 1.6: traits
-        return {*traits} - self._answer(
-            self._get('/traits?name=in:' + ','.join(traits), '1.6'),
-            lambda body: set(body['traits']))
+        return self._answer(self._get(f'/traits?name={name}', '1.6'),
+                            lambda body: set(body['traits']))
 
     def make_trait(self, trait):
         # 1.6: custom traits
@@ -188,9 +190,7 @@ class NovaCloud:
         return response.status_code == 201
 
     def known_traits(self, prefix):
-        return self._answer(
-            self._get(f'/traits?name=startswith:{prefix}', '1.6'),
-            lambda body: set(body['traits']))
+        return self._traits(f'startswith:{prefix}')
 
     def remove_trait(self, trait):
         self._send(self._placement.delete, f'/traits/{trait}', version='1.6')
@@ -336,9 +336,11 @@ class NovaCloud:
         return found
 
     def ask_nova(self, path, body=None):
-        return self._asked(path, lambda nova: _body(
-            nova.get(path, timeout=_NOVA_SECONDS) if body is None
-            else nova.post(path, json=body, timeout=_NOVA_SECONDS)))
+        def ask(nova):
+            answer = (nova.get(path, timeout=_NOVA_SECONDS) if body is None
+                      else nova.post(path, json=body, timeout=_NOVA_SECONDS))
+            return answer.json() if answer.content else {}
+        return self._asked(path, ask)
 
     def _asked(self, what, ask):
         asked = f'Nova was asked for {what}, and'
@@ -369,8 +371,7 @@ class NovaCloud:
     def servers(self, uuids):
         instances = objects.InstanceList.get_by_filters(
             self.admin_context(),
-            {'uuid': list(uuids), 'deleted': False,
-             'host': self._driver.virtapi._compute.host},
+            {'uuid': list(uuids), 'deleted': False, 'host': self.host},
             expected_attrs=_READ, use_slave=False)
         return [NovaServer(instance) for instance in instances]
 
@@ -449,10 +450,9 @@ class NovaCloud:
                 return
 
     def notify(self, event, payload):
-        host = self._driver.virtapi._compute.host
         # rpc.get_notifier() warns of events that are not Nova's
-        rpc.LEGACY_NOTIFIER.prepare(publisher_id=f'compute.{host}').info(
-            self.admin_context(), event, {'host': host, **payload})
+        rpc.LEGACY_NOTIFIER.prepare(publisher_id=f'compute.{self.host}').info(
+            self.admin_context(), event, {'host': self.host, **payload})
 
     def change_metadata(self, instance, changes):
         """Change the metadata of a server in the database and in ``instance``,
@@ -489,12 +489,8 @@ class NovaCloud:
 
     def carried(self):
         return {guest.uuid: guest_xml.read_claims(xml)
-                for guest, xml in self._xml_of_guests()}
-
-    def _xml_of_guests(self):
-        for guest in self._driver._host.list_guests(only_running=False):
-            if xml := guest_xml.xml_of(guest):
-                yield guest, xml
+                for guest in self._driver._host.list_guests(only_running=False)
+                if (xml := guest_xml.xml_of(guest))}
 
     def carry(self, instance_uuid, text):
         with contextlib.suppress(nova_exception.InstanceNotFound):
@@ -614,11 +610,6 @@ def migration_of(context, instance):
     # a resize to another cell
     return objects.Migration.get_by_instance_and_status(
         context, instance.uuid, 'migrating')
-
-
-def _body(response) -> dict:
-    """Return the JSON of an answer of Nova's API, which may be empty."""
-    return response.json() if response.content else {}
 
 
 def _short(error) -> str:

@@ -147,12 +147,6 @@ class Builds:
         """
         return self._contexts.get(instance.uuid)
 
-    def may_go_elsewhere(self, instance) -> bool:
-        """Return whether a build may be retried on another host. A rebuild
-        must not be retried: the server would be ACTIVE without a guest."""
-        return (instance.task_state == task_states.SPAWNING
-                and instance.uuid not in self._last_hosts)
-
     @contextlib.contextmanager
     def translated(self, instance, has_accelerators=lambda: False):
         """Translate errors of nova_accel that the context raises. Nova then
@@ -166,7 +160,10 @@ class Builds:
         try:
             yield
         except exception.AcceleratorError as error:
-            if error.elsewhere and self.may_go_elsewhere(instance):
+            # a rebuild must not be retried: the server would be ACTIVE without
+            # a guest
+            if (error.elsewhere and instance.uuid not in self._last_hosts
+                    and instance.task_state == task_states.SPAWNING):
                 raise nova_exception.ComputeResourcesUnavailable(
                     reason=fault(error, instance)) from error
             raise BuildRefused(instance_uuid=instance.uuid,
