@@ -83,24 +83,22 @@ class Mapping:
 
     def sequence(self, key):
         """Remove a key with a list of mappings, and yield the mappings."""
-        node = self.items.pop(key, None)
-        if node is None:
-            return
-        if not isinstance(node, yaml.SequenceNode):
-            raise self.error(key, node, 'is not a list')
-        for number, item in enumerate(node.value):
+        for number, item in enumerate(self._pop(
+                key, yaml.SequenceNode, 'is not a list')):
             yield Mapping(self.path, item, f'{key}[{number}]')
 
     def pairs(self, key):
         """Remove a key whose value is a mapping with any keys. Yield (name,
         value, YAML node of the name) for each."""
-        node = self.items.pop(key, None)
-        if node is None:
-            return
-        if not isinstance(node, yaml.MappingNode):
-            raise self.error(key, node, 'is not a mapping of keys to values')
-        for name, value in node.value:
+        for name, value in self._pop(key, yaml.MappingNode,
+                                     'is not a mapping of keys to values'):
             yield name.value, plain(value), name
+
+    def _pop(self, key, kind, problem):
+        node = self.items.pop(key, None)
+        if node is not None and not isinstance(node, kind):
+            raise self.error(key, node, problem)
+        return node.value if node else ()
 
     def claim(self, used, addresses):
         for address in addresses:

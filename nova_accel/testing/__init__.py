@@ -6,10 +6,10 @@ its cards; ``python -m unittest`` runs it. Each failure names the method and the
 sentence of nova_accel.drivers.base that the driver violates.
 """
 
-from nova_accel.testing import regions
+from nova_accel.testing import servers
 
 
-class DriverTestCase(regions.RegionTests):
+class DriverTestCase(servers.RegionTests):
     """The contract of drivers, as tests."""
 
 
