@@ -84,6 +84,7 @@ _PORT_RESET = 0xb640
 #: type of a Device Feature Header (drivers/fpga/dfl.h of Linux)
 _DFH_TYPE_AFU = 1
 _NVME = re.compile('nvme[0-9]+')
+_TIMECARD = re.compile('ocp[0-9]+')
 _METHOD = re.compile('crypto|block|overwrite')
 _NAMESPACE = re.compile('[0-9]{1,19}x[0-9]{3,10}([+][0-9]{1,5})?')
 #: seconds for reading a few blocks; a disk may need as long to fail
@@ -97,6 +98,9 @@ _MAX_NAMESPACES = 1024
 _MAX_RESOURCES = 0xffff
 #: ida_alloc() of Linux gives groups their numbers
 _MAX_GROUP = 0x7fffffff
+#: errors of a disk whose controller failed, which a reset may recover, and of
+#: one without a node
+_DEAD = errno.ENXIO, errno.ENODEV, errno.ENOENT, errno.EIO
 #: milliseconds, an hour
 _LONGEST_WATCH = 3_600_000
 #: device number of /dev/nvidia<minor>
@@ -327,7 +331,7 @@ def set_numvfs(pf: str, count: int, probe: bool = True) -> None:
     check_number('count', count, MAX_VFS)
     device = f'{SYS}/bus/pci/devices/{pf}'
     with _disks_held(*(os.path.basename(os.path.realpath(vf)) for vf
-                       in glob.glob(f'{device}/virtfn*'))):
+                       in glob.glob(f'{device}/virtfn*')), skipped=_DEAD):
         if count:
             # Linux before 4.12 does not have it
             with contextlib.suppress(FileNotFoundError):
@@ -351,10 +355,14 @@ def write(function: str, attribute: str, value: str,
         otherwise as the kernel does.
     """
     check_function(function)
+    _check_value(attribute, value, writable)
+    _write(f'{SYS}/bus/pci/devices/{function}/{attribute}', value)
+
+
+def _check_value(attribute, value, writable):
     if (attribute not in writable or not isinstance(value, str)
             or not re.fullmatch(writable[attribute], value)):
         raise _invalid(f'a value for {attribute!r}', value)
-    _write(f'{SYS}/bus/pci/devices/{function}/{attribute}', value)
 
 
 @privsep.ctx.entrypoint
@@ -463,8 +471,8 @@ def check_disks(function: str) -> None:
     :raises OSError: EBUSY when a disk is held.
     """
     check_function(function)
-    with contextlib.ExitStack() as stack:
-        _hold_disks(function, stack)
+    with _disks_held(function):
+        pass
 
 
 @privsep.ctx.entrypoint
@@ -523,11 +531,10 @@ def reset_nvme(function: str) -> None:
         ENETRESET when the controller does not come back.
     """
     check_function(function)
-    found = _controllers(function)
-    if len(found) != 1:
-        raise OSError(errno.ENODEV, f'{function} shows no such device')
-    with _disks_held(function):
-        _write(f'{found[0]}/reset_controller', '1')
+    controller = _only(f'{SYS}/bus/pci/devices/{function}/nvme/nvme*', _NVME,
+                       function)
+    with _disks_held(function, skipped=_DEAD):
+        _write(f'{controller}/reset_controller', '1')
 
 
 @privsep.disks.entrypoint
@@ -657,13 +664,13 @@ def format_nvme_vf(pf: str, vf: int) -> int:
         as read_nvme().
     """
     check_number('VF', vf, MAX_VFS)
-    with _controller(pf) as fd, contextlib.ExitStack() as stack:
+    with _controller(pf) as fd:
         controller = _secondary(fd, pf, vf)
         namespaces = nvme_admin.private_namespaces(fd, pf, controller)
         # namespaces that are attached to the PF as well
-        _hold_disks(pf, stack, {str(number) for number in namespaces})
-        nvme_admin.set_offline(fd, controller)
-        nvme_admin.format_of_secondary(fd, pf, namespaces)
+        with _disks_held(pf, namespaces={str(n) for n in namespaces}):
+            nvme_admin.set_offline(fd, controller)
+            nvme_admin.format_of_secondary(fd, pf, namespaces)
         return len(namespaces)
 
 
@@ -695,12 +702,6 @@ def _secondary(fd, pf, vf) -> int:
                                 f'{vf}')
 
 
-def _controllers(function) -> list[str]:
-    return [path for path in glob.glob(
-                f'{SYS}/bus/pci/devices/{function}/nvme/nvme*')
-            if _NVME.fullmatch(os.path.basename(path))]
-
-
 @contextlib.contextmanager
 def _controller(function, hold=False):
     """Open the NVMe controller of a function, and yield its file descriptor.
@@ -710,11 +711,10 @@ def _controller(function, hold=False):
     :raises OSError: EBUSY if a disk is used, otherwise as device_node().
     """
     check_function(function)
-    with contextlib.ExitStack() as stack:
-        if hold:
-            _hold_disks(function, stack)
-        yield stack.enter_context(device_node(
-            f'{SYS}/bus/pci/devices/{function}/nvme/nvme*', _NVME, function))
+    with (_disks_held(*(function,) * hold),
+          device_node(f'{SYS}/bus/pci/devices/{function}/nvme/nvme*', _NVME,
+                      function) as fd):
+        yield fd
 
 
 def _check_namespaces(texts) -> list[nvme_admin.Namespace]:
@@ -725,43 +725,31 @@ def _check_namespaces(texts) -> list[nvme_admin.Namespace]:
     return [nvme_admin.Namespace.parse(text) for text in texts]
 
 
-#: errors of a disk whose controller failed, which a reset may recover, and of
-#: one without a node
-_DEAD = errno.ENXIO, errno.ENODEV, errno.ENOENT, errno.EIO
-
-
 @contextlib.contextmanager
-def _disks_held(*functions):
+def _disks_held(*functions, namespaces=None, skipped=()):
     """Keep the disks of functions open exclusively, inside the context.
 
-    The caller unbinds or resets these functions. Hence not even
+    The caller unbinds, resets or erases these functions. Hence not even
     a bug of nova-compute removes a disk under a file system.
 
-    :raises OSError: EBUSY if a disk is used.
+    :param namespaces: see _open_disks().
+    :param skipped: see _open_disks().
+    :raises OSError: EBUSY if a disk, or a part of it, is mounted or otherwise
+        held.
     """
     with contextlib.ExitStack() as stack:
         for function in functions:
-            _open_disks(function, stack, os.O_RDONLY | os.O_EXCL,
-                        skipped=_DEAD)
+            _open_disks(function, stack, os.O_RDONLY | os.O_EXCL, namespaces,
+                        skipped)
         yield
-
-
-def _hold_disks(function, stack, namespaces=None):
-    """Open each disk of a function exclusively, until ``stack`` is closed.
-
-    :param namespaces: numbers of the only NVMe namespaces whose disks are
-        opened, or None for all disks.
-    :raises OSError: EBUSY when a disk, or a part of it, is mounted or
-        otherwise held.
-    """
-    _open_disks(function, stack, os.O_RDONLY | os.O_EXCL, namespaces)
 
 
 def _open_disks(function, stack, flags, namespaces=None, skipped=(),
                 ) -> dict[str, int]:
     """Open each disk of a function, until ``stack`` is closed.
 
-    :param namespaces: see _hold_disks().
+    :param namespaces: numbers of the only NVMe namespaces whose disks are
+        opened, or None for all disks.
     :param skipped: errno values of open(), with which a disk is left out.
     :returns: name of the disk -> file descriptor.
     """
@@ -839,6 +827,15 @@ def _fme(pf):
         f'{SYS}/bus/pci/devices/{pf}/fpga_region/region*/dfl-fme.*', _FME, pf)
 
 
+def _only(pattern, name, of) -> str:
+    """Return the only path that matches; see device_node()."""
+    found = [path for path in glob.glob(pattern)
+             if name.fullmatch(os.path.basename(path))]
+    if len(found) != 1:
+        raise OSError(errno.ENODEV, f'{of} shows no such device')
+    return found[0]
+
+
 @contextlib.contextmanager
 def device_node(pattern: str, name: re.Pattern, of: str,
                 kind: Callable[[int], bool] = stat.S_ISCHR,
@@ -856,16 +853,13 @@ def device_node(pattern: str, name: re.Pattern, of: str,
     :raises OSError: ENODEV when not exactly one device matches, or the node is
         that of another device.
     """
-    found = [path for path in glob.glob(pattern)
-             if name.fullmatch(os.path.basename(path))]
-    if len(found) != 1:
-        raise OSError(errno.ENODEV, f'{of} shows no such device')
-    fd = os.open(f'{DEV}/{os.path.basename(found[0])}',
+    found = _only(pattern, name, of)
+    fd = os.open(f'{DEV}/{os.path.basename(found)}',
                  flags | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         node = os.fstat(fd)
         number = f'{os.major(node.st_rdev)}:{os.minor(node.st_rdev)}'
-        if not kind(node.st_mode) or number != _read(f'{found[0]}/dev'):
+        if not kind(node.st_mode) or number != _read(f'{found}/dev'):
             raise OSError(errno.ENODEV, f'the node of a device of {of} is '
                                         f'another device')
         yield fd
@@ -1022,7 +1016,7 @@ def reset_function(function: str) -> None:
         when the device failed.
     """
     check_function(function)
-    with _disks_held(function):
+    with _disks_held(function, skipped=_DEAD):
         _write(f'{SYS}/bus/pci/devices/{function}/reset', '1')
 
 
@@ -1079,7 +1073,7 @@ def _unbind(function):
     drivers/base/power/sysfs.c takes this lock before it refuses the text.
     """
     device = f'{SYS}/bus/pci/devices/{function}'
-    with _disks_held(function):
+    with _disks_held(function, skipped=_DEAD):
         if os.path.exists(f'{device}/driver'):
             _write(f'{device}/driver/unbind', function)
         else:
@@ -1109,11 +1103,8 @@ def write_timecard(function: str, attribute: str, value: str) -> None:
         EOPNOTSUPP for a connector that cannot be changed.
     """
     check_function(function)
-    if (attribute not in TIMECARD_WRITABLE or not isinstance(value, str)
-            or not re.fullmatch(TIMECARD_WRITABLE[attribute], value)):
-        raise _invalid(f'a value for {attribute!r}', value)
+    _check_value(attribute, value, TIMECARD_WRITABLE)
     # the number in ocp<n> changes each time the driver is bound
-    found = glob.glob(f'{SYS}/bus/pci/devices/{function}/timecard/ocp*')
-    if len(found) != 1:
-        raise OSError(errno.ENODEV, f'{function} shows no time card')
-    _write(f'{found[0]}/{attribute}', value)
+    card = _only(f'{SYS}/bus/pci/devices/{function}/timecard/ocp*',
+                 _TIMECARD, function)
+    _write(f'{card}/{attribute}', value)

@@ -4,7 +4,6 @@
 sysfs and /dev are directories here, and the process is this one.
 """
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -722,9 +721,7 @@ class Privileged(configured.TestCase):
             return os.dup(0)
         self.useFixture(fixtures.MonkeyPatch(
             'nova_accel.host.privileged.os.open', refuse))
-        with contextlib.ExitStack() as stack:
-            error = self.assertRaises(
-                OSError, privileged._hold_disks, PF, stack)
+        error = self.assertRaises(OSError, self.kernel.check_disks, PF)
         self.assertEqual(errno.EBUSY, error.errno)
         self.assertEqual([f'{self.root}/dev/nvme0n1'], opened)
 
@@ -774,13 +771,12 @@ class Privileged(configured.TestCase):
             self.write(f'{self.root}/sys/{place}/nvme0n{number}/nsid',
                        f'{number}\n')
         for number in (1, 2):
-            with contextlib.ExitStack() as stack:
-                error = self.assertRaises(
-                    OSError, privileged._hold_disks, PF, stack, {str(number)})
+            held = privileged._disks_held(PF, namespaces={str(number)})
+            error = self.assertRaises(OSError, held.__enter__)
             self.assertEqual(f'{self.root}/dev/nvme0n{number}',
                              error.filename)
-        with contextlib.ExitStack() as stack:
-            privileged._hold_disks(PF, stack, {'3'})
+        with privileged._disks_held(PF, namespaces={'3'}):
+            pass
 
     def test_reset_of_an_nvme_controller(self):
         reset = f'{self.device}/nvme/nvme3/reset_controller'
