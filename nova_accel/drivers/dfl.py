@@ -33,6 +33,7 @@ from nova_accel.drivers import pci_rule
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.health import signals
+from nova_accel.host import limited
 from nova_accel.host import pci
 from nova_accel import log as logging
 from nova_accel import model
@@ -822,20 +823,15 @@ class DflDriver(base.PciDriver):
     def _wait(self, address, count):
         """Wait until the FME and ``count`` ports exist, which the kernel
         probes in the background."""
-        end = time.monotonic() + REBIND_SECONDS
-        while True:
+        def are_there():
             vfs = pci.virtual_functions(self.kernel, address)
-            try:
-                if (self._children(address, 'dfl-fme')
-                        and len(self._ports(address, vfs)) >= count):
-                    return
-            except FileNotFoundError:
-                # the directory is there before its attributes
-                pass
-            if time.monotonic() > end:
-                raise _Defect(f'after {REBIND_SECONDS} seconds not all of its '
-                              f'{count} ports are there')
-            time.sleep(0.1)
+            # the directory is there before its attributes
+            with contextlib.suppress(FileNotFoundError):
+                return (self._children(address, 'dfl-fme')
+                        and len(self._ports(address, vfs)) >= count)
+        if not limited.wait_until(are_there, REBIND_SECONDS):
+            raise _Defect(f'after {REBIND_SECONDS} seconds not all of its '
+                          f'{count} ports are there')
 
 
 def _stuck(function) -> str:

@@ -16,12 +16,12 @@ import contextlib
 import dataclasses
 import errno
 import re
-import time
 
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import handover
 from nova_accel import exception
+from nova_accel.host import limited
 from nova_accel.host import pci
 from nova_accel import model
 from nova_accel import naming
@@ -299,11 +299,10 @@ class TimecardDriver(base.PciDriver):
                if not name.startswith(_SETTING)})
 
     def _await_card(self, address):
-        deadline = time.monotonic() + _READY_SECONDS
-        while len(self._children(address, 'timecard')) != 1:
-            if time.monotonic() > deadline:
-                raise OSError(errno.ENODEV, f'{KERNEL_DRIVER} shows no card')
-            time.sleep(0.1)
+        if not limited.wait_until(
+                lambda: len(self._children(address, 'timecard')) == 1,
+                _READY_SECONDS):
+            raise OSError(errno.ENODEV, f'{KERNEL_DRIVER} shows no card')
 
     @staticmethod
     def _compare(address, before, now):

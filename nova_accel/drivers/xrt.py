@@ -43,6 +43,7 @@ from nova_accel.drivers import base
 from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel.host import firmware
+from nova_accel.host import limited
 from nova_accel.host import pci
 from nova_accel.host import privileged
 from nova_accel import model
@@ -329,12 +330,10 @@ class XrtDriver(base.PciDriver):
         if not self.kernel.exists(pci.path(user, 'user_pf')):
             raise _Defect(f'its user function {user} has no user_pf, as '
                           f'without an XRT shell')
-        end = time.monotonic() + READY_SECONDS
-        while self._number(user, 'ready') == 0:
-            if time.monotonic() > end:
-                raise _Defect(f'its user function {user} is not ready: the '
-                              f'mailbox to {MANAGEMENT_DRIVER} does not work')
-            time.sleep(0.1)
+        if not limited.wait_until(
+                lambda: self._number(user, 'ready') != 0, READY_SECONDS):
+            raise _Defect(f'its user function {user} is not ready: the '
+                          f'mailbox to {MANAGEMENT_DRIVER} does not work')
         for name, meaning in (('dev_offline', 'is offline'),
                               ('device_bad_state', 'is in a bad state')):
             if self._number(user, name):

@@ -36,6 +36,20 @@ _MOST_OUTPUT = 4096
 _LONGEST = 300
 
 
+def wait_until(condition: Callable[[], object], seconds: float,
+               pause: float = 0.1) -> bool:
+    """Wait until a condition is true, and return whether it is in time.
+
+    :param pause: seconds between two calls of the condition.
+    """
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+    return True
+
+
 class _Pool:
     """A limit for eventlet's pool of threads: nova_accel uses at most half of
     it. Calls of libvirt run in the other half, which hanging cards cannot
@@ -55,14 +69,11 @@ class _Pool:
         :raises DeviceTimeout: all threads that nova_accel may use hang.
         """
         most = max(1, getattr(tpool, '_nthreads', 20) // 2)
-        end = time.monotonic() + _POOL_SECONDS
-        while self._used >= most:
-            if time.monotonic() > end:
-                raise exception.DeviceTimeout(
-                    f'{most} calls into the kernel hang, which is as many as '
-                    f'nova-compute makes at a time: read the kernel '
-                    f'log, and reset the cards that hang.')
-            time.sleep(0.01)
+        if not wait_until(lambda: self._used < most, _POOL_SECONDS, 0.01):
+            raise exception.DeviceTimeout(
+                f'{most} calls into the kernel hang, which is as many as '
+                f'nova-compute makes at a time: read the kernel '
+                f'log, and reset the cards that hang.')
         self._used += 1
         try:
             return tpool.execute(function, *args)
@@ -303,7 +314,7 @@ def run(command: Sequence[str], seconds: float) -> str:
                         raise ProgramFailed(
                             f'prints more than {_MOST_OUTPUT} bytes')
             is_over = not selector.get_map()
-        if not is_over or not _has_ended(process, end):
+        if not is_over or not _has_ended(process, end - time.monotonic()):
             raise ProgramFailed(f'does not end in {seconds:.0f} s')
     finally:
         for pipe in pipes:
@@ -311,7 +322,7 @@ def run(command: Sequence[str], seconds: float) -> str:
         if process.returncode is None:
             # it is not waited for yet: its number is still that of its group
             os.killpg(process.pid, signal.SIGKILL)
-            _has_ended(process, time.monotonic() + 1)
+            _has_ended(process, 1)
     said, errors = (part.decode(errors='replace').strip()
                     for part in output.values())
     if process.returncode:
@@ -320,13 +331,6 @@ def run(command: Sequence[str], seconds: float) -> str:
     return said
 
 
-def _has_ended(process, end):
-    """Wait for a process, and return whether it ended in time.
-
-    :param end: the deadline, as time.monotonic().
-    """
-    while process.poll() is None:
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
+def _has_ended(process, seconds):
+    """Wait for a process, and return whether it ended in time."""
+    return wait_until(lambda: process.poll() is not None, seconds, 0.01)
