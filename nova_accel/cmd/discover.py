@@ -12,7 +12,7 @@ from nova_accel.cmd import output
 from nova_accel.cmd import store
 from nova_accel import conf
 from nova_accel import drivers
-from nova_accel.drivers import sets
+from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel import inventory
 from nova_accel.inventory import holds
@@ -219,7 +219,7 @@ class Discover(output.Lister):
                    and hold.device in found.devices))
         self._began = {hold.key: hold.since for hold in listed}
         return offers.offers(
-            found.devices, claims, map(self._with_why, facts), sets.wanted())
+            found.devices, claims, map(self._with_why, facts), rules.sets())
 
     def _why(self, part):
         return [dataclasses.replace(hold, since=hold.since or self._began.get(

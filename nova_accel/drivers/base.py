@@ -21,7 +21,6 @@ import typing
 from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel.drivers import rules
-from nova_accel.drivers import sets
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.health import signals
@@ -812,7 +811,7 @@ class PciDriver(AcceleratorDriver):
         if sriov.wanted().get(address):
             raise Defect(sriov.NONE)
         obstacle = pci.obstacle(
-            self.kernel, address, (*companions, *(sets.of(address) or ())))
+            self.kernel, address, (*companions, *(rules.set_of(address) or ())))
         if obstacle:
             raise Defect(obstacle)
         return (model.AttachHandle(model.HandleType.PCI, address,

@@ -29,7 +29,6 @@ import sys
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import rules
-from nova_accel.drivers import sets
 from nova_accel import exception
 from nova_accel.host import limited
 from nova_accel.host import nvfm
@@ -111,15 +110,15 @@ def obstacle(kernel, device: model.Device, option: str,
         return ''
     switch = _switch(kernel, device)
     if not switch:
-        joined = '' if sets.of(address) else _joined(kernel, device)
+        joined = '' if rules.set_of(address) else _joined(kernel, device)
         return joined and (
             f'{joined}, whose memory it reaches then: name all GPUs of the '
-            f'board in {sets.OPTION}, or this GPU by address={address}, '
+            f'board in {rules.SETS}, or this GPU by address={address}, '
             f'without wildcards, in {option}')
-    if not sets.of(address):
+    if not rules.set_of(address):
         return (f'NVSwitches join it with other GPUs ({switch}), and a guest '
                 f'can only use what Fabric Manager has set up for it: name '
-                f'the GPUs of a partition in {sets.OPTION}, or this GPU by '
+                f'the GPUs of a partition in {rules.SETS}, or this GPU by '
                 f'address={address}, without wildcards, in {option}')
     if not CONF.accel.fabric_command:
         return (f'NVSwitches join it with the others of its set ({switch}), '
@@ -259,7 +258,7 @@ def obstacle_of_vfs(kernel, device: model.Device, vfs: Iterable[str]) -> str:
     :param vfs: all VFs of the GPU.
     """
     if (not _is_instinct(kernel, device)
-            or len(list(vfs)) != 1 or sets.of(device.address)):
+            or len(list(vfs)) != 1 or rules.set_of(device.address)):
         return ''
     try:
         modes = kernel.read(_SHARING).replace(',', ' ').split()
@@ -269,7 +268,7 @@ def obstacle_of_vfs(kernel, device: model.Device, vfs: Iterable[str]) -> str:
         return ''
     return (f'its VF reaches the memory of the other GPUs of the board over '
             f'XGMI: load gim with fb_sharing_mode=1, or name all GPUs of the '
-            f'board in {sets.OPTION}')
+            f'board in {rules.SETS}')
 
 
 def _is_of(device, ranges) -> bool:
@@ -348,7 +347,7 @@ def deactivate(kernel, device: model.Device, vf: str = '') -> None:
 def check(kernel, device: model.Device) -> Iterator[base.Finding]:
     """Check that Fabric Manager has the partition of a GPU with vGPUs, or of a
     set. A set is checked only for its first device."""
-    members = (device.address,) if device.creatable else sets.of(
+    members = (device.address,) if device.creatable else rules.set_of(
         device.address)
     if not (members and members[0] == device.address and _fabric_manager()
             and _switch(kernel, device)):
@@ -357,11 +356,11 @@ def check(kernel, device: model.Device) -> Iterator[base.Finding]:
     if problem:
         yield base.Finding(
             f'its partition cannot be activated: {problem}',
-            f'compare {sets.OPTION} and {MODULES} with "fmpm -l"')
+            f'compare {rules.SETS} and {MODULES} with "fmpm -l"')
 
 
 def _run(kernel, device, action, vf):
-    members = (device.address,) if vf else sets.of(device.address)
+    members = (device.address,) if vf else rules.set_of(device.address)
     if (not members or CONF.accel.fabric_command in (None, '', STATIC)
             or vf and not _fabric_manager() or not _switch(kernel, device)):
         return

@@ -12,7 +12,6 @@ from nova_accel.drivers import handover
 from nova_accel.drivers import pci_rule
 from nova_accel.drivers import qat
 from nova_accel.drivers import rules
-from nova_accel.drivers import sets
 from nova_accel.drivers import sriov
 from nova_accel.drivers import timecard
 from nova_accel.drivers import vgpu
@@ -39,7 +38,7 @@ def _handover():
 #: each raises ConfigurationError, which names the option
 _READERS: tuple[Callable[[], object], ...] = (
     rules.DeviceRules, base.fixed_devices, base.whole_cards, sriov.wanted,
-    sets.wanted, _handover, naming.class_traits, pci_rule.wanted,
+    rules.sets, _handover, naming.class_traits, pci_rule.wanted,
     qat.wanted_services, timecard.named, vgpu.wanted_types, vgpu.wanted_quotas,
     signals.modes, domains.wanted)
 

@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Match devices with rules of the operator.
+"""Match devices with rules of the operator, and with sets of devices.
 
 A rule is one line of ``key=value`` pairs. It matches a device if all pairs do.
-Values may contain shell wildcards.
+Values may contain shell wildcards. The devices of a set, a line of addresses,
+are allocated together.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -22,6 +23,7 @@ CONF = conf.CONF
 INCLUDE = '[accel] include_devices'
 EXCLUDE = '[accel] exclude_devices'
 TRAITS = '[accel] device_traits'
+SETS = '[accel] device_sets'
 #: properties that a rule may name for any device
 KEYS = ('address', 'vendor', 'product', 'subsystem')
 #: keys whose values are case-sensitive names
@@ -224,6 +226,46 @@ def numbers(option: str, items: Iterable[str]) -> dict[str, int]:
                 f'{option} has {address} twice: remove one of the two.')
         result[address] = int(number)
     return result
+
+
+#: sorted addresses of the devices
+DeviceSet = tuple[str, ...]
+
+
+def sets() -> list[DeviceSet]:
+    """Return the sets of this host.
+
+    :raises ConfigurationError: the option cannot be read, or a device is in
+        two sets.
+    """
+    result: list[DeviceSet] = []
+    owner: dict[str, str] = {}
+    for line in CONF.accel.device_sets:
+        try:
+            addresses = [pci.address(word) for word in line.split()]
+        except exception.ConfigurationError as error:
+            raise exception.ConfigurationError(
+                f'{SETS} has the set {line!r}, and {error}') from None
+        if len(addresses) < 2:
+            raise exception.ConfigurationError(
+                f'{SETS} has the set {line!r}, which is not two or more PCI '
+                f'addresses with spaces between them: correct it.')
+        for address in addresses:
+            if address in owner:
+                raise exception.ConfigurationError(
+                    f'{SETS} has {address} twice, in {owner[address]!r} and '
+                    f'in {line!r}: a device can be in one set only.')
+            owner[address] = line
+        result.append(tuple(sorted(addresses)))
+    return result
+
+
+def set_of(address: str) -> DeviceSet | None:
+    """Return the set of a device, or None if the device is in no set.
+
+    :raises ConfigurationError: the option cannot be read.
+    """
+    return next((found for found in sets() if address in found), None)
 
 
 def traits_of(rule: Rule) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from nova_accel.drivers import base
 from nova_accel.drivers import handover
 from nova_accel.drivers import rules
-from nova_accel.drivers import sets
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
@@ -105,13 +104,13 @@ class Configuration:
             set, or devices of different types.
         """
         found = self._table.snapshot()
-        for members in sets.wanted():
+        for members in rules.sets():
             present = [found[address] for address in members
                        if address in found]
             for device in present:
                 self._check_member(device, present[0])
             for address in sorted({*members} - found.keys()):
-                yield (f'{sets.OPTION} names {address}, which no driver of '
+                yield (f'{rules.SETS} names {address}, which no driver of '
                        f'[accel] enabled_drivers finds: no server gets its set '
                        f'until the device is present.')
 
@@ -121,7 +120,7 @@ class Configuration:
             why = f'is a {device.type}, and {first.address} is a {first.type}'
         if why:
             raise exception.ConfigurationError(
-                f'{sets.OPTION} names {device.address}, which {why}: a set '
+                f'{rules.SETS} names {device.address}, which {why}: a set '
                 f'consists of whole devices of one type, of the drivers gpu, '
                 f'nvme and pci, or of the only VF of each.')
 

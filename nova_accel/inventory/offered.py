@@ -3,7 +3,7 @@
 
 from collections.abc import Collection, Iterable
 
-from nova_accel.drivers import sets
+from nova_accel.drivers import rules
 from nova_accel.inventory import devices
 from nova_accel.inventory import holds
 from nova_accel.inventory import offers
@@ -65,7 +65,7 @@ class Offered:
             *self._table.all_holds(),
             *offers.of_claims(devices, claims, self.unallocated),
             *offers.of_unclean(devices.values(), self._store.unclean())),
-            sets.wanted())
+            rules.sets())
 
     def _log_rivals(self, offered: offers.Offers) -> None:
         found = {hold.handle: hold.reason for hold in offered.all_holds()
@@ -83,4 +83,4 @@ class Offered:
         """Return the result of offers.rivals() for the devices of this host:
         handles that share an IOMMU group with handles of other servers."""
         return offers.rivals(offered or self.now(), self._table.snapshot(),
-                             sets.wanted())
+                             rules.sets())

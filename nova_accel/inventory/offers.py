@@ -30,7 +30,7 @@ import enum
 import typing
 
 from nova_accel.drivers import handover
-from nova_accel.drivers import sets as sets_of
+from nova_accel.drivers import rules
 from nova_accel.host import pci
 from nova_accel.inventory import holds
 from nova_accel import model
@@ -344,7 +344,7 @@ def of_groups(found: Offers, devices: Mapping[str, model.Device],
                 Kind.IOMMU_GROUP, offer.part[0],
                 f'{offer.handle.address} is in one IOMMU group with '
                 f'{named(others)}, and the kernel gives a group to one '
-                f'guest: name them in {sets_of.OPTION}, leave all but one out '
+                f'guest: name them in {rules.SETS}, leave all but one out '
                 f'by [accel] exclude_devices, or have ACS divide the group',
                 offer.part[1], offer.handle)
 

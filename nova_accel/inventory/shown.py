@@ -7,7 +7,6 @@ import dataclasses
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import rules
-from nova_accel.drivers import sets
 from nova_accel import exception
 from nova_accel.host import vfio
 from nova_accel.inventory import devices
@@ -134,7 +133,7 @@ class Shown:
 
     def _make(self, offered, node, root_uuid, report=None):
         members = {naming.set_provider_name(node, found): found
-                   for found in sets.wanted()}
+                   for found in rules.sets()}
         sets_of = {address: name for name, found in members.items()
                    for address in found}
         return providers.providers(

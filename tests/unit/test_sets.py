@@ -3,7 +3,7 @@
 
 import ddt
 
-from nova_accel.drivers import sets
+from nova_accel.drivers import rules
 from nova_accel import exception
 from tests.unit import configured
 
@@ -17,12 +17,12 @@ class SetsTest(configured.TestCase):
         self.config.config(device_sets=list(lines), group='accel')
 
     def test_sets(self):
-        self.assertEqual([], sets.wanted())
-        self.assertIsNone(sets.of(A))
+        self.assertEqual([], rules.sets())
+        self.assertIsNone(rules.set_of(A))
         self.sets(f'{B} {A}', f'  {D.upper()}   0000{C} ')
-        self.assertEqual([(A, B), (C, D)], sets.wanted())
-        self.assertEqual((C, D), sets.of(D))
-        self.assertIsNone(sets.of('0000:05:00.0'))
+        self.assertEqual([(A, B), (C, D)], rules.sets())
+        self.assertEqual((C, D), rules.set_of(D))
+        self.assertIsNone(rules.set_of('0000:05:00.0'))
 
     @ddt.data(
         ([f'{A} {B}', f'{C} {B}'],
@@ -36,6 +36,6 @@ class SetsTest(configured.TestCase):
     def test_malformed(self, lines, said):
         self.sets(*lines)
         error = str(self.assertRaises(exception.ConfigurationError,
-                                      sets.wanted))
+                                      rules.sets))
         self.assertTrue(error.startswith('[accel] device_sets has '), error)
         self.assertIn(said, error)
