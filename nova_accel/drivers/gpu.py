@@ -22,7 +22,6 @@ from nova_accel.drivers import fabric
 from nova_accel.drivers import gpu_products
 from nova_accel.drivers import handover
 from nova_accel.drivers import rules
-from nova_accel.drivers import sharing
 from nova_accel.drivers import slot
 from nova_accel.drivers import sriov
 from nova_accel import exception
@@ -81,7 +80,7 @@ class GpuDriver(slot.SlotDriver):
         if (vendor not in VENDORS
                 or not has_class(self.kernel, address, vendor)
                 or 'vgpu' in CONF.accel.enabled_drivers
-                and sharing.is_shared(self.kernel, address)):
+                and slot.is_shared(self.kernel, address)):
             return None
         device = pci.identifier(self.kernel, address, 'device')
         by_id = naming.device_trait('GPU', VENDORS[vendor], device,
@@ -104,14 +103,7 @@ class GpuDriver(slot.SlotDriver):
                 f'it is shared out by VFs: add vgpu to [accel] '
                 f'enabled_drivers, or end that (see {sriov.OPTION}) if '
                 f'servers must have it whole')
-        if failure := sharing.failure(self.kernel, address):
-            raise base.Defect(failure)
-        obstacle = sharing.obstacle(
-            self.kernel, address) or fabric.memory_obstacle(
-                device) or fabric.obstacle(
-            self.kernel, device, rules.INCLUDE, rules.DeviceRules().include)
-        if obstacle:
-            raise base.NotOffered(obstacle)
+        self.check_whole(device, rules.INCLUDE, rules.DeviceRules().include)
         company, companions = self.checked_company(address)
         return dataclasses.replace(
             device, company=company,
@@ -122,8 +114,8 @@ class GpuDriver(slot.SlotDriver):
         base class."""
         try:
             return (*super().state(address),
-                    sharing.failure(self.kernel, address),
-                    sharing.obstacle(self.kernel, address))
+                    slot.failure(self.kernel, address),
+                    slot.obstacle(self.kernel, address))
         except (OSError, ValueError) as error:
             return (*super().state(address), str(error))
 

@@ -17,7 +17,6 @@ from nova_accel.drivers import base
 from nova_accel.drivers import fabric
 from nova_accel.drivers import handover
 from nova_accel.drivers import rules
-from nova_accel.drivers import sharing
 from nova_accel.drivers import slot
 from nova_accel.drivers import sriov
 from nova_accel import exception
@@ -194,14 +193,7 @@ class PciRuleDriver(slot.SlotDriver):
             traits=tuple(filter(None, pairs.get('traits', '').split(','))))
 
     def look(self, device, before):
-        if failure := sharing.failure(self.kernel, device.address):
-            raise base.Defect(failure)
-        obstacle = self._shared_out(
-            device.address) or fabric.memory_obstacle(
-                device) or fabric.obstacle(
-                    self.kernel, device, OPTION, wanted())
-        if obstacle:
-            raise base.NotOffered(obstacle)
+        self.check_whole(device, OPTION, wanted())
         pairs = self._pairs(
             device.address, self._values(device.address), before)
         if pairs and 'vfs' in pairs:
@@ -211,14 +203,6 @@ class PciRuleDriver(slot.SlotDriver):
         return dataclasses.replace(
             device, company=company,
             handles=self.unused_handles(device.address, companions))
-
-    def _shared_out(self, address) -> str:
-        """Return why a GPU without VFs must not be allocated whole, as a
-        clause, or ''. Return '' for all other devices."""
-        is_gpu = pci.class_code(self.kernel, address) >> 8 in {
-            *pci.DISPLAYS, fabric.INSTINCT}
-        return sharing.obstacle(self.kernel, address) if (
-            is_gpu and not pci.has_vfs(self.kernel, address)) else ''
 
     def _together(self, address) -> model.AttachHandle:
         """Return the handle that has all VFs of a function as one accelerator.

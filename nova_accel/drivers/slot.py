@@ -5,16 +5,27 @@ The functions are parts of one card: after a reset of only one function, data
 in another would reach the next server. Hence all of them go to the same server
 and are reset together, even if they are in different IOMMU groups. VFIO, too,
 can reset a slot only if it has all functions of the slot.
+
+GPUs that another program of the host divides, or is about to divide, are not
+offered whole. Sources: the user guide of NVIDIA vGPU for nvidia_vgpu_vfio, the
+module of its manager, and for sriov-manage, which unbinds a GPU from its driver
+and binds it again; amd/MxGPU-Virtualization for gim; Documentation/gpu/xe of
+Linux for survivability_mode.
 """
 
 import abc
+from collections.abc import Iterable
+import contextlib
 
 from nova_accel.drivers import base
 from nova_accel.drivers import fabric
+from nova_accel.drivers import rules
+from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
 from nova_accel.host import usage
 from nova_accel import log as logging
+from nova_accel import model
 
 LOG = logging.getLogger(__name__)
 
@@ -23,6 +34,13 @@ LOG = logging.getLogger(__name__)
 COMPANIONS = frozenset((0x0403, 0x0c03, 0x0c80))
 #: host drivers that do not use a function
 _IDLE = (None, 'pci-stub')
+_NVIDIA, _AMD = '10de', '1002'
+#: vendor -> host driver and module of the program that divides GPUs
+_MANAGER = {_NVIDIA: ('nvidia', 'module/nvidia_vgpu_vfio'),
+            _AMD: ('gim', 'module/gim')}
+#: classes of GPUs
+_GPUS = frozenset((*pci.DISPLAYS, fabric.INSTINCT))
+_WAY_OUT = f'bind it to {pci.VFIO} if servers must have it whole'
 
 
 class SlotDriver(base.PciDriver):
@@ -62,6 +80,27 @@ class SlotDriver(base.PciDriver):
                 raise base.Defect(f'{function} of the same slot goes with it, '
                                   f'and {used}{self.way_out(address)}')
         return company, self._companions(address, company)
+
+    def check_whole(self, device: model.Device, option: str,
+                    found: Iterable[rules.Rule]) -> None:
+        """Check that a device can be allocated as a whole.
+
+        :param option: see fabric.obstacle().
+        :param found: see fabric.obstacle().
+        :raises Defect: the device does not work.
+        :raises NotOffered: another program divides it, or its memory is not
+            isolated.
+        """
+        address = device.address
+        if why := failure(self.kernel, address):
+            raise base.Defect(why)
+        is_whole_gpu = (
+            pci.class_code(self.kernel, address) >> 8 in _GPUS
+            and not pci.has_vfs(self.kernel, address))
+        if why := ((obstacle(self.kernel, address) if is_whole_gpu else '')
+                   or fabric.memory_obstacle(device)
+                   or fabric.obstacle(self.kernel, device, option, found)):
+            raise base.NotOffered(why)
 
     def way_out(self, address: str) -> str:
         """Return what the operator can do if a function of the company is in
@@ -166,3 +205,63 @@ class SlotDriver(base.PciDriver):
                 f'{used[0]} of the same slot, and {used[1]}: end that use; '
                 f'nova-compute tries again.')
         return self.reset(device, handle, company)
+
+
+def is_shared(kernel, address: str) -> bool:
+    """Return whether a driver of the host divides a GPU, or is about to.
+
+    :raises OSError: the function cannot be read.
+    """
+    return (address in sriov.wanted() or _has_types(kernel, address)
+            or pci.has_vfs(kernel, address))
+
+
+def failure(kernel, address: str) -> str:
+    """Return why a GPU does not work, as a clause, or ''.
+
+    :raises OSError: the GPU cannot be read.
+    """
+    if pci.driver(kernel, address) == 'xe' and kernel.exists(
+            pci.path(address, 'survivability_mode')):
+        return ('it is in recovery mode (survivability_mode of xe): update '
+                'its firmware, and power-cycle the host')
+    return ''
+
+
+def obstacle(kernel, address: str) -> str:
+    """Return why a GPU must not be allocated whole, as a clause, or ''.
+
+    :raises OSError: the GPU cannot be read.
+    """
+    # only VGA devices have the attribute
+    with contextlib.suppress(FileNotFoundError):
+        if kernel.read(pci.path(address, 'boot_vga')) == '1':
+            return 'it is the display of this host (boot_vga)'
+    bound = pci.driver(kernel, address)
+    if _has_types(kernel, address):
+        return (f'it is shared out as mediated devices by {bound}: add vgpu '
+                f'to [accel] enabled_drivers, or {_WAY_OUT}')
+    manager = _manager(kernel, address, bound)
+    if manager == 'nvidia':
+        return (f'the vGPU manager of NVIDIA has it, and no VFs exist yet: '
+                f'have "sriov-manage -e {address}" run, or {_WAY_OUT}')
+    if manager:
+        return (f'it belongs to the driver {manager} of AMD, which has '
+                f'created no VFs yet: load it with vf_num, or {_WAY_OUT}')
+    return ''
+
+
+def _has_types(kernel, address) -> bool:
+    return kernel.exists(pci.path(address, 'mdev_supported_types'))
+
+
+def _manager(kernel, address, bound) -> str:
+    """Return the host driver whose manager divides a GPU, or '' if none does.
+    A GPU without a driver counts, because it may be between two drivers now.
+    """
+    driver, module = _MANAGER.get(
+        pci.identifier(kernel, address, 'vendor'), ('', ''))
+    if not driver or bound not in (None, driver) or not kernel.exists(module):
+        return ''
+    # other GPUs have no VFs, or show types when they are divided
+    return driver if kernel.exists(pci.path(address, 'sriov_totalvfs')) else ''

@@ -231,29 +231,29 @@ CASES = {
 
     'gpu.look/vfs': Case(
         'gpu', gpu(total_vfs=2), *vfs(2, 0), 'it is shared out by VFs'),
-    'gpu.look/display': Case(
+    'slot.check_whole/display': Case(
         'gpu', gpu(), *lie('read', lambda path: path.endswith('boot_vga'),
                            lambda truth: '1'), 'the display of this host'),
-    'gpu.look/mediated': Case(
+    'slot.check_whole/mediated': Case(
         'gpu', gpu(), *lie(
             'exists', lambda path: path == pci.path(A, 'mdev_supported_types'),
             lambda truth: True), 'shared out as mediated devices'),
-    'sharing.failure': Case(
+    'slot.failure': Case(
         'gpu', gpu(vendor='8086', device='e211', driver='xe'), *lie(
             'exists', lambda path: path == pci.path(A, 'survivability_mode'),
             lambda truth: True), 'in recovery mode'),
-    'sharing.obstacle/display': Case(
+    'slot.obstacle/display': Case(
         'gpu', gpu(), *lie('read', lambda path: path.endswith('boot_vga'),
                            lambda truth: '1'), 'the display of this host'),
-    'sharing.obstacle/mediated': Case(
+    'slot.obstacle/mediated': Case(
         'gpu', gpu(), *lie(
             'exists', lambda path: path == pci.path(A, 'mdev_supported_types'),
             lambda truth: True), 'shared out as mediated devices'),
-    'sharing.obstacle/nvidia': Case(
+    'slot.obstacle/nvidia': Case(
         'gpu', gpu(driver='nvidia', total_vfs=16), *lie(
             'exists', lambda path: path == 'module/nvidia_vgpu_vfio',
             lambda truth: True), 'the vGPU manager of NVIDIA has it'),
-    'sharing.obstacle/amd': Case(
+    'slot.obstacle/amd': Case(
         'gpu', gpu(vendor='1002', device='744c', driver='gim', total_vfs=16),
         *lie('exists', lambda path: path == 'module/gim', lambda truth: True),
         'of AMD, which has created no VFs yet'),
@@ -347,12 +347,12 @@ CASES = {
         'nvme', nvme(total_vfs=2, vfs=2), *fault(identify='refused'),
         'its VFs cannot be cleaned', {'virtual_functions': [f'{A}=2']}),
 
-    'pci_rule.look/failure': Case(
+    'slot.check_whole/pci_failure': Case(
         'pci', gpu(vendor='8086', device='e211', driver='xe'), *lie(
             'exists', lambda path: path == pci.path(A, 'survivability_mode'),
             lambda truth: True), 'in recovery mode',
         {'pci_devices': [f'address={A} type=GPU']}),
-    'pci_rule.look': Case(
+    'slot.check_whole/pci_display': Case(
         'pci', gpu(), *lie('read', lambda path: path.endswith('boot_vga'),
                            lambda truth: '1'),
         'the display of this host',
@@ -506,7 +506,7 @@ NOT_HOLDS = {
 }
 #: functions whose clauses become defects: module -> names
 CLAUSES = {
-    'nova_accel/drivers/sharing.py': ('failure', 'obstacle'),
+    'nova_accel/drivers/slot.py': ('failure', 'obstacle'),
     'nova_accel/drivers/fabric.py': (
         'obstacle', 'memory_obstacle', 'obstacle_of_vfs', '_joined'),
     'nova_accel/host/pci.py': ('obstacle',),
