@@ -30,9 +30,9 @@ from nova_accel.attach import operators_images as images
 from nova_accel import conf
 from nova_accel.drivers import handover
 from nova_accel import exception
-from nova_accel.host import vfio
 from nova_accel import inventory as host_inventory
 from nova_accel import log as logging
+from nova_accel.host import usage
 from nova_accel import model
 
 CONF = conf.CONF
@@ -188,7 +188,7 @@ class Regions:
         driver = self._inventory.driver_of(device)
 
         def reset():
-            vfio.check_not_in_use(
+            usage.check_not_in_use(
                 driver.kernel, region.handles,
                 f'{device.address} {region.name} cannot be reset')
             return driver.reset_region(device, region)

@@ -35,8 +35,8 @@ from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel.host import limited
 from nova_accel.host import pci
-from nova_accel.host import processes
 from nova_accel import inventory as host_inventory
+from nova_accel.host import usage
 from nova_accel.inventory import identity
 from nova_accel import locks
 from nova_accel import log as logging
@@ -325,7 +325,7 @@ class Handles:
                     self._cloud, driver.kernel, [handle],
                     f'{handle.address} cannot be released')
             done = driver.release(device, *args)
-            processes.restore_drivers(driver.kernel, handle)
+            usage.restore_drivers(driver.kernel, handle)
         except Exception as error:
             if isinstance(error, exception.NotCleared):
                 self._pause(claim)

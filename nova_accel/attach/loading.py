@@ -22,8 +22,8 @@ from nova_accel.bitstream import glance
 from nova_accel import conf
 from nova_accel import exception
 from nova_accel.health import signals
-from nova_accel.host import vfio
 from nova_accel import inventory as host_inventory
+from nova_accel.host import usage
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
@@ -355,4 +355,4 @@ def check_not_in_use(cloud: novas.Cloud, kernel,
                      f'{min(addresses & there)}')
             raise exception.DeviceUnavailable(
                 f'{found}: see the log of nova-compute.', found=found)
-    vfio.check_not_in_use(kernel, handles, refused)
+    usage.check_not_in_use(kernel, handles, refused)

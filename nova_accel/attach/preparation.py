@@ -13,9 +13,9 @@ from nova_accel.attach import driver_calls
 from nova_accel.attach import holdings as server_holdings
 from nova_accel import exception
 from nova_accel.health import signals
-from nova_accel.host import processes
 from nova_accel import inventory as host_inventory
 from nova_accel import log as logging
+from nova_accel.host import usage
 from nova_accel import model
 from nova_accel import request
 
@@ -119,7 +119,7 @@ class Preparation:
             return
         # also of a new claim: the build may have waited since the choice, and
         # a driver that waits may have removed the nodes that name the process
-        kept = processes.keeping(kernel, device, claim.handle)
+        kept = usage.keeping(kernel, device, claim.handle)
         if kept:
             found = (f'{claim.handle.address} cannot be taken from its driver '
                      f'on the host')
@@ -129,7 +129,7 @@ class Preparation:
         if not claim.prepared:
             # first: after a crash in between it would stay without a driver
             self._holdings.mark_prepared(claim, True)
-        processes.take(kernel, claim.handle)
+        usage.take(kernel, claim.handle)
 
     @contextlib.contextmanager
     def _named(self, kernel, device, handle):
@@ -143,7 +143,7 @@ class Preparation:
                 kept = self._inventory.cards.call(
                     f'users:{handle.address}',
                     f'Asking which processes of the host have '
-                    f'{handle.address} open', processes.keeping, kernel,
+                    f'{handle.address} open', usage.keeping, kernel,
                     device, handle, 1, seconds=_NAMING_SECONDS)
             if not kept:
                 raise

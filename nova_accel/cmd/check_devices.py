@@ -17,7 +17,7 @@ from nova_accel.drivers import handover
 from nova_accel.drivers import sriov
 from nova_accel import exception
 from nova_accel.host import pci
-from nova_accel.host import processes
+from nova_accel.host import usage
 from nova_accel.host import vfio
 from nova_accel.inventory import offers
 from nova_accel import text
@@ -92,9 +92,9 @@ def kept(host, device) -> Iterator[Line]:
     """Check that no process has a device open, because libvirt may wait
     without a limit until the process closes the device."""
     try:
-        kept = processes.named(host.kernel.processes(sorted({
+        kept = usage.named(host.kernel.processes(sorted({
             function for handle in device.all_handles for function
-            in processes.of_host(host.kernel, device, handle)})))
+            in usage.of_host(host.kernel, device, handle)})))
     except OSError:
         # the line on privileges reports the error
         return

@@ -27,7 +27,6 @@ from nova_accel.health import signals
 from nova_accel.host import bus
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
-from nova_accel.host import processes
 from nova_accel.host import usage
 from nova_accel.host import vfio
 from nova_accel import log as logging
@@ -978,7 +977,7 @@ class PciDriver(AcceleratorDriver):
             address now.
         """
         address = at = handle.address
-        kept = processes.keeping(self.kernel, device, handle)
+        kept = usage.keeping(self.kernel, device, handle)
         if kept:
             raise exception.DeviceError(
                 f'{address} must be reset after its server, and its driver on '

@@ -25,7 +25,7 @@ from nova_accel.host import nvidia
 from nova_accel.host import nvme_admin
 from nova_accel.host import pci
 from nova_accel.host import privileged
-from nova_accel.host import processes as host_processes
+from nova_accel.host import usage
 from nova_accel.host import vfio
 
 #: include/uapi/linux/netlink.h
@@ -273,7 +273,7 @@ class Kernel:
         by(function, driver)
 
     def processes(self, functions: Iterable[str],
-                  ) -> list[host_processes.Process]:
+                  ) -> list[usage.Process]:
         """Return the processes that have functions open: their device nodes,
         or nodes of their VFIO groups.
 
@@ -282,7 +282,7 @@ class Kernel:
         :raises OSError: the processes cannot be read, for example in a
             container without CAP_SYS_PTRACE.
         """
-        return [host_processes.Process(*found)
+        return [usage.Process(*found)
                 for found in privileged.processes(list(functions))]
 
     @limited.blocking

@@ -17,9 +17,7 @@ from collections.abc import Iterable
 import contextlib
 import fnmatch
 
-from nova_accel import exception
 from nova_accel.host import pci
-from nova_accel.host import processes
 from nova_accel import model
 
 #: VFIO drivers that save the state of a device -> whether they log its writes.
@@ -105,77 +103,6 @@ def _units(kernel, device) -> list[set[str]]:
         rest = {device.address, *pci.virtual_functions(kernel, device.address)}
         found += [{function} for function in rest.difference(*found)]
     return found
-
-
-def is_open(kernel, handle: model.AttachHandle) -> bool:
-    """Return whether a process has a function of a handle open by VFIO."""
-    for function in (handle.addresses
-                     if handle.type is model.HandleType.PCI else ()):
-        with contextlib.suppress(OSError):
-            if pci.is_open(kernel, function):
-                return True
-    return False
-
-
-def opened(kernel, handle: model.AttachHandle,
-           others: Iterable[str] = ()) -> str:
-    """Return the first function, of a handle or of others, that a process has
-    open by VFIO. Return '' if no process has one open.
-
-    vfio-pci and its variants enable a function that is opened
-    (vfio_pci_core_enable() of Linux), but a driver of the host may have left
-    it enabled. Hence the group of an enabled function is opened:
-    vfio_group_fops_open() in drivers/vfio/group.c refuses this with EBUSY
-    while a process has the group open, or a device of it by /dev/vfio/devices
-    (vfio_device_block_group(), Linux 6.6). If the group has no node, for
-    example without CONFIG_VFIO_GROUP, the processes with an open node of the
-    function are searched.
-
-    :param others: the other functions in the IOMMU groups of the handle.
-    """
-    for function in ((*handle.addresses, *others)
-                     if handle.type is model.HandleType.PCI else ()):
-        with contextlib.suppress(OSError):
-            if (kernel.read(pci.path(function, 'enable')) != '0'
-                    and pci.is_for_vfio(kernel, function)
-                    and _is_open(kernel, function)):
-                return function
-    return ''
-
-
-def _is_open(kernel, function) -> bool:
-    try:
-        return kernel.is_group_open(function)
-    except FileNotFoundError:
-        return bool(kernel.processes([function]))
-
-
-def use(kernel, function: str) -> str:
-    """Return a clause that names the process that has a function open through
-    VFIO, or the command that finds the process."""
-    with contextlib.suppress(OSError):
-        found = kernel.processes([function])
-        if found:
-            return (f'{function} is open through VFIO: '
-                    f'{processes.named(found)}')
-    return (f'a process of the host has {function} open through VFIO '
-            f'("fuser -v /dev/vfio/{pci.group(kernel, function)} '
-            f'/dev/vfio/devices/*" shows which)')
-
-
-def check_not_in_use(kernel, handles: Iterable[model.AttachHandle],
-                     refused: str) -> None:
-    """Check that no process of the host has one of these handles open by VFIO.
-
-    :param refused: the refused action, as a clause, for the error.
-    :raises DeviceUnavailable: a process has one open.
-    """
-    for handle in handles:
-        if function := opened(kernel, handle):
-            raise exception.DeviceUnavailable(
-                f'{refused}, because {use(kernel, function)}: end that '
-                f'process.',
-                found=f'{refused} while a process of the host has it open')
 
 
 def is_by_iommu(migrates_by: str) -> bool:

@@ -10,7 +10,7 @@ from nova_accel.drivers import base
 from nova_accel.drivers import contract
 from nova_accel.drivers import rules
 from nova_accel import exception
-from nova_accel.host import vfio
+from nova_accel.host import usage
 from nova_accel.inventory import cards
 from nova_accel.inventory import conditions
 from nova_accel.inventory import configuration
@@ -257,7 +257,7 @@ class Inventory:
             if self.cards.call(
                 f'asking:{other.handle.address}',
                 f'Asking whether a guest has {other.handle.address}',
-                vfio.is_open, self.driver_of(device).kernel, other.handle,
+                usage.is_open, self.driver_of(device).kernel, other.handle,
                 seconds=CONF.accel.discovery_timeout, patient=True)]
 
     def ask_users(self, chosen: Iterable[offers.Offer]) -> None:

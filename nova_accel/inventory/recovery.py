@@ -20,9 +20,9 @@ from nova_accel.drivers import contract
 from nova_accel import exception
 from nova_accel.health import signals
 from nova_accel.host import pci
-from nova_accel.host import processes
 from nova_accel.inventory import cards as card_calls
 from nova_accel.inventory import conditions as device_conditions
+from nova_accel.host import usage
 from nova_accel.inventory import devices
 from nova_accel.inventory import holds
 from nova_accel import locks
@@ -201,7 +201,7 @@ def _is_used(kernel, device: model.Device) -> bool:
             if pci.is_open(kernel, function):
                 return True
     for handle in device.all_handles:
-        if kept := processes.keeping(kernel, device, handle, 1):
+        if kept := usage.keeping(kernel, device, handle, 1):
             LOG.info('Device %s is not recovered while %s', device.address,
                      kept)
             return True

@@ -20,8 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 import functools
 
 from nova_accel.drivers import base
-from nova_accel.host import processes
-from nova_accel.host import vfio
+from nova_accel.host import usage
 from nova_accel.inventory import devices
 from nova_accel.inventory import holds
 from nova_accel.inventory import offers
@@ -56,7 +55,7 @@ class Users:
         return not (
             self._table.is_claimed(address)
             or self._table.kinds(address) & _AS_IT_IS
-            or self._is_privileged and vfio.opened(kernel, model.AttachHandle(
+            or self._is_privileged and usage.opened(kernel, model.AttachHandle(
                 model.HandleType.PCI, address)))
 
     def ask(self, device: model.Device,
@@ -102,10 +101,10 @@ class Users:
         :param asks_nodes: whether to check nodes of host drivers, too.
         """
         kernel = self._drivers[device.driver].kernel
-        function = vfio.opened(kernel, handle, self._members(device, handle))
+        function = usage.opened(kernel, handle, self._members(device, handle))
         if function:
-            return functools.partial(vfio.use, kernel, function)
-        kept = asks_nodes and processes.keeping(kernel, device, handle)
+            return functools.partial(usage.opened_by, kernel, function)
+        kept = asks_nodes and usage.keeping(kernel, device, handle)
         return (lambda: kept) if kept else None
 
     def _members(self, device, handle) -> list[str]:

@@ -25,8 +25,8 @@ import uuid
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
-from nova_accel.host import processes as host_processes
 from nova_accel.sim import card as cards
+from nova_accel.host import usage
 from nova_accel.sim import description
 from nova_accel.sim import dfl
 from nova_accel.sim import gpu
@@ -202,10 +202,10 @@ class SimulatedKernel(sysfs.Reads,
         for function in functions:
             card, mine, vf = self._owner(host, state, function)
             if card.is_kept(mine, vf):
-                found.append(host_processes.Process(
+                found.append(usage.Process(
                     function, 4711, 'exporter', f'/dev/{function}'))
             group = pci.group(self, function)
-            found += [host_processes.Process(
+            found += [usage.Process(
                 function, 4712, 'testpmd', f'/dev/vfio/{group}')
                 for member in _members(self._tree(), function)
                 if member in state['guests']]

@@ -8,7 +8,7 @@ import ddt
 import fixtures
 
 from nova_accel import exception
-from nova_accel.host import processes
+from nova_accel.host import usage
 from nova_accel.inventory import offers
 from tests.host import base
 
@@ -33,7 +33,7 @@ class TestCase(base.HostTestCase):
         self.config.config(
             discovery_interval=3600, device_timeout=1,
             pci_devices=['vendor=1da3 type=NPU'], group='accel')
-        self.useFixture(fixtures.MockPatchObject(processes, '_PAUSE', 0.01))
+        self.useFixture(fixtures.MockPatchObject(usage, '_PAUSE', 0.01))
 
     def start(self, kind='gpu', **more):
         devices, drivers, self.name = KINDS[kind]

@@ -16,7 +16,7 @@ from oslo_config import cfg
 from nova_accel import exception
 from nova_accel.host import kernel as host_kernel
 from nova_accel.host import pci
-from nova_accel.host import processes
+from nova_accel.host import usage
 from nova_accel.inventory import cards
 from nova_accel import privsep
 
@@ -50,7 +50,7 @@ def main(address):
                 found.append('unbound')
             except exception.DeviceTimeout as error:
                 found.append(str(error))
-            name = processes.named(kernel.processes([address]))
+            name = usage.named(kernel.processes([address]))
             print(f'{time.monotonic() - began:.1f} s: {found[-1]} {name}; '
                   f'driver {pci.driver(kernel, address)}', flush=True)
             if ('did not end within 5 s' not in found[-1]
