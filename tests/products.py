@@ -2,7 +2,7 @@
 """Compares the names of GPUs with a pci.ids file of the PCI ID repository.
 
 ``python -m tests.products FILE`` shows the GPUs for data centers and
-workstations that nova_accel.drivers.gpu_products lacks, with what the file
+workstations that nova_accel.drivers.gpu lacks, with what the file
 calls them, and the names that the file contradicts. A name is chosen by hand:
 it becomes a trait, and stays. ``--golden`` prints
 tests/unit/data/products.yaml.
@@ -16,7 +16,6 @@ import sys
 import yaml
 
 from nova_accel.drivers import gpu
-from nova_accel.drivers import gpu_products
 
 GOLDEN = pathlib.Path(__file__).parent / 'unit/data/products.yaml'
 #: what such GPUs are called, by vendor
@@ -50,8 +49,8 @@ def products(lines: Iterable[str]) -> Iterator[tuple[str, str, str]]:
 
 def missing(lines: Iterable[str]) -> Iterator[str]:
     """Yield a line for each wanted product without a name."""
-    known = {*gpu_products.PRODUCTS,
-             *(key[:2] for key in gpu_products.BOARDS)}
+    known = {*gpu.PRODUCTS,
+             *(key[:2] for key in gpu.BOARDS)}
     for vendor, device, name in products(lines):
         wanted = _WANTED.get(vendor)
         if (wanted and wanted.search(name) and not _OTHERS.search(name)
@@ -63,7 +62,7 @@ def contradicted(lines: Iterable[str]) -> Iterator[str]:
     """Yield a line for each name of which the file has another number."""
     found = {(vendor, device): name
              for vendor, device, name in products(lines)}
-    for key, (product, _) in gpu_products.PRODUCTS.items():
+    for key, (product, _) in gpu.PRODUCTS.items():
         name = found.get(key, product)
         number = max(re.findall('[0-9]+', product), key=len)
         if re.search(r'\[.*[0-9]', name) and number not in name:
@@ -73,8 +72,8 @@ def contradicted(lines: Iterable[str]) -> Iterator[str]:
 def golden() -> dict[str, str]:
     """Return '<ids>' -> '<product> <family>' of the tables."""
     return {' '.join((':'.join(key[:2]), *key[2:])): ' '.join(names)
-            for key, names in {**gpu_products.PRODUCTS,
-                               **gpu_products.BOARDS}.items()}
+            for key, names in {**gpu.PRODUCTS,
+                               **gpu.BOARDS}.items()}
 
 
 def main(argument: str) -> int:

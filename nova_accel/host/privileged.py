@@ -26,7 +26,6 @@ import subprocess
 from oslo_config import cfg
 
 from nova_accel import conf
-from nova_accel.host import bar
 from nova_accel.host import firmware
 from nova_accel.host import nvidia
 from nova_accel.host import nvme_admin
@@ -1028,10 +1027,11 @@ def reset_gpu_by_vfio(function: str, family: str, milliseconds: int) -> tuple:
     :param family: a key of nvidia.REGISTERS.
     :param milliseconds: limit of reset and readings together.
     :returns: nvidia.Watched.
-    :raises OSError: see host.bar. EINVAL: the function is not a GPU of NVIDIA.
+    :raises OSError: see nvidia.by_vfio(). EINVAL: the function is not a GPU of
+        NVIDIA.
     """
     _check_gpu(function, family, milliseconds)
-    with bar.by_vfio(SYS, DEV, function) as (read, reset):
+    with nvidia.by_vfio(SYS, DEV, function) as (read, reset):
         return nvidia.watch(read, reset, family, milliseconds / 1000)
 
 
@@ -1041,7 +1041,7 @@ def reset_gpu_by_sysfs(function: str, family: str, milliseconds: int) -> tuple:
     """Do the same as reset_gpu_by_vfio(), for a GPU that has no driver and
     whose reset_method is bus."""
     _check_gpu(function, family, milliseconds)
-    with bar.by_sysfs(SYS, function, _write) as (read, reset):
+    with nvidia.by_sysfs(SYS, function, _write) as (read, reset):
         return nvidia.watch(read, reset, family, milliseconds / 1000)
 
 

@@ -11,7 +11,6 @@ import errno
 import time
 from typing import ClassVar
 
-from nova_accel.host import bar
 from nova_accel.host import nvidia
 from nova_accel.sim import card
 from nova_accel.sim import reader
@@ -71,7 +70,7 @@ class GpuCard(card.Card):
 
         :raises OSError: ERANGE: BAR0 is too small.
         """
-        bar.check_size(self.bar0_mib << 20, offset)
+        nvidia.check_size(self.bar0_mib << 20, offset)
         fault = self.faulty(mine).get('memory_clear')
         if fault == 'ones':
             return 0xffffffff

@@ -21,8 +21,8 @@ from nova_accel.inventory import cards
 from nova_accel import privsep
 
 HOLD = '''
-from nova_accel.host import bar
-with bar.by_vfio('/sys', '/dev', '{}'):
+from nova_accel.host import nvidia
+with nvidia.by_vfio('/sys', '/dev', '{}'):
     print('open', flush=True)
     __import__('signal').pause()
 '''

@@ -9,7 +9,6 @@ from nova.virt.libvirt import config
 import testtools
 
 from nova_accel.drivers import gpu
-from nova_accel.drivers import gpu_products
 from nova_accel import exception
 from nova_accel.host import address_space as host_address_space
 from nova_accel import model
@@ -94,7 +93,7 @@ class ProductTest(testtools.TestCase):
         self.assertEqual(
             {(gpu.VENDORS[vendor], product)
              for (vendor, *_), (product, _) in {
-                 **gpu_products.PRODUCTS, **gpu_products.BOARDS}.items()},
+                 **gpu.PRODUCTS, **gpu.BOARDS}.items()},
             {(vendor, product) for vendor, products in MEMORY.items()
              for product in products})
 

@@ -11,7 +11,7 @@ from unittest import mock
 import fixtures
 import testtools
 
-from nova_accel.host import bar
+from nova_accel.host import nvidia
 
 A = '0000:5e:00.0'
 SIZE = 16384
@@ -55,8 +55,9 @@ class SysfsTest(TestCase):
         self.written = []
 
     def opened(self):
-        return bar.by_sysfs(f'{self.root}/sys', A, lambda path, text:
-                            self.written.append((path, text)))
+        return nvidia.by_sysfs(
+            f'{self.root}/sys', A,
+            lambda path, text: self.written.append((path, text)))
 
     def test_reads_and_resets(self):
         with self.opened() as (read, reset):
@@ -122,7 +123,7 @@ class VfioTest(TestCase):
         return 0 if isinstance(argument, int) else argument
 
     def opened(self):
-        return bar.by_vfio(f'{self.root}/sys', f'{self.root}/dev', A)
+        return nvidia.by_vfio(f'{self.root}/sys', f'{self.root}/dev', A)
 
     def open_files(self):
         return len(os.listdir('/proc/self/fd'))

@@ -12,7 +12,6 @@ import fixtures
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import gpu
-from nova_accel.drivers import gpu_products
 from nova_accel.drivers import pci_rule
 from nova_accel.drivers import rules
 from nova_accel import exception
@@ -129,7 +128,7 @@ class Discovery(TestCase):
 
     def test_names_can_be_traits(self):
         for (vendor, *_), (product, family) in {
-                **gpu_products.PRODUCTS, **gpu_products.BOARDS}.items():
+                **gpu.PRODUCTS, **gpu.BOARDS}.items():
             for name in (product, family):
                 self.assertEqual(
                     f'CUSTOM_GPU_{gpu.VENDORS[vendor]}_{name}',
