@@ -24,11 +24,6 @@ _MOST_READINGS = 256
 _MOST = 4096
 
 
-#: attribute that drivers had to set in earlier releases, before the methods of
-#: a class replaced it
-_FLAG = 'PREPARES_EVERY_HANDLE'
-
-
 def attends(driver: type[base.AcceleratorDriver]) -> bool:
     """Return whether nova-compute calls prepare() and release() for every
     handle, because the class overrides one of them or sets RESETS. Otherwise
@@ -70,7 +65,6 @@ def _ambiguous(driver) -> tuple[str, str]:
     """Return the contradictory or missing attributes of a class, and the
     remedy, or ('', '')."""
     resets = getattr(driver, 'RESETS', False)
-    flag = getattr(driver, _FLAG, None)
     if resets and not issubclass(driver, base.PciDriver):
         return ('RESETS, which only a PciDriver has',
                 'derive it from PciDriver, or remove RESETS and reset the '
@@ -81,10 +75,6 @@ def _ambiguous(driver) -> tuple[str, str]:
                 'to clean its devices after a server, write release(), or '
                 'reset_region() for devices with regions, or set RESETS = True '
                 'in a PciDriver')
-    if flag is not None and bool(flag) is not attends(driver):
-        return (f'{_FLAG} = {flag!r} and '
-                f'{"a" if attends(driver) else "no"} prepare(), release() or '
-                f'RESETS', f'remove {_FLAG}, which is not used any more')
     return '', ''
 
 

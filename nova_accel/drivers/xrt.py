@@ -45,9 +45,7 @@ from nova_accel.health import signals
 from nova_accel.host import firmware
 from nova_accel.host import limited
 from nova_accel.host import pci
-from nova_accel.host import privileged
 from nova_accel import model
-from nova_accel import naming
 
 MANAGEMENT_DRIVER = 'xclmgmt'
 USER_DRIVER = 'xocl'
@@ -57,8 +55,9 @@ READY_SECONDS = 3
 MAILBOX = 'config_mailbox_channel_disable'
 #: attribute that makes xclmgmt load the host's file, not the guest's data
 FETCH = 'config_xclbin_change'
-#: requests whose data FETCH replaces
-FETCHED_REQUESTS = privileged.FETCHED_REQUESTS
+#: requests from which xclmgmt uses only a UUID with FETCH: LOAD_XCLBIN and
+#: LOAD_SLOT_XCLBIN of mailbox_proto.h
+FETCHED_REQUESTS = 1 << 8 | 1 << 18
 #: requests by which a guest loads another function or shell: these two,
 #: LOAD_XCLBIN_KADDR, PROGRAM_SHELL, LOAD_XCLBIN_SLOT_KADDR. The KADDR requests
 #: contain a memory address of the host, for xocl on the host; xclmgmt accepts
@@ -105,8 +104,6 @@ _PRODUCTS = {
 #: the name of a card whose shell cannot be loaded (Xilinx/video-sdk issue 99,
 #: of a U30)
 _RECOVERY = ('10ee', 'abcd')
-#: product -> its name in an earlier release, kept as a trait
-_FORMERLY = {'VCK5000': 'VERSAL_5048'}
 #: product -> its memory, which no attribute shows; from AMD's data sheets
 _MEMORY = {'U200': (('DDR', 65536),), 'U250': (('DDR', 65536),),
            'U280': (('DDR', 32768), ('HBM', 8192)),
@@ -190,14 +187,10 @@ class XrtDriver(base.PciDriver):
                     pci.path(address, 'mgmt_pf')):
                 return None
             product = f'XRT_{ids[1].upper()}'
-        former = _FORMERLY.get(product)
         return model.Device(
             address=address, type='FPGA', vendor='XILINX', product=product,
             vendor_id=ids[0], product_id=ids[1], driver=self.NAME,
-            family=family, memory=_MEMORY.get(product, ()),
-            traits=(naming.device_trait('FPGA', 'XILINX', former,
-                                        f'device {address}'),)
-            if former else ())
+            family=family, memory=_MEMORY.get(product, ()))
 
     def look(self, device, before):
         address = device.address
@@ -391,19 +384,15 @@ class XrtDriver(base.PciDriver):
         """
         if address in base.whole_cards():
             return ''
-        requests, opens = CHANGE_REQUESTS, 0
+        requests = CHANGE_REQUESTS
         try:
-            # releases before FETCH wrote this mask: no guest could use the card
-            if (self._refused(address) == CHANGE_REQUESTS
-                    and self._number(address, FETCH) == 0):
-                opens = FETCHED_REQUESTS
-            elif not self._takes(address, CHANGE_REQUESTS):
+            if not self._takes(address, CHANGE_REQUESTS):
                 return ''
             with contextlib.suppress(FileNotFoundError):
                 # XRT before 2020 has no such attribute
                 self.kernel.write_attribute(address, FETCH, '1')
                 requests &= ~FETCHED_REQUESTS
-            self.kernel.close_mailbox(address, requests, opens)
+            self.kernel.close_mailbox(address, requests)
             if not self._takes(address, CHANGE_REQUESTS):
                 return ''
             problem = f'it is {self._refused(address):#x} after that'

@@ -60,10 +60,6 @@ WRITABLE = {
     'config_xclbin_change': '1',
 }
 
-#: requests of XRT's mailbox from which xclmgmt uses only a UUID if it fetches
-#: files itself: LOAD_XCLBIN and LOAD_SLOT_XCLBIN of mailbox_proto.h
-FETCHED_REQUESTS = 1 << 8 | 1 << 18
-
 #: bytes of the configuration space of PCI Express, and where its extended
 #: capabilities begin; ids of those: Device Serial Number, and Access Control
 #: Services. Source: PCI Express Base Specification, include/uapi/linux/
@@ -365,26 +361,21 @@ def _check_value(attribute, value, writable):
 
 
 @privsep.ctx.entrypoint
-def close_mailbox(function: str, requests: int, opens: int = 0) -> None:
+def close_mailbox(function: str, requests: int) -> None:
     """Make the mailbox of an XRT card refuse requests of a guest.
 
-    Requests that the mailbox already refuses stay refused, except `opens`.
+    Requests that the mailbox already refuses stay refused.
     Source: mgmt-sysfs.c and req_is_disabled() in mailbox.c of XRT.
 
     :param function: PCI address of the management function.
     :param requests: bit mask; the numbers of its bits are in mailbox_proto.h.
-    :param opens: bit mask of requests to accept: 0, or FETCHED_REQUESTS if
-        xclmgmt takes nothing but a UUID from them.
     :raises OSError: ENOENT when the driver has no such setting.
     """
     check_function(function)
     check_number('set of requests', requests, (1 << 64) - 1)
-    device = f'{SYS}/bus/pci/devices/{function}'
-    if opens and (opens != FETCHED_REQUESTS or int(
-            _read(f'{device}/config_xclbin_change'), 0) != 1):
-        raise _invalid('a set of requests', opens)
-    path = f'{device}/config_mailbox_channel_disable'
-    _write(path, f'{(int(_read(path), 0) | requests) & ~opens:#x}')
+    path = (f'{SYS}/bus/pci/devices/{function}/'
+            f'config_mailbox_channel_disable')
+    _write(path, f'{int(_read(path), 0) | requests:#x}')
 
 
 @privsep.ctx.entrypoint

@@ -271,7 +271,7 @@ class XrtOperations(card.Operations):
     def xclbin_layout(self, function):
         return firmware.layout(self._xclbins(), function)
 
-    def close_mailbox(self, function, requests, opens=0):
+    def close_mailbox(self, function, requests):
         with self._update() as (host, state):
             found, mine, _ = self._owner(host, state, function)
             faults = found.faulty(mine)
@@ -283,7 +283,7 @@ class XrtOperations(card.Operations):
                 return
             if fault:
                 raise sysfs.error(getattr(errno, fault), function)
-            mine['mailbox'] = (mine['mailbox'] | requests) & ~opens
+            mine['mailbox'] |= requests
 
     def _load_xclbin(self, function, data):
         if (len(data) < _HEADER_SIZE

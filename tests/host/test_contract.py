@@ -34,20 +34,18 @@ RESET_REGION = '''
 '''
 CREATABLE = ("traits=(f'CUSTOM_ACME_FIRMWARE_{firmware}',)",
              "creatable=(model.CreatableType('small', 'CUSTOM_SMALL', 1),)")
-LINES = {'RESETS': '    RESETS = True\n', 'POOLED': '    POOLED = True\n',
-         True: '    PREPARES_EVERY_HANDLE = True\n',
-         False: '    PREPARES_EVERY_HANDLE = False\n', None: ''}
+LINES = {'RESETS': '    RESETS = True\n', 'POOLED': '    POOLED = True\n'}
 YES_NO = False, True
-#: prepare(), release(), RESETS, PREPARES_EVERY_HANDLE, POOLED, creatable types;
-#: of the last two, which cleaning does not depend on, one pair after another
+#: prepare(), release(), RESETS, POOLED, creatable types; of the last two, which
+#: cleaning does not depend on, one pair after another
 COMBINATIONS = tuple(of_cleaning + of_providers for of_cleaning, of_providers
                      in zip(itertools.product(
-                         YES_NO, YES_NO, YES_NO, (None, *YES_NO)),
+                         YES_NO, YES_NO, YES_NO),
                          itertools.cycle(itertools.product(YES_NO, YES_NO))))
 
 
-def is_loaded(_, release, resets, flag, *more):
-    return (release or resets) and flag is not False
+def is_loaded(_, release, resets, *more):
+    return release or resets
 
 
 class ContractTestCase(base.HostTestCase):
@@ -59,11 +57,9 @@ class ContractTestCase(base.HostTestCase):
         package = self.useFixture(acme.Installed())
         self.path = pathlib.Path(package.path, acme.NAME, 'driver.py')
 
-    def write(self, prepare, release, resets, flag, pooled, creatable,
-              end=''):
+    def write(self, prepare, release, resets, pooled, creatable, end=''):
         text, _, _ = self.path.read_text().partition('    # What servers get')
-        lines = (resets * LINES['RESETS'] + pooled * LINES['POOLED']
-                 + LINES[flag])
+        lines = resets * LINES['RESETS'] + pooled * LINES['POOLED']
         text = text.replace(LINES['RESETS'], lines)
         if creatable:
             text = text.replace(*CREATABLE)
@@ -98,19 +94,15 @@ class CombinationsTest(ContractTestCase):
     @ddt.data(*itertools.filterfalse(
         lambda combination: is_loaded(*combination), COMBINATIONS))
     def test_refused(self, combination):
-        prepare, release, resets, flag, _, _ = combination
+        prepare, *_ = combination
         self.write(*combination)
-        if release or resets:
-            self.refused('PREPARES_EVERY_HANDLE = False',
-                         'remove PREPARES_EVERY_HANDLE')
-        else:
-            self.refused(
-                'has prepare() and no release()' if prepare
-                else 'has no release()', 'RESETS = True', 'write release()')
+        self.refused(
+            'has prepare() and no release()' if prepare
+            else 'has no release()', 'RESETS = True', 'write release()')
 
     @ddt.data(*(c for c in COMBINATIONS if is_loaded(*c)))
     def test_cleaned(self, combination):
-        prepare, release, _, _, _, creatable = combination
+        prepare, release, _, _, creatable = combination
         self.write(*combination)
         self.start()
         if creatable and not prepare:
@@ -129,10 +121,10 @@ class CombinationsTest(ContractTestCase):
 
 class AmbiguousTest(ContractTestCase):
 
-    NOTHING = False, False, False, None, False, False
+    NOTHING = False, False, False, False, False
 
     def test_resets_without_pci_driver(self):
-        self.write(False, True, True, None, False, False)
+        self.write(False, True, True, False, False)
         text = self.path.read_text()
         start = text.index('class AcmeDriver')
         self.path.write_text(text[:start] + '''
@@ -157,11 +149,6 @@ class AcmeDriver(base.AcceleratorDriver):
         """Their devices are cleaned by reset_region()."""
         self.write(*self.NOTHING, end=RESET_REGION)
         self.assertIn('acme', drivers.load(['acme'], None))
-
-    def test_flag_without_a_method(self):
-        self.write(*self.NOTHING[:3], True, False, False, end=RESET_REGION)
-        self.refused('PREPARES_EVERY_HANDLE = True',
-                     'remove PREPARES_EVERY_HANDLE')
 
     def test_device_without_region(self):
         """Of a driver that can clean regions alone."""
@@ -188,7 +175,7 @@ class AcmeDriver(base.AcceleratorDriver):
     def test_policy_none(self):
         """The operator wants it so: not a word."""
         self.config.config(handover=['none'], group='accel')
-        self.write(False, False, True, None, False, False)
+        self.write(False, False, True, False, False)
         self.start()
         self.boot_and_delete()
         self.assertEqual(('none', 'not cleaned'), self.method())

@@ -624,16 +624,6 @@ class Privileged(configured.TestCase):
             self.assertEqual(after, self.kernel.read(path))
         for requests in (-1, 1 << 64, '0x1', None, True):
             self.fails(errno.EINVAL, self.kernel.close_mailbox, PF, requests)
-        # only what xclmgmt fetches itself is opened
-        change = f'{self.root}/sys/{self.device}/config_xclbin_change'
-        self.write(f'{self.root}/sys/{path}', '0x6c3a0\n')
-        for value, opens in (('0', 0x40100), ('1', 0x100), ('1', 0x60100),
-                             ('1', -1)):
-            self.write(change, f'{value}\n')
-            self.fails(errno.EINVAL, self.kernel.close_mailbox, PF, 0x2c2a0,
-                       opens)
-        self.kernel.close_mailbox(PF, 0x2c2a0, 0x40100)
-        self.assertEqual('0x2c2a0', self.kernel.read(path))
 
     @ddt.data(('0x1002', 'ada', 1), ('0x10de', 'volta', 1),
               ('0x10de', None, 1), ('0x10de', 'ada', 3_600_001),

@@ -550,6 +550,7 @@ class Programming(TestCase):
         thread.join()
 
 
+@ddt.ddt
 class Mailbox(TestCase):
     """Guests that have the card programmed themselves."""
 
@@ -589,28 +590,10 @@ class Mailbox(TestCase):
         self.guest_loads(OTHER)
         self.refused(errno.ENOENT, FUNCTION)
 
-    def test_closed_by_an_earlier_release(self):
-        """No guest had compute units: its requests are opened again, for the
-        host's files."""
+    @ddt.data('0x6c3a2', ALL_CLOSED)
+    def test_operator_has_closed_them(self, mask):
         known = self.program(self.start({'address': A,
-                                         'mailbox_disabled': ALL_CLOSED}))
-        self.assertEqual([], [*self.driver.check(known[A])])
-        self.kernel.guest_takes(USER)
-        self.guest_loads(FUNCTION)
-        self.refused(errno.ENOENT, OTHER)
-        region, = self.driver.examine(A, known[A]).regions
-        self.assertFalse(region.guest_can_reprogram)
-
-    def test_closed_by_an_earlier_release_of_an_old_driver(self):
-        self.start({'address': A, 'mailbox_disabled': ALL_CLOSED, 'faults': {
-            'attributes': {'config_xclbin_change': 'missing'}}})
-        self.assertFalse(self.region().guest_can_reprogram)
-        self.assertEqual(ALL_CLOSED, self.kernel.read(
-            f'bus/pci/devices/{A}/config_mailbox_channel_disable'))
-
-    def test_operator_has_closed_them(self):
-        known = self.program(self.start({'address': A,
-                                         'mailbox_disabled': '0x6c3a2'}))
+                                         'mailbox_disabled': mask}))
         self.kernel.guest_takes(USER)
         self.refused(errno.ETIMEDOUT, FUNCTION)
         found, = self.driver.check(known[A])
