@@ -6,7 +6,6 @@ Gaudi and other AI cards, cryptography. A rule states type, vendor and product.
 Source of vendors: the PCI ID repository.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -67,53 +66,43 @@ class PciRuleDriver(slot.SlotDriver):
     def _ineffective(self):
         """Yield a sentence for each rule that matches no usable function, and
         for each function that several rules match."""
-        found: dict = collections.defaultdict(list)
-        bridges: dict = collections.defaultdict(list)
-        several = []
-        all_rules = wanted()
+        there = []
         for address in self.names(pci.DEVICES):
-            try:
-                if pci.physical_function(self.kernel, address):
-                    continue
-                values = self._values(address)
-            except (OSError, ValueError):
-                continue
-            matching = [r for r in all_rules if r.matches(values)]
-            for rule in matching:
-                (bridges if _is_bridge(values) else found)[rule.text].append(
-                    address)
-            if len(matching) > 1 and not _is_bridge(values):
-                several.append(
-                    f'{address} is matched by "{matching[0].text}" and by '
-                    f'"{matching[1].text}" of {OPTION}: the first one '
-                    f'applies.')
-        for rule in all_rules:
-            if bridges[rule.text]:
-                yield (f'{rule} matches the bridge {bridges[rule.text][0]}, '
+            with contextlib.suppress(OSError, ValueError):
+                there.append(rules.Function(
+                    self._values(address),
+                    pci.physical_function(self.kernel, address) or ''))
+        for rule in wanted():
+            found = [f for f in there if not f.pf and rule.matches(f.values)]
+            bridges = [f for f in found if _is_bridge(f.values)]
+            if bridges:
+                yield (f'{rule} matches the bridge {bridges[0].address}, '
                        f'which no guest can have: narrow the rule.')
-            elif not found[rule.text]:
-                yield self._without_match(rule)
-        yield from several
+            elif not found:
+                yield self._without_match(rule, there)
+        for function in there:
+            matching = [r for r in wanted() if r.matches(function.values)]
+            if len(matching) > 1 and not (
+                    function.pf or _is_bridge(function.values)):
+                yield (f'{function.address} is matched by '
+                       f'"{matching[0].text}" and by "{matching[1].text}" of '
+                       f'{OPTION}: the first one applies.')
 
-    def _without_match(self, rule):
+    @staticmethod
+    def _without_match(rule, there):
         without_driver = dataclasses.replace(rule, pairs={
             key: value for key, value in rule.pairs.items()
             if key != 'driver'})
-        vf = ''
-        for address in self.names(pci.DEVICES):
-            with contextlib.suppress(OSError, ValueError):
-                if not without_driver.matches(self._values(address)):
-                    continue
-                pf = pci.physical_function(self.kernel, address)
-                if not pf:
-                    return (f'{rule} matches {address} but for its driver, '
-                            f'which is '
-                            f'{pci.driver(self.kernel, address) or "none"}: '
-                            f'bind the other one, or correct the rule.')
-                vf = f'{address} of {pf}'
-        if vf:
-            return (f'{rule} matches only VFs, as {vf}: name the function that '
-                    f'has them.')
+        found = [f for f in there if without_driver.matches(f.values)]
+        for function in found:
+            if not function.pf:
+                return (f'{rule} matches {function.address} but for its '
+                        f'driver, which is '
+                        f'{function.values["driver"] or "none"}: bind the '
+                        f'other one, or correct the rule.')
+        if found:
+            return (f'{rule} matches only VFs, as {found[0].address} of '
+                    f'{found[0].pf}: name the function that has them.')
         return f'{rule} matches no device of this host: correct or remove it.'
 
     # Discovery
@@ -175,11 +164,7 @@ class PciRuleDriver(slot.SlotDriver):
 
     def _values(self, address):
         return {
-            **({'subsystem': pci.subsystem(self.kernel, address)}
-               if any('subsystem' in rule.pairs for rule in wanted()) else {}),
-            'address': address,
-            'vendor': pci.identifier(self.kernel, address, 'vendor'),
-            'product': pci.identifier(self.kernel, address, 'device'),
+            **rules.values_at(self.kernel, address),
             'class': f'{pci.class_code(self.kernel, address):06x}',
             'driver': pci.driver(self.kernel, address) or ''}
 

@@ -113,12 +113,12 @@ def functions(kernel) -> list[Function]:
             if pci.class_code(kernel, address) >> 16 == pci.BRIDGE:
                 continue
             found.append(Function(
-                _values_at(kernel, address),
+                values_at(kernel, address),
                 pci.physical_function(kernel, address) or ''))
     return found
 
 
-def _values_at(kernel, address) -> dict[str, str]:
+def values_at(kernel, address) -> dict[str, str]:
     """Return the values of a PCI function that rules compare.
 
     :raises OSError, ValueError: the values cannot be read.
@@ -313,7 +313,7 @@ class DeviceRules:
             if pci.ADDRESS.fullmatch(address):
                 # a device that cannot be read might match a rule
                 with contextlib.suppress(OSError, ValueError):
-                    values = _values_at(kernel, address)
+                    values = values_at(kernel, address)
             else:
                 values.update(vendor='', product='', subsystem='')
             if any(rule.matches(values) for rule in self.include):
