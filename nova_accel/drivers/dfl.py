@@ -157,10 +157,11 @@ class DflDriver(base.PciDriver):
         if not count:
             return
         implemented = self._implemented(address)
-        if any(port.vfs is not None for port in self._ports(address, [])):
+        ports = self._ports(address, [])
+        if _have_slot(ports):
             self._enable_slot(address, count)
             return
-        present = {port.id for port in self._ports(address, [])}
+        present = {port.id for port in ports}
         if not present.union(range(count)).issuperset(range(implemented)):
             # nova-compute was killed between releasing a port and creating
             # VFs; ports that are assigned to the PF again have no driver
@@ -273,7 +274,7 @@ class DflDriver(base.PciDriver):
             return ''
         if address in sriov.wanted():
             return sriov.NONE
-        if any(port.vfs is not None for port in self._ports(address, [])):
+        if _have_slot(self._ports(address, [])):
             return (f'it is a board of OFS, and guests get the VFs of its '
                     f'slot, of which it has none: have them created by '
                     f'{sriov.OPTION} = {address}=<number of VFs>, under '
@@ -448,7 +449,7 @@ class DflDriver(base.PciDriver):
                              and not base.is_fixed(address)),
             # by the FME, which goes with the PF
             'guest_can_reprogram': not vfs}
-        failed = self._manager_state(fme).endswith('error')
+        failed = self._manager(fme, 'state').endswith('error')
         regions = {}
         for port in ports:
             region = model.Region(index=port.id, function_uuid=None, **common)
@@ -494,7 +495,7 @@ class DflDriver(base.PciDriver):
         :raises Defect: the port is being programmed, stuck, or dead.
         """
         if port.vfs is not None:
-            if self._manager_state(fme) in _PROGRAMMING:
+            if self._manager(fme, 'state') in _PROGRAMMING:
                 raise _Defect('it is being programmed')
             return self._function_of_slot(port.vfs)
         try:
@@ -502,7 +503,7 @@ class DflDriver(base.PciDriver):
         except OSError as e:
             if e.errno != errno.EBUSY:
                 raise
-            if self._manager_state(fme) in _PROGRAMMING:
+            if self._manager(fme, 'state') in _PROGRAMMING:
                 raise _Defect('it is being programmed') from None
             raise _Stuck(_stuck(port.function)) from None
         function = model.uuid_hex(text)
@@ -552,9 +553,6 @@ class DflDriver(base.PciDriver):
             pass
         return ''
 
-    def _manager_state(self, fme) -> str:
-        return self._manager(fme, 'state')
-
     def _with_handle(self, region, port, address, vfs, lowest):
         if port.vfs is not None:
             return self._with_slot(region, address, port.vfs)
@@ -593,8 +591,7 @@ class DflDriver(base.PciDriver):
             count = int(self.kernel.read(f'{fme}/ports_num'))
         except (OSError, ValueError):
             return
-        implemented = sum(name.startswith('dfl-fme-region.')
-                          for name in self.kernel.listdir(fme))
+        implemented = self._implemented(address)
         if hidden:
             reason = (f'{", ".join(sorted(hidden))} may have it and is not '
                       f'bound to {KERNEL_DRIVER}: it was never seen')
@@ -711,7 +708,7 @@ class DflDriver(base.PciDriver):
                     f'{", ".join(taken)} of it may be in use: do so when its '
                     f'servers are gone.')
             ports = self._ports(address, vfs)
-            is_slot = any(port.vfs is not None for port in ports)
+            is_slot = _have_slot(ports)
             released = sorted(port.id for port in ports
                               if port.function != address)
             if not is_slot and len(released) != len(vfs):
@@ -832,6 +829,11 @@ class DflDriver(base.PciDriver):
         if not limited.wait_until(are_there, REBIND_SECONDS):
             raise _Defect(f'after {REBIND_SECONDS} seconds not all of its '
                           f'{count} ports are there')
+
+
+def _have_slot(ports) -> bool:
+    """Return whether a port of a PF is that of a slot."""
+    return any(port.vfs is not None for port in ports)
 
 
 def _stuck(function) -> str:
