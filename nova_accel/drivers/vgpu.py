@@ -236,14 +236,8 @@ class VgpuDriver(base.PciDriver):
         """Return whether a parent can create mediated devices that appear as
         PCI devices in a guest."""
         place = f'{MDEV_BUS}/{parent}/mdev_supported_types'
-        return any(self._device_api(f'{place}/{name}') == _DEVICE_API
+        return any(self._optional(f'{place}/{name}/device_api') == _DEVICE_API
                    for name in self.names(place))
-
-    def _device_api(self, place) -> str:
-        try:
-            return self.kernel.read(f'{place}/device_api')
-        except OSError:
-            return ''
 
     def may_be_mine(self, address):
         # only check that types exist; reading them calls the card's driver,
@@ -384,7 +378,7 @@ class VgpuDriver(base.PciDriver):
         place = f'{MDEV_BUS}/{parent}/mdev_supported_types'
         found = []
         for name in sorted(self.names(place), key=_natural):
-            if self._device_api(f'{place}/{name}') != _DEVICE_API:
+            if self._optional(f'{place}/{name}/device_api') != _DEVICE_API:
                 continue
             try:
                 text = self.kernel.read(f'{place}/{name}/available_instances')
