@@ -294,10 +294,8 @@ class XrtDriver(base.PciDriver):
 
     def _number(self, address, name) -> int | None:
         """Return the number (decimal or 0x...) in an attribute, or None."""
-        try:
-            return int(self.kernel.read(pci.path(address, name)), 0)
-        except FileNotFoundError:
-            return None
+        text = self.attribute(address, name)
+        return None if text is None else int(text, 0)
 
     def _user_function(self, device) -> str:
         """Return the PCI address of the user function of a card.
@@ -464,10 +462,7 @@ class XrtDriver(base.PciDriver):
 
         The attribute has a line for each slot. The first line is for the FPGA.
         """
-        try:
-            lines = self.kernel.read(pci.path(user, 'xclbinuuid')).split()
-        except FileNotFoundError:
-            return None
+        lines = (self.attribute(user, 'xclbinuuid') or '').split()
         function = model.uuid_hex(lines[0]) if lines else _NULL
         return None if function == _NULL else function
 
@@ -587,10 +582,7 @@ class XrtDriver(base.PciDriver):
         return 'reset of the dynamic region'
 
     def _is_versal(self, address) -> bool:
-        try:
-            return self.kernel.read(pci.path(address, 'versal')) != '0'
-        except FileNotFoundError:
-            return False
+        return self.attribute(address, 'versal') not in (None, '0')
 
     def _forget_shown(self, what, user, bitstream):
         """Bind xocl again before programming, if it shows another function.

@@ -121,9 +121,7 @@ def _meant(kernel, function, own, path, end, port,
     """
     *ports, at = path
     yield from _errors(own, '')
-    if at == function:
-        end = own
-    else:
+    if at != function:
         yield from _errors(end, f' at port {at}')
     if ports:
         yield from _errors(port, f' at port {ports[-1]}')
