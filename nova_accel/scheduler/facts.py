@@ -101,6 +101,11 @@ class Facts:
         """Return the UUID of the root of the provider's tree, its host."""
         return self._summaries[provider].get('root_provider_uuid', provider)
 
+    def hosts(self) -> list[str]:
+        """Return the UUIDs of the root providers."""
+        return [provider for provider, summary in self._summaries.items()
+                if summary.get('root_provider_uuid', provider) == provider]
+
     def place(self, provider: str) -> tuple[str | None, str | None]:
         """Return the NUMA node and the PCI root complex of a provider; see
         naming.place_of()."""

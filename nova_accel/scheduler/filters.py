@@ -69,19 +69,21 @@ class Listed(list[facts.Candidate]):
 
 
 def _look(manager, context, spec, candidates, summaries):
+    candidates.default_factory = Listed
     for provider, listed in candidates.items():
         candidates[provider] = Listed(listed)
     try:
         found = SCHEDULINGS.begin(spec, summaries)
     except Exception:
         LOG.exception(UNTOLD)
-        return
+        return None
     if found.requests:
         unseen.add(_get, found, manager, context, spec, candidates, summaries)
         unseen.order_forced(found, spec, candidates)
+    return found.part
 
 
-seam.install_answer(_look)
+seam.install_answer(_look, lambda spec: SCHEDULINGS.widen(spec))
 
 
 class AcceleratorFilter(filters.BaseHostFilter):

@@ -54,8 +54,6 @@ class Expected:
     hosts: tuple[str, ...] = ()
     #: how often other requests got the chosen room first
     retries: int = 0
-    #: domains of which all hosts are known although Placement's answer was cut
-    whole: set[str] = dataclasses.field(default_factory=set)
 
 
 def names_host(spec) -> bool:
@@ -112,6 +110,12 @@ class Scheduling:
         self.near: near.Choice | None = None
         #: HostState objects of Nova from which near was chosen
         self.hosts: Sequence[typing.Any] = ()
+        #: domains of which all hosts are known although Placement's answer was
+        #: cut off
+        self.whole: set[str] = set()
+        #: the hosts of such domains with room for all servers: UUID -> summary.
+        #: Nova filters and weighs them only. None: all hosts of the answer
+        self.part: dict[str, facts.Summary] | None = None
 
     def choose_near(self, free: Mapping[str, int]) -> near.Choice:
         """Choose domains of hosts, once for all servers of the request.
@@ -128,6 +132,10 @@ class Scheduling:
             return self.near
         domains = self.facts.domains(free)
         unreported = near.unreported(self.affinity.levels, domains.values())
+        if unreported and self.part is not None:
+            unreported = near.unreported(
+                self.affinity.levels,
+                self.facts.domains(self.facts.hosts()).values())
         for level in self.affinity.levels if free else ():
             if level in unreported:
                 _ONCE.log(('near', level), LOG.warning,
@@ -135,17 +143,21 @@ class Scheduling:
                           'correct the flavor.', unreported[level])
             else:
                 _ONCE.forget('near', level)
+        servers = self.expected.servers
         # first domains whose hosts are all known
         whole = {host: count for host, count in free.items()
-                 if self.expected.whole.intersection(
-                     domains[host].values())}
+                 if self.whole.intersection(domains[host].values())}
         for known in whole, free:
-            if known:
+            fits = sum(known.values()) >= servers
+            # if part does not suffice, Nova gets all hosts; see widen()
+            if known and (fits or known is free and self.part is None):
                 self.near = near.choose(
-                    self.affinity.levels, self.expected.servers, known,
+                    self.affinity.levels, servers, known,
                     domains, members, fullest=not self.expected.retries)
                 if not self.near.refusal:
                     break
+        if self.part is not None and self.near and self.near.refusal:
+            self.near = None
         return self.near or near.Choice({})
 
     def count(self, server: str) -> None:
@@ -239,11 +251,13 @@ class Schedulings:
 
     def retry(self, spec) -> bool:
         """Return whether to schedule a request once more that found no host.
-        This is the case if other requests took the room in its chosen domain.
+        This is the case if other requests took the room in its chosen domain,
+        and Nova may not use other domains, or did not get their hosts.
         """
         begun = self._begun.get(spec)
         if (begun is None or begun.near is None or begun.near.refusal
-                or not any(level.required for level in begun.affinity.levels)
+                or begun.part is None and not any(
+                    level.required for level in begun.affinity.levels)
                 or begun.expected.retries >= _RETRIES):
             return False
         LOG.info('Other requests took the room that was chosen for server %s '
@@ -260,10 +274,21 @@ class Schedulings:
                     for server in begun.counted:
                         host.instances.pop(server, None)
         self.expect(spec, dataclasses.replace(
-            begun.expected, retries=begun.expected.retries + 1, whole=set()))
+            begun.expected, retries=begun.expected.retries + 1))
         with self._lock:
             # Nova may find no host before it begins
             self._begun.pop(spec, None)
+        return True
+
+    def widen(self, spec) -> bool:
+        """Return whether to pass all hosts of Placement's answer to Nova,
+        because those of Scheduling.part do not suffice: other filters dropped
+        too many of them. No server of the request has a host yet.
+        """
+        begun = self._begun.get(spec)
+        if begun is None or begun.part is None or begun.near is not None:
+            return False
+        begun.part = begun.refused = None
         return True
 
     def begin(self, spec, summaries: Mapping[str, facts.Summary] | None,

@@ -42,12 +42,17 @@ _RPC = 'select_destinations'
 _LONGEST_DELAY = 30
 
 
-def install_answer(look: Callable[..., typing.Any]) -> bool:
+def install_answer(look: Callable[..., typing.Any],
+                   widen: Callable[[typing.Any], bool] = lambda spec: False,
+                   ) -> bool:
     """Call a function with Placement's answer before Nova reads it; idempotent.
 
     :param look: takes the SchedulerManager, the context, the RequestSpec, the
-        candidates by provider and the summaries, and may add to both. Its
+        candidates by provider and the summaries, and may add to both. If it
+        returns the summaries of some hosts, Nova gets only these hosts. Its
         errors are logged, and the scheduling continues.
+    :param widen: takes the RequestSpec if Nova found no host among some hosts,
+        and returns whether Nova gets all hosts now.
     :returns: whether this Nova has the method in a known form. If not, that is
         logged as an error, and servers are scheduled without regard to loaded
         functions.
@@ -65,17 +70,26 @@ def install_answer(look: Callable[..., typing.Any]) -> bool:
 
     def shown(original, self, context, spec_obj, instance_uuids,
               alloc_reqs_by_rp_uuid, provider_summaries, *args, **kwargs):
+        def scheduled(summaries):
+            return original(self, context, spec_obj, instance_uuids,
+                            alloc_reqs_by_rp_uuid, summaries, *args, **kwargs)
+
+        some = None
         # a rebuild has no answer
         if alloc_reqs_by_rp_uuid is not None:
             try:
-                look(self, context, spec_obj, alloc_reqs_by_rp_uuid,
-                     provider_summaries)
+                some = look(self, context, spec_obj, alloc_reqs_by_rp_uuid,
+                            provider_summaries)
             except Exception as error:
                 LOG.warning('A server is scheduled with the part of the '
                             'answer that Placement gave: %s', error)
-        return original(self, context, spec_obj, instance_uuids,
-                        alloc_reqs_by_rp_uuid, provider_summaries, *args,
-                        **kwargs)
+        if some is not None:
+            try:
+                return scheduled(some)
+            except exception.NoValidHost:
+                if not _is_retried(widen, spec_obj):
+                    raise
+        return scheduled(provider_summaries)
     wrapping.wrap(manager.SchedulerManager, _ANSWERED, shown)
     return True
 

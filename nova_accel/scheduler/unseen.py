@@ -12,7 +12,6 @@ of each. The candidates are added to those that Nova filters, weighs and
 claims.
 """
 
-import collections
 from collections.abc import Callable
 import random
 import typing
@@ -36,9 +35,8 @@ _HOSTS = 3
 _ASKED = 6
 #: maximum number of candidates of one host
 _CANDIDATES = 16
-#: number of domains in one query, and maximum number of queries
-_DOMAINS = 16
-_QUESTIONS = 3
+#: number of domains in each query. A query takes longer if it has more domains
+_DOMAINS = 8, 16, 24
 #: maximum number of candidates of the domains in a query
 _OF_DOMAINS = 1000
 #: version of Placement with required=in:, also several times
@@ -68,10 +66,11 @@ def add(get: Callable, found: scheduling.Scheduling, manager, context, spec,
         return
     query = [(key, value) for key, value in parse.parse_qsl(question)
              if key != 'limit']
-    if missing:
-        _add_carrying(get, missing, question, query, candidates, summaries)
     if found.affinity.levels:
         _add_domains(get, found, query, candidates, summaries)
+    # near hosts are more important than loaded functions
+    if missing and found.part is None:
+        _add_carrying(get, missing, question, query, candidates, summaries)
 
 
 def _add_carrying(get, missing, question, query, candidates, summaries):
@@ -106,36 +105,59 @@ def _add_carrying(get, missing, question, query, candidates, summaries):
 def _add_domains(get, found, query, candidates, summaries):
     """Add all candidates of some domains if Placement's answer was cut off.
 
-    Placement is asked once for several domains, and again for other domains if
-    none of the first has room for all servers.
+    Placement is asked once for several domains, and if a level is required,
+    again for other domains if none of the first has room for all servers. If
+    the domains have room, Nova gets only their hosts.
     """
-    levels = found.affinity.levels
+    levels, servers = found.affinity.levels, found.expected.servers
     level = next((level for level in levels if level.required), levels[-1])
-    roots = sorted({summary.get('root_provider_uuid') or provider
-                    for provider, summary in summaries.items()})
-    there = found.facts.domains(roots)
-    seen = [domain for root in _sample(roots, len(roots))
-            if (domain := there[root].get(level.name))]
+    if found.expected.retries and not level.required:
+        # the hosts of whole domains did not suffice
+        return
+    room = _room(found, level, found.facts.hosts(), candidates)
     wanted = list(dict.fromkeys((
         *(member[level.name] for member in found.expected.members or ()
           if level.name in member),
-        *(domain for domain, _ in collections.Counter(seen).most_common()))))
-    for _ in range(_QUESTIONS):
-        some, wanted = wanted[:_DOMAINS], wanted[_DOMAINS:]
+        *sorted(_sample(sorted(room), len(room)), key=lambda domain: (
+            # the fullest one that is known to have room for all, or else the
+            # one with the most room
+            (0, not found.expected.retries and room[domain])
+            if room[domain] >= servers else (1, -room[domain]))))))
+    for number in _DOMAINS if level.required else _DOMAINS[:1]:
+        some, wanted = wanted[:number], wanted[number:]
         if not some:
             return
-        answer = _ask(get, '/allocation_candidates?' + parse.urlencode([
-            *query, ('required', f'in:{",".join(sorted(some))}'),
-            ('limit', str(_OF_DOMAINS))]),
-            allocation_requests=list, provider_summaries=dict)
+        answer = _of_domains(get, query, some)
         _add(answer, candidates, summaries)
-        found.expected.whole.update(some)
-        room = near.room(level.name, {
-            provider: found.facts.servers(listed)
-            for provider, listed in candidates.items()},
-            found.facts.domains(candidates))
-        if max(room.get(one, 0) for one in some) >= found.expected.servers:
+        found.whole.update(some)
+        hosts = [provider for provider in answer['provider_summaries']
+                 if found.facts.root(provider) == provider]
+        room_of = _room(found, level, hosts, candidates)
+        if max(room_of.values(), default=0) >= servers or (
+                not level.required and sum(room_of.values()) >= servers):
+            found.part = {host: summaries[host] for host in hosts}
             return
+
+
+def _of_domains(get, query, domains):
+    """Send Nova's question for the hosts of some domains to Placement."""
+    query = [*query, ('required', f'in:{",".join(sorted(domains))}')]
+    merged = placement.merged(query)
+    answer = _ask(get, '/allocation_candidates?' + parse.urlencode([
+        *(merged.query if merged else query), ('limit', str(_OF_DOMAINS))]),
+        allocation_requests=list, provider_summaries=dict)
+    if merged:
+        merged.split(answer)
+    return answer
+
+
+def _room(found, level, hosts, candidates):
+    """Return how many servers of the request fit into each domain."""
+    domains = found.facts.domains(hosts)
+    return near.room(level.name, {
+        host: found.facts.servers(candidates.get(host, ()))
+        for host in hosts if level.name in domains[host]},
+        domains, found.affinity.levels)
 
 
 def _is_cut(candidates):

@@ -7,15 +7,21 @@ domains are reported as nova-compute does it. As in test_operations, a docstring
 """
 
 import functools
+import itertools
 from unittest import mock
+import uuid
 
 import fixtures
 from nova import exception
+from nova.scheduler.filters import compute_filter
 from nova.scheduler import utils
 from nova.virt import fake
 
 from nova_accel import naming
-from tests.functional.scheduler import GPU, SchedulerTestBase
+from nova_accel.scheduler import filters
+from nova_accel.scheduler import unseen
+from tests.functional.scheduler import (
+    FPGA, GPU, OTHER, WANTED, SchedulerTestBase)
 
 REQUIRED, PREFERRED = 'rack=required', 'rack=preferred'
 
@@ -51,10 +57,15 @@ class NearTestBase(SchedulerTestBase):
         trait = naming.near_trait('rack', rack, 'test')
         self.near[name] = [trait]
         self.host(name, gpus=gpus, **where)
+        self.near_traits(name, rack)
+
+    def near_traits(self, name, rack, *also):
         root = self._get_provider_uuid_by_host(name)
-        self.placement.put(f'/traits/{trait}', {}, version='1.6')
+        traits = naming.near_trait('rack', rack, 'test'), *also
+        for trait in traits:
+            self.placement.put(f'/traits/{trait}', {}, version='1.6')
         self._set_provider_traits(root, [
-            *self._get_provider_traits(root), trait])
+            *self._get_provider_traits(root), *traits])
 
     @functools.cache
     def near_flavor(self, near, gpus=8):
@@ -312,3 +323,80 @@ class CutTest(NearTestBase):
         # Nova's question, and one for some domains
         self.assertEqual(2, len(self.gets), self.gets)
         self.assertIn('CUSTOM_NEAR_RACK', self.gets[1])
+
+    def test_filters_drop_hosts_of_the_domain(self):
+        """Nova gets the hosts of one domain, and then all hosts."""
+        self.flags(max_placement_results=8, group='scheduler')
+        self.racks(a=3, b=3, c=3)
+        passes, seen = compute_filter.ComputeFilter.host_passes, []
+
+        def dropped(filter_, host, spec):
+            seen.append(host.host)
+            return host.host[0] not in self.gets[-1].partition(
+                'CUSTOM_NEAR_RACK_')[2][:1].lower() and passes(
+                    filter_, host, spec)
+        for near in REQUIRED, PREFERRED:
+            with mock.patch.object(unseen, '_DOMAINS', (1,)), (
+                    mock.patch.object(compute_filter.ComputeFilter,
+                                      'host_passes', dropped)):
+                self.gets.clear()
+                seen.clear()
+                servers = self.job(near, 2)
+            self.assertEqual(2, len(self.gets), self.gets)
+            asked, = {host[0] for host in seen[:3]}
+            self.assertEqual(1, len(self.racks_of(servers) - {asked}))
+            self.assertTrue(len(seen) > 8, seen)
+            for server in servers:
+                self._delete_server(server)
+
+    def test_one_group_less(self):
+        """Placement has the same candidates for both questions."""
+        for name, function in (('a0', WANTED), ('a1', OTHER), ('b0', None),
+                               ('c0', WANTED)):
+            self.host(name, function, OTHER, gpus=4)
+            self.near_traits(name, name[0], *['CUSTOM_A'] * (name < 'b'))
+        self._set_provider_traits(self.regions['b0/1'], ['CUSTOM_A'])
+        zone, storage = str(uuid.uuid4()), str(uuid.uuid4())
+        shared = self._post_resource_provider('storage')['uuid']
+        self._set_inventory(shared, {'resource_class': 'DISK_GB',
+                                     'total': 100})
+        self._set_provider_traits(shared, ['MISC_SHARES_VIA_AGGREGATE'])
+        roots = [self._get_provider_uuid_by_host(name)
+                 for name in ('a0', 'a1', 'b0')]
+        for provider, aggregates in ((shared, [zone, storage]),
+                                     (roots[0], [zone, storage]),
+                                     (roots[1], [storage]),
+                                     (roots[2], [zone, storage])):
+            self.placement.put(
+                f'/resource_providers/{provider}/aggregates',
+                {'aggregates': aggregates, 'resource_provider_generation': (
+                    self._get_resource_provider_by_uuid(
+                        provider)['generation'])}, version='1.19')
+        wanted = naming.function_trait(WANTED)
+        counts = set()
+        for extra in itertools.product(
+                ((), ('required', 'CUSTOM_A'), ('required', '!CUSTOM_A')),
+                ((), ('required1', f'in:{wanted}'), ('required1', '!CUSTOM_A'),
+                 ('required1', 'CUSTOM_A')),
+                ((), ('member_of', zone)),
+                ((), ('root_required', 'CUSTOM_A'))):
+            query = [('resources', 'VCPU:1,DISK_GB:1'),
+                     ('resources1', f'{FPGA}:1'), *filter(None, extra)]
+            domains = [naming.near_trait('rack', rack, 'test')
+                       for rack in 'ab']
+            found = self.candidates(query, domains)
+            with mock.patch.object(unseen.placement, 'merged',
+                                   lambda query: None):
+                self.assertEqual(self.candidates(query, domains), found)
+            counts.add(len(found))
+        self.assertTrue({0, 2, 4, 12} <= counts, counts)
+
+    @staticmethod
+    def candidates(query, domains):
+        return sorted(str((sorted(
+            (provider, sorted(given['resources'].items()))
+            for provider, given in candidate['allocations'].items()),
+            sorted((suffix, sorted(listed)) for suffix, listed
+                   in candidate['mappings'].items())))
+            for candidate in unseen._of_domains(filters._get, query, domains)[
+                'allocation_requests'])

@@ -108,7 +108,8 @@ class SchedulerTest(testtools.TestCase):
         unseen.CONF.set_override('max_placement_results', 2, 'scheduler')
         self.addCleanup(unseen.CONF.clear_override, 'max_placement_results',
                         'scheduler')
-        seam.install_answer(lambda *args: filters._look(*args))
+        seam.install_answer(lambda *args: filters._look(*args),
+                            lambda spec: filters.SCHEDULINGS.widen(spec))
         seam.install_reason(lambda *args: fault.reason(
             self.get, filters.SCHEDULINGS, *args),
             lambda spec: filters.SCHEDULINGS.end(spec),

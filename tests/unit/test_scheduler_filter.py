@@ -402,6 +402,52 @@ class NearTest(FilterTestCase):
         self.assertTrue(self.schedulings.retry(spec))
         self.assertIn(spec.instance_uuid, hosts[0].instances)
 
+    def test_part(self):
+        """Nova has the hosts of some domains only: it gets all of them if
+        these do not suffice, and nothing was decided."""
+        for near, servers in ('rack=required', 5), ('rack=preferred', 5):
+            spec, hosts = self.begin(near, scheduling.Expected(servers), a0=2,
+                                     b0=2)
+            self.assertFalse(self.schedulings.widen(spec))
+            for dropped, enough in (0, True), (1, False), (3, False):
+                self.scheduling.part, self.scheduling.near = {}, None
+                with self.assertNoLogs('nova_accel', 'INFO'):
+                    self.assertEqual(enough, bool(self.filter(
+                        spec, hosts[dropped:3])))
+                self.assertEqual(not enough, self.schedulings.widen(spec))
+            # once
+            self.assertFalse(self.schedulings.widen(spec))
+            self.assertTrue(self.filter(spec, hosts))
+
+    def test_level_outside_the_part(self):
+        """A host that Nova does not get reports a level."""
+        spec, hosts = self.begin('rail=preferred,rack=preferred')
+        summaries = self.scheduling.facts._summaries
+        summaries['b0']['traits'].append('CUSTOM_NEAR_RAIL_1')
+        self.scheduling.part = {}
+        with self.assertNoLogs('nova_accel', 'WARNING'):
+            self.assertTrue(self.filter(spec, hosts[:3]))
+
+    def test_whole_domains_first(self):
+        """All hosts of b are known; they count if they suffice."""
+        for servers in 3, 6, 7:
+            spec, hosts = self.begin(
+                'rack=preferred', scheduling.Expected(servers), a2=2)
+            self.scheduling.whole.add('CUSTOM_NEAR_RACK_B')
+            self.filter(spec, hosts)
+            order = self.scheduling.near.order
+            self.assertEqual(servers > 6, 'a0' in order)
+
+    def test_again_without_the_part(self):
+        """Hosts of preferred domains were taken: once more with all."""
+        spec, hosts = self.begin('rack=preferred', scheduling.Expected(2))
+        self.scheduling.part = {}
+        self.filter(spec, hosts)
+        self.assertFalse(self.schedulings.widen(spec))
+        self.assertTrue(self.schedulings.retry(spec))
+        self.filter(spec, hosts)
+        self.assertFalse(self.schedulings.retry(spec))
+
     def test_apart(self):
         group = objects.InstanceGroup(
             policy='anti-affinity', rules={'max_server_per_host': '2'},

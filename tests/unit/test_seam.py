@@ -61,6 +61,30 @@ class AnswerTest(testtools.TestCase):
                 'context', 'spec', ['uuid'], {}, {})[0])
         self.assertIn('HTTP 500', logs.output[0])
 
+    def test_some_hosts_first(self):
+        passed = []
+
+        def few(self, context, spec_obj, instance_uuids,
+                alloc_reqs_by_rp_uuid, provider_summaries):
+            passed.append(provider_summaries)
+            if provider_summaries == 'some':
+                raise exception.NoValidHost(reason='')
+            return 'hosts'
+        arguments = 'context', 'spec', ['uuid'], {}, 'all'
+        for widen, raises in ((lambda spec: spec == 'spec', False),
+                              (lambda spec: False, True),
+                              (lambda spec: 1 / 0, True)):
+            scheduler = self.nova(few)
+            seam.install_answer(lambda *args: 'some', widen)
+            passed.clear()
+            if raises:
+                self.assertRaises(exception.NoValidHost,
+                                  scheduler._select_destinations, *arguments)
+            else:
+                self.assertEqual(
+                    'hosts', scheduler._select_destinations(*arguments))
+            self.assertEqual(['some', 'all'][:2 - raises], passed)
+
     def test_another_nova(self):
         def renamed(self, context, spec):
             return 'hosts'

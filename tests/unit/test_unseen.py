@@ -240,7 +240,7 @@ class DomainsTest(testtools.TestCase):
     def get(self, url, version):
         asked = parse.parse_qs(url.partition('?')[2])
         self.assertEqual(['1000'], asked['limit'])
-        self.assertEqual([f'{self.GPU}:8'], asked['resources1'])
+        self.assertEqual([f'VCPU:1,{self.GPU}:8'], asked['resources'])
         domains, = asked['required']
         racks = [trait[-1].lower()
                  for trait in domains.removeprefix('in:').split(',')]
@@ -251,12 +251,18 @@ class DomainsTest(testtools.TestCase):
         return response(allocation_requests=found,
                         provider_summaries=summaries)
 
-    def add(self, near='rack=required', servers=3, members=()):
-        """The hosts of candidates, for each its number."""
+    def add(self, near='rack=required', servers=3, members=(), retries=0,
+            also=()):
+        """The hosts of candidates.
+
+        :param also: hosts in the cut answer, beside one of each rack.
+        """
+        self.asked.clear()
         expected = scheduling.Expected(servers, tuple(
-            {'rack': f'CUSTOM_NEAR_RACK_{one.upper()}'} for one in members))
-        found, summaries = self.part([
-            f'{rack}1' for rack in self.RACKS if f'{rack}1' not in self.full])
+            {'rack': f'CUSTOM_NEAR_RACK_{one.upper()}'} for one in members),
+            retries=retries)
+        found, summaries = self.part([*also, *(
+            f'{rack}1' for rack in self.RACKS if f'{rack}1' not in self.full)])
         spec = objects.RequestSpec(flavor=objects.Flavor(extra_specs={
             f'resources1:{self.GPU}': '8', **(
                 {'accel:near': near} if near else {})}))
@@ -268,25 +274,57 @@ class DomainsTest(testtools.TestCase):
                 candidates[provider].append(one)
         unseen.add(self.get, begun, types.SimpleNamespace(
             host_manager=None), None, spec, candidates, summaries)
-        self.assertEqual({domain[-1].lower() for domain in expected.whole},
+        self.assertEqual({domain[-1].lower() for domain in begun.whole},
                          set(''.join(self.asked)))
+        self.begun = begun
         for provider, listed in candidates.items():
             self.assertEqual(1, len(listed), provider)
             self.assertIn(provider, summaries)
+            self.assertEqual({'', '1'}, listed[0]['mappings'].keys())
         return {provider for provider in candidates
                 if not provider.endswith('gpus')}
 
     def test_first_servers(self):
         found = self.add()
         asked, = self.asked
-        self.assertEqual(16, len({*asked}))
-        self.assertEqual(26 + 2 * 16, len(found))
+        self.assertEqual(8, len({*asked}))
+        self.assertEqual(26 + 2 * 8, len(found))
+        # Nova gets these domains only
+        self.assertEqual({f'{rack}{n}' for rack in asked for n in range(3)},
+                         self.begun.part.keys())
 
     def test_no_room(self):
-        """Other domains are asked for until one has room."""
+        """Other domains are asked for until one has room, if required."""
         self.add(servers=4)
-        self.assertEqual([16, 10], list(map(len, self.asked)))
+        self.assertEqual([8, 16, 2], list(map(len, self.asked)))
         self.assertEqual({*self.RACKS}, set(''.join(self.asked)))
+        self.assertIsNone(self.begun.part)
+        for servers, is_enough in (4, True), (24, True), (25, False):
+            self.add('rack=preferred', servers=servers)
+            self.assertEqual([8], list(map(len, self.asked)))
+            self.assertEqual(is_enough, self.begun.part is not None)
+
+    def test_best_domains(self):
+        """Those that are known to have room, the fullest first."""
+        # each of a and b has two hosts in the answer, and c has three
+        also = ['a0', 'b0', 'c0', 'c2']
+        with mock.patch.object(unseen, '_DOMAINS', (2, 2)):
+            for servers, asked in ((2, 'ab'), (3, 'c')):
+                self.add(servers=servers, also=also)
+                self.assertIn(asked, self.asked[0])
+        with mock.patch.object(unseen, '_DOMAINS', (1,)):
+            self.assertEqual({'a', 'b'}, {
+                self.add(servers=2, also=also) and self.asked[0]
+                for _ in range(40)})
+            # other requests were faster: any with room
+            self.assertEqual({'a', 'b', 'c'}, {
+                self.add(servers=2, also=also, retries=1) and self.asked[0]
+                for _ in range(60)})
+
+    def test_domains_were_not_enough(self):
+        self.add('rack=preferred', retries=1)
+        self.assertEqual([], self.asked)
+        self.assertIsNone(self.begun.part)
 
     def test_members(self):
         found = self.add('rack=preferred', 1, members='q')
@@ -294,8 +332,62 @@ class DomainsTest(testtools.TestCase):
         self.assertTrue({'q0', 'q2'} <= found)
 
     def test_not_asked(self):
-        self.add(near='')
-        self.add('rail=required')
+        for near in '', 'rail=required':
+            self.add(near)
+            self.assertEqual([], self.asked)
         unseen.CONF.set_override('max_placement_results', 27, 'scheduler')
         self.add()
         self.assertEqual([], self.asked)
+
+
+class MergedTest(testtools.TestCase):
+    """A question with one group less. With a real Placement:
+    tests/functional, test_near."""
+
+    @staticmethod
+    def merged(question):
+        return placement.merged(parse.parse_qsl(question))
+
+    def test_question(self):
+        found = self.merged(
+            'resources=VCPU:1,MEMORY_MB:64&resources1=CUSTOM_GPU:2&required=A,'
+            '!B&required=in:C,D&required1=E,!F&member_of=zone&root_required=!G')
+        self.assertEqual(
+            'resources=VCPU:1,MEMORY_MB:64,CUSTOM_GPU:2&required=A&'
+            'required=in:C,D&required=E&member_of=zone&root_required=!G',
+            parse.urlencode(found.query, safe=':,!'))
+        self.assertEqual({'': ['A,!B', 'in:C,D'], '1': ['E,!F']},
+                         found.required)
+
+    def test_not_possible(self):
+        for question in (
+                'resources=VCPU:1', 'resources1=CUSTOM_GPU:2',
+                'resources=VCPU:1&resources1=CUSTOM_GPU:2&resources2=FPGA:1',
+                'resources=VCPU:1&resources1=CUSTOM_GPU:2,CUSTOM_MEMORY:1',
+                'resources=VCPU:1,CUSTOM_GPU:1&resources1=CUSTOM_GPU:2',
+                'resources=VCPU:1&resources1=CUSTOM_GPU:2&member_of1=zone',
+                'resources=VCPU:1&resources1=CUSTOM_GPU:2&same_subtree=1'):
+            self.assertIsNone(self.merged(question), question)
+
+    def test_answer(self):
+        """A trait of the device does not count for the host, and the other
+        way round."""
+        question = 'resources=VCPU:1&resources1=CUSTOM_GPU:2&required=A,!B&' \
+                   'required=in:C,D&required1=E,!F'
+        for host, device, is_kept in (
+                ('AC', 'E', True), ('ADF', 'EB', True), ('C', 'AE', False),
+                ('AE', 'C', False), ('ACE', '', False), ('ABC', 'E', False),
+                ('AC', 'EF', False), ('A', 'E', False)):
+            answer = {
+                'allocation_requests': [{
+                    'allocations': {
+                        'h': {'resources': {'VCPU': 1}},
+                        'd': {'resources': {'CUSTOM_GPU': 2}}},
+                    'mappings': {'': ['h', 'd']}}],
+                'provider_summaries': {
+                    'h': {'traits': [*host]}, 'd': {'traits': [*device]}}}
+            self.merged(question).split(answer)
+            self.assertEqual(
+                [{'': ['h'], '1': ['d']}] * is_kept,
+                [one['mappings'] for one in answer['allocation_requests']],
+                (host, device))
