@@ -325,7 +325,7 @@ class CutTest(NearTestBase):
         self.assertIn('CUSTOM_NEAR_RACK', self.gets[1])
 
     def test_filters_drop_hosts_of_the_domain(self):
-        """Nova gets the hosts of one domain, and then all hosts."""
+        # Nova gets the hosts of one domain, and then all hosts
         self.flags(max_placement_results=8, group='scheduler')
         self.racks(a=3, b=3, c=3)
         passes, seen = compute_filter.ComputeFilter.host_passes, []
@@ -350,7 +350,7 @@ class CutTest(NearTestBase):
                 self._delete_server(server)
 
     def test_one_group_less(self):
-        """Placement has the same candidates for both questions."""
+        # Placement has the same candidates for both questions
         for name, function in (('a0', WANTED), ('a1', OTHER), ('b0', None),
                                ('c0', WANTED)):
             self.host(name, function, OTHER, gpus=4)
