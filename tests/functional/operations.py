@@ -9,7 +9,7 @@ import nova.conf
 from nova.limit import local as local_limit
 from nova.virt.libvirt import driver as libvirt_driver
 
-from nova_accel.attach import carried
+from nova_accel.attach import carrying
 from nova_accel import model
 from nova_accel.virt import guest as guests
 from tests.functional import base
@@ -140,7 +140,7 @@ class OperationsTestBase(base.AcceleratorTestBase):
         return said(
             c for c in self.claims(host) if c.instance_uuid == server['id']
             and c.state is not model.ClaimState.DELETING), said(
-                carried.parse(text, server['id']).claims if text else ())
+                carrying.parse(text, server['id']).claims if text else ())
 
     def allocated(self, consumer):
         return sorted(

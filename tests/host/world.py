@@ -23,7 +23,7 @@ import uuid
 
 import fixtures
 
-from nova_accel.attach import carried
+from nova_accel.attach import carrying
 from nova_accel import model
 from nova_accel.store import claim_store
 from tests.host import base
@@ -400,7 +400,7 @@ class World:
             if server.uuid not in guests:
                 continue
             text = guests[server.uuid]['carried']
-            there = carried.parse(text, server.uuid).claims if text else ()
+            there = carrying.parse(text, server.uuid).claims if text else ()
             if {_identity(c) for c in there} != {
                     _identity(c) for c in claims
                     if c.instance_uuid == server.uuid}:

@@ -6,7 +6,7 @@ import uuid
 
 import testtools
 
-from nova_accel.attach import carried
+from nova_accel.attach import carrying
 from nova_accel import model
 
 NODE, RUN, SERVER, OTHER = (str(uuid.UUID(int=n)) for n in range(1, 5))
@@ -27,16 +27,16 @@ VALUES = None, True, 7, 1.5, 'x', [], [1], {}, {'type': 'PCI'}
 class CarriedTest(testtools.TestCase):
 
     def text(self, **changes):
-        return json.loads(carried.as_text(
-            carried.Carried(NODE, RUN, 3, (CLAIM,)))) | changes
+        return json.loads(carrying.as_text(
+            carrying.Carried(NODE, RUN, 3, (CLAIM,)))) | changes
 
     def assertRefused(self, found):
-        self.assertRaises(carried.Refused, carried.parse, json.dumps(found),
+        self.assertRaises(carrying.Refused, carrying.parse, json.dumps(found),
                           SERVER)
 
     def test_as_written(self):
-        found = carried.parse(json.dumps(self.text()), SERVER)
-        self.assertEqual(carried.Carried(NODE, RUN, 3, (CLAIM,)), found)
+        found = carrying.parse(json.dumps(self.text()), SERVER)
+        self.assertEqual(carrying.Carried(NODE, RUN, 3, (CLAIM,)), found)
         claim, = found.claims
         # what does not count where claims are compared
         self.assertEqual((CLAIM.since, CLAIM.handle.managed, (
@@ -44,7 +44,7 @@ class CarriedTest(testtools.TestCase):
                                        claim.handle.addresses))
 
     def test_another_server(self):
-        self.assertRaises(carried.Refused, carried.parse,
+        self.assertRaises(carrying.Refused, carrying.parse,
                           json.dumps(self.text()), OTHER)
 
     def test_other_values(self):
@@ -57,9 +57,9 @@ class CarriedTest(testtools.TestCase):
         for name, before in claim.items():
             for value in VALUES:
                 if type(value) is type(before) or (
-                        value is None and name in carried._OPTIONAL
+                        value is None and name in carrying._OPTIONAL
                         or name == 'region_index' and value in (None, 7)
-                        or name in carried._OPTIONAL and value == 'x'):
+                        or name in carrying._OPTIONAL and value == 'x'):
                     continue
                 self.assertRefused(self.text(
                     claims=[claim | {name: value}]))
@@ -86,4 +86,4 @@ class CarriedTest(testtools.TestCase):
 
     def test_not_json(self):
         for text in ('{', 'null', '[]', '"x"', '[' * 100000):
-            self.assertRaises(carried.Refused, carried.parse, text, SERVER)
+            self.assertRaises(carrying.Refused, carrying.parse, text, SERVER)
