@@ -28,7 +28,6 @@ from nova_accel.attach import following as claim_following
 from nova_accel.attach import guests as server_guests
 from nova_accel.attach import gate as region_gate
 from nova_accel.attach import handles as attach_handles
-from nova_accel.attach import handover_results
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import loading
 from nova_accel.attach import migratable
@@ -198,9 +197,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     readiness = device_readiness.Readiness(
         inventory, holdings, preparation, programming, regions)
     handles = attach_handles.Handles(
-        inventory, holdings, cloud, calls,
-        handover_results.HandoverResults(inventory, holdings), regions,
-        readiness, publisher)
+        inventory, holdings, cloud, calls, regions, readiness, publisher)
     releases = server_releases.Releases(holdings, handles, publisher, servers)
     moves = server_moves.Moves(
         cloud, holdings, reshape, servers, releases, carrying)

@@ -7,10 +7,16 @@ handles are cleaned at the same time. If cleaning fails, the claim stays, and
 cleaning is retried.
 
 For example, server A has a disk, and is deleted. attach.releases makes its
-claim DELETING. The driver erases the disk, attach.handover_results writes the
-result into the journal, the claim ends, and Placement shows the disk as free.
-If the driver takes longer than [accel] device_timeout, its call continues in
-the background, and the claim ends when the call succeeds.
+claim DELETING. The driver erases the disk, the result is written into the
+journal, the claim ends, and Placement shows the disk as free. If the driver
+takes longer than [accel] device_timeout, its call continues in the background,
+and the claim ends when the call succeeds.
+
+The result depends on the policy. With the policy reset, a disk whose driver
+erases it by a reset is clean. A reset does not clear everything in a GPU: its
+result is "reset only", and the handle counts as unclean if the operator
+configures a stricter policy later. With the policy operator the claim waits
+until the operator releases it.
 
 For cards that are absent or at another address see _clean_when_back() and
 _follow().
@@ -24,12 +30,12 @@ import time
 from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import driver_calls
-from nova_accel.attach import handover_results
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import loading
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness as device_readiness
 from nova_accel import conf
+from nova_accel.drivers import base
 from nova_accel.drivers import handover
 from nova_accel import exception
 from nova_accel.health import signals
@@ -55,7 +61,6 @@ class Handles:
     _holdings: server_holdings.Holdings
     _cloud: novas.Cloud
     _calls: driver_calls.DriverCalls
-    _results: handover_results.HandoverResults
     _regions: cleaning.Regions
     _readiness: device_readiness.Readiness
     _publisher: publishing.Publisher
@@ -157,7 +162,7 @@ class Handles:
                 done = self._regions.clean(claims)
             if device:
                 for claim in claims:
-                    self._results.write(claim, device, done)
+                    self._write_result(claim, device, done)
             return True
         except exception.AcceleratorError as error:
             new = [claim for claim in claims if str(error) != claim.error]
@@ -167,7 +172,7 @@ class Handles:
                           claim.holder, error)
                 self._holdings.keep_error(claim, str(error))
                 if device:
-                    self._results.note(claim, device, 'none', str(error))
+                    self._note(claim, device, 'none', str(error))
             return False
 
     def _clean_when_back(self, claims, device):
@@ -246,7 +251,7 @@ class Handles:
                     raise exception.DeviceTimeout(f'{hangs}.')
                 if not self._inventory.prepares_every_handle(device):
                     # the driver cleans nothing, or has created nothing
-                    self._results.write(claim, device, None)
+                    self._write_result(claim, device, None)
                 return True
             driver = self._inventory.driver_of(device)
 
@@ -302,7 +307,7 @@ class Handles:
                     'there', claim.handle.address, claim.holder,
                     f'serial number {claim.serial}' if claim.serial
                     else f'product {claim.ids}')
-        self._results.note(claim, other, 'none', values.EXCHANGED)
+        self._note(claim, other, 'none', values.EXCHANGED)
         is_anothers = any(c.card.identifies(other.card)
                           for c in self._holdings.all() if c != claim)
         if not is_anothers and (
@@ -332,6 +337,95 @@ class Handles:
             text = str(error) or repr(error)
             # the journal has each error once, not once per attempt
             if any(text not in c.error for c in self._holdings.now([claim])):
-                self._results.note(claim, device, 'none', text)
+                self._note(claim, device, 'none', text)
             raise
-        self._results.write(claim, device, done)
+        self._write_result(claim, device, done)
+
+    # Results
+
+    def _write_result(self, claim: model.Claim, device: model.Device,
+                      done: str | None) -> None:
+        """Write the result of a release, after the driver has finished.
+
+        With the policy operator, the claim becomes WAITING.
+
+        :param done: how the driver cleaned the handle, or None if the driver
+            cleaned nothing.
+        :raises AcceleratorsUnavailable: the store cannot be written.
+        """
+        result = values.CLEAN if done else 'not cleaned'
+        policy = handover.policy(device, claim.handle.address)
+        left = _region(
+            self._inventory.devices.get(device.address), claim)
+        if (done and claim.prepared and left
+                and policy is handover.Policy.RESET
+                and left.origin != model.OPERATOR):
+            # a reset does not remove what a project has loaded
+            result = values.RESET_ONLY
+        elif (done and claim.prepared and claim.region_index is None
+              and policy is handover.Policy.RESET
+              and not self._inventory.driver_of(device).RESET_IS_ALL):
+            result = values.RESET_ONLY
+        elif (done and claim.prepared and left and device.memory
+              and 'memory cleared' not in done):
+            result = values.MEMORY_KEPT
+        waits = policy is handover.Policy.OPERATOR and not claim.created_type
+        if waits:
+            LOG.warning('%s, which server %s had, is withheld until the '
+                        'operator has cleaned it and gives the command '
+                        'nova-accel release %s', claim.handle.address,
+                        claim.holder, claim.handle.address)
+            result = 'waits for the operator'
+        elif not done and policy is not handover.Policy.NONE and (
+                claim.region_index is None and not claim.created_type):
+            LOG.warning('%s, which server %s had, is not cleaned for the next '
+                        'server: the driver %s has cleaned nothing, and the '
+                        'policy is %s', claim.handle.address, claim.holder,
+                        device.driver, policy.value)
+        self._note_unclean(claim, device, policy, done)
+        self._note(claim, device, done or 'none', result)
+        if waits:
+            self._holdings.await_operator(claim)
+
+    def _note_unclean(self, claim, device, policy, done):
+        """Store how clean the handle of an ending claim is.
+
+        The handle counts as unclean if the operator later configures a policy
+        under which it would have been cleaned better.
+
+        :raises AcceleratorsUnavailable: the store cannot be written.
+        """
+        if not claim.prepared or claim.created_type:
+            # the server left nothing on it
+            return
+        none = handover.Policy.NONE
+        if policy is none or policy is handover.Policy.RESET and not done:
+            self._holdings.note_unclean(claim, device, none.value)
+        elif policy is handover.Policy.RESET and (
+                claim.region_index is not None
+                or not self._inventory.driver_of(device).RESET_IS_ALL):
+            self._holdings.note_unclean(claim, device, policy.value)
+        else:
+            is_shown = base.facts_of(done).get('memory') != (
+                handover.NOT_SHOWN)
+            self._holdings.note_unclean(
+                claim, device, None if is_shown else handover.NOT_SHOWN)
+
+    def _note(self, claim: model.Claim, device: model.Device, method: str,
+              result: str) -> None:
+        """Add a hand-over to the journal.
+
+        :param device: the device as it was before the release.
+        :param method: what driver.release() returned, or 'none' if the device
+            was not cleaned.
+        """
+        now = self._inventory.devices.get(claim.device_address)
+        self._holdings.note_handover(
+            device, _region(device, claim), _region(now, claim),
+            str(method), result, claim, base.shown_of(method))
+
+
+def _region(device: model.Device | None, claim: model.Claim,
+            ) -> model.Region | None:
+    """Return the region of a claim, or None without a device or region."""
+    return device.find_region(claim.region_index) if device else None
