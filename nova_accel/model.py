@@ -467,7 +467,7 @@ class Claim:
     #: after prepare()
     prepared: bool = False
     #: JSON of the part of the request for the driver, '' if unknown; written
-    #: and read by attach.driver_calls
+    #: and read by attach.readiness
     driver_request: str = ''
     #: JSON of what the driver passed to Use.remember(), '' for nothing
     driver_memory: str = ''

@@ -23,7 +23,6 @@ from nova_accel.attach import claiming
 from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import descriptions as device_descriptions
-from nova_accel.attach import driver_calls
 from nova_accel.attach import following as claim_following
 from nova_accel.attach import guests as server_guests
 from nova_accel.attach import gate as region_gate
@@ -34,7 +33,6 @@ from nova_accel.attach import migratable
 from nova_accel.attach import moves as server_moves
 from nova_accel.attach import operators_images as images_of_operator
 from nova_accel.attach import owner_reports
-from nova_accel.attach import preparation as handle_preparation
 from nova_accel.attach import programming as region_programming
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness as device_readiness
@@ -86,7 +84,6 @@ class Host:
     following: claim_following.Following
     guests: server_guests.Guests
     moves: server_moves.Moves
-    preparation: handle_preparation.Preparation
     programming: region_programming.Programming
     readiness: device_readiness.Readiness
     releases: server_releases.Releases
@@ -192,12 +189,10 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     operators_images = images_of_operator.OperatorsImages(
         inventory, holdings, cloud, loader, gate)
     regions = cleaning.Regions(inventory, operators_images)
-    calls = driver_calls.DriverCalls(inventory, holdings)
-    preparation = handle_preparation.Preparation(inventory, holdings, calls)
     readiness = device_readiness.Readiness(
-        inventory, holdings, preparation, programming, regions)
+        inventory, holdings, programming, regions)
     handles = attach_handles.Handles(
-        inventory, holdings, cloud, calls, regions, readiness, publisher)
+        inventory, holdings, cloud, regions, readiness, publisher)
     releases = server_releases.Releases(holdings, handles, publisher, servers)
     moves = server_moves.Moves(
         cloud, holdings, reshape, servers, releases, carrying)
@@ -205,7 +200,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     accelerators = server_accelerators.Accelerators(
         cloud, inventory, holdings, publisher, readiness, settling, reshape,
         choice, claiming.Claiming(
-            store, inventory, holdings, preparation, choice, gate, releases),
+            store, inventory, holdings, readiness, choice, gate, releases),
         servers, releases, moves, following)
     guests = server_guests.Guests(
         cloud, inventory, holdings, servers, accelerators, choice, releases)
@@ -231,12 +226,11 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         kernel, store, inventory, holdings,
         accelerators=accelerators,
         migratable=migratable.MigratableDevices(
-            inventory, holdings, preparation, accelerators),
+            inventory, holdings, readiness, accelerators),
         carrying=carrying,
         descriptions=device_descriptions.Descriptions(inventory, holdings),
         following=following,
-        guests=guests, moves=moves, preparation=preparation,
-        programming=programming,
+        guests=guests, moves=moves, programming=programming,
         readiness=readiness, releases=releases,
         runtime=runtime_programming.RuntimeProgramming(
             cloud, inventory, holdings, programming, readiness, servers,
@@ -371,7 +365,7 @@ def _make_again(host):
     def make(claims):
         for claim in claims:
             try:
-                host.preparation.prepare([claim], fresh=False)
+                host.readiness.prepare([claim], fresh=False)
             except Exception as error:
                 LOG.error('The vGPU of server %s could not be created again: '
                           '%s', claim.instance_uuid, error)

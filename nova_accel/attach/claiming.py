@@ -16,11 +16,10 @@ import dataclasses
 from oslo_utils import uuidutils
 
 from nova_accel.attach import choice as device_choice
-from nova_accel.attach import driver_calls
 from nova_accel.attach import gate as region_gate
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
-from nova_accel.attach import preparation as handle_preparation
+from nova_accel.attach import readiness as device_readiness
 from nova_accel.attach import releases as server_releases
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
@@ -34,7 +33,7 @@ class Claiming:
     _store: claim_store.ClaimStore
     _inventory: host_inventory.Inventory
     _holdings: server_holdings.Holdings
-    _preparation: handle_preparation.Preparation
+    _readiness: device_readiness.Readiness
     _choice: device_choice.Choice
     _gate: region_gate.Gate
     _releases: server_releases.Releases
@@ -109,7 +108,7 @@ class Claiming:
         wanted = take.wanted
         for offer in offered:
             self._check_keys(wanted, offer.device)
-        created_type = self._preparation.type_for(wanted, offered[0].device)
+        created_type = self._readiness.type_for(wanted, offered[0].device)
         shown = self._inventory.shown.providers()
         index = shown[take.provider_uuid].region_index
         return [model.Claim(
@@ -122,7 +121,7 @@ class Claiming:
             device_address=offer.device.address,
             region_index=index,
             handle=offer.handle, created_type=created_type,
-            driver_request=driver_calls.for_driver(wanted),
+            driver_request=device_readiness.for_driver(wanted),
             operators_bitstream=None if index is None
             else offer.device.region(index).operators_bitstream)
             for offer in offered]

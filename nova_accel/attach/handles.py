@@ -29,7 +29,6 @@ import time
 
 from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
-from nova_accel.attach import driver_calls
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import loading
 from nova_accel.attach import publishing
@@ -60,7 +59,6 @@ class Handles:
     _inventory: host_inventory.Inventory
     _holdings: server_holdings.Holdings
     _cloud: novas.Cloud
-    _calls: driver_calls.DriverCalls
     _regions: cleaning.Regions
     _readiness: device_readiness.Readiness
     _publisher: publishing.Publisher
@@ -257,7 +255,7 @@ class Handles:
 
             def release(*args):
                 self._release_by(driver, claim, *args)
-            self._calls.call(
+            self._readiness.call(
                 device, claim,
                 f'Releasing {claim.handle.address} of {device.address}',
                 release, late=late)

@@ -7,7 +7,7 @@ import dataclasses
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
-from nova_accel.attach import preparation as handle_preparation
+from nova_accel.attach import readiness as device_readiness
 from nova_accel import exception
 from nova_accel.host import vfio
 from nova_accel import inventory as host_inventory
@@ -22,7 +22,7 @@ class MigratableDevices:
 
     _inventory: host_inventory.Inventory
     _holdings: server_holdings.Holdings
-    _preparation: handle_preparation.Preparation
+    _readiness: device_readiness.Readiness
     _accelerators: server_accelerators.Accelerators
 
     def of_claims(self, claims: Iterable[model.Claim],
@@ -71,7 +71,7 @@ class MigratableDevices:
         devices = self._inventory.devices
         return sorted(self._described(
             wanted, device, offer.handle,
-            self._preparation.type_for(wanted, device))
+            self._readiness.type_for(wanted, device))
             for wanted, offer
             in self._accelerators.would_get(server, allocations, moving=True)
             for device in [devices[offer.part[0]]])
