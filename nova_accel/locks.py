@@ -37,7 +37,7 @@ ORDER = (
     'cache',       # bitstream.cache: leases and removal
     'begin',       # attach.loading: a programming begins or is given up
     'attempts',    # attach.programming: bitstreams of projects are counted
-    'ordered',     # attach.gate: regions programmed without a server
+    'ordered',     # attach.regions: regions programmed without a server
     'reporting',   # Nova's resource tracker: COMPUTE_RESOURCE_SEMAPHORE
     'background',  # host.limited: one piece of work at a time
     'scan',        # inventory.scan_state

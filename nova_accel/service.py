@@ -20,18 +20,15 @@ from nova_accel.attach import attempts
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import choice as device_choice
 from nova_accel.attach import claiming
-from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import descriptions as device_descriptions
 from nova_accel.attach import following as claim_following
 from nova_accel.attach import guests as server_guests
-from nova_accel.attach import gate as region_gate
 from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import loading
 from nova_accel.attach import migratable
 from nova_accel.attach import moves as server_moves
-from nova_accel.attach import operators_images as images_of_operator
 from nova_accel.attach import owner_reports
 from nova_accel.attach import programming as region_programming
 from nova_accel.attach import publishing
@@ -39,6 +36,7 @@ from nova_accel.attach import readiness as device_readiness
 from nova_accel.attach import reallocation
 from nova_accel.attach import reattachment as guest_reattachment
 from nova_accel.attach import reconcile
+from nova_accel.attach import regions as free_regions
 from nova_accel.attach import releases as server_releases
 from nova_accel.attach import reshape as allocation_moves
 from nova_accel.attach import runtime as runtime_programming
@@ -183,12 +181,9 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     reshape = allocation_moves.Reshape(inventory, holdings, cloud)
     following = claim_following.Following(inventory, holdings, cloud)
     loader = loading.Loader(inventory, holdings, cloud)
-    gate = region_gate.Gate()
     programming = region_programming.Programming(
         inventory, holdings, publisher, loader, attempts.Attempts(store))
-    operators_images = images_of_operator.OperatorsImages(
-        inventory, holdings, cloud, loader, gate)
-    regions = cleaning.Regions(inventory, operators_images)
+    regions = free_regions.Regions(inventory, holdings, cloud, loader)
     readiness = device_readiness.Readiness(
         inventory, holdings, programming, regions)
     handles = attach_handles.Handles(
@@ -200,7 +195,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     accelerators = server_accelerators.Accelerators(
         cloud, inventory, holdings, publisher, readiness, settling, reshape,
         choice, claiming.Claiming(
-            store, inventory, holdings, readiness, choice, gate, releases),
+            store, inventory, holdings, readiness, choice, regions, releases),
         servers, releases, moves, following)
     guests = server_guests.Guests(
         cloud, inventory, holdings, servers, accelerators, choice, releases)
@@ -219,8 +214,8 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         cloud, store, inventory, holdings, usage)
     metrics = metrics_file.MetricsFile(store, inventory, loader, usage)
     maintenance = device_maintenance.Maintenance(
-        cloud, kernel, store, inventory, holdings, publisher, gate,
-        operators_images, servers, releases, reconciler)
+        cloud, kernel, store, inventory, holdings, publisher, regions,
+        servers, releases, reconciler)
     healing = server_healing.Healing(cloud, inventory, holdings)
     return Host(
         kernel, store, inventory, holdings,

@@ -17,11 +17,10 @@ import time
 import typing
 
 from nova_accel.attach import cloud as novas
-from nova_accel.attach import gate as region_gate
 from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import operators_images as images
 from nova_accel.attach import publishing
 from nova_accel.attach import reconcile
+from nova_accel.attach import regions
 from nova_accel.attach import releases as server_releases
 from nova_accel.attach import settling
 from nova_accel.drivers import handover
@@ -47,8 +46,7 @@ class Maintenance:
     _inventory: host_inventory.Inventory
     _holdings: server_holdings.Holdings
     _publisher: publishing.Publisher
-    _gate: region_gate.Gate
-    _images: images.OperatorsImages
+    _regions: regions.Regions
     _servers: locks.Locks
     _releases: server_releases.Releases
     _reconciler: reconcile.Reconciler
@@ -76,7 +74,7 @@ class Maintenance:
                 claims=[c for c in claims if c.handle not in held])
         try:
             # wait for a programming that began earlier
-            self._gate.wait(claims)
+            self._regions.gate.wait(claims)
         except exception.DeviceUnavailable as error:
             raise exception.DeviceUnavailable(
                 f'{name} waits to be cleaned while it is being programmed, '
@@ -190,7 +188,7 @@ class Maintenance:
                     f'command again.')
         check_idle()
         try:
-            image = self._images.program(
+            image = self._regions.program(
                 device, region, wanted, check_idle)
         except (exception.ProgrammingFailed, exception.DeviceError) as error:
             self._note_handover(device, region, 'none', str(error))

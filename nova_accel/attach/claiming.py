@@ -16,10 +16,10 @@ import dataclasses
 from oslo_utils import uuidutils
 
 from nova_accel.attach import choice as device_choice
-from nova_accel.attach import gate as region_gate
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
 from nova_accel.attach import readiness as device_readiness
+from nova_accel.attach import regions as free_regions
 from nova_accel.attach import releases as server_releases
 from nova_accel import exception
 from nova_accel import inventory as host_inventory
@@ -35,7 +35,7 @@ class Claiming:
     _holdings: server_holdings.Holdings
     _readiness: device_readiness.Readiness
     _choice: device_choice.Choice
-    _gate: region_gate.Gate
+    _regions: free_regions.Regions
     _releases: server_releases.Releases
 
     def claim(self, server: request.Server, steps: plan.Plan,
@@ -71,7 +71,7 @@ class Claiming:
             self._holdings.claim(claims)
             taken += claims
         # an operator's programming may have begun before the claim
-        self._gate.wait(claims)
+        self._regions.gate.wait(claims)
         return todo
 
     @contextlib.contextmanager

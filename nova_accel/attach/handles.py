@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Clean handles after a server.
 
-A vGPU is removed. An FPGA region is cleaned by attach.cleaning. Other handles
+A vGPU is removed. An FPGA region is cleaned by attach.regions. Other handles
 are cleaned by release() or RESETS of their driver (drivers.contract). All
 handles are cleaned at the same time. If cleaning fails, the claim stays, and
 cleaning is retried.
@@ -27,12 +27,12 @@ from concurrent import futures
 import dataclasses
 import time
 
-from nova_accel.attach import cleaning
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import loading
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness as device_readiness
+from nova_accel.attach import regions as free_regions
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel.drivers import handover
@@ -59,7 +59,7 @@ class Handles:
     _inventory: host_inventory.Inventory
     _holdings: server_holdings.Holdings
     _cloud: novas.Cloud
-    _regions: cleaning.Regions
+    _regions: free_regions.Regions
     _readiness: device_readiness.Readiness
     _publisher: publishing.Publisher
 

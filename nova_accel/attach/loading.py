@@ -59,7 +59,7 @@ class Step:
         """:param check: function that raises AcceleratorError if the region
             must not be programmed now. It reads memory only.
         :param keep: function that keeps builds away from the region, or from
-            other regions of its card (attach.gate).
+            other regions of its card (attach.regions).
         """
         self._check = check
         self._keep = keep

@@ -21,10 +21,10 @@ import dataclasses
 import functools
 import json
 
-from nova_accel.attach import cleaning
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import plan
 from nova_accel.attach import programming as region_programming
+from nova_accel.attach import regions as free_regions
 from nova_accel import conf
 from nova_accel.drivers import base
 from nova_accel import exception
@@ -49,7 +49,7 @@ class Readiness:
     _inventory: host_inventory.Inventory
     _holdings: server_holdings.Holdings
     _programming: region_programming.Programming
-    _regions: cleaning.Regions
+    _regions: free_regions.Regions
 
     def prepare_new(self, context, server: request.Server, claimed: Iterable[
             tuple[request.AcceleratorRequest, Sequence[model.Claim]]],
