@@ -33,8 +33,6 @@ from nova_accel.attach import owner_reports
 from nova_accel.attach import programming as region_programming
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness as device_readiness
-from nova_accel.attach import reallocation
-from nova_accel.attach import reattachment as guest_reattachment
 from nova_accel.attach import reconcile
 from nova_accel.attach import regions as free_regions
 from nova_accel.attach import releases as server_releases
@@ -90,7 +88,6 @@ class Host:
     # providers in Placement, and repairs
     domains: host_domains.Domains
     publisher: publishing.Publisher
-    reattachment: guest_reattachment.Reattachment
     reconciler: reconcile.Reconciler
     reshape: allocation_moves.Reshape
     store_age: age.StoreAge
@@ -199,13 +196,9 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         servers, releases, moves, following)
     guests = server_guests.Guests(
         cloud, inventory, holdings, servers, accelerators, choice, releases)
-    reattachment = guest_reattachment.Reattachment(
-        cloud, inventory, holdings, readiness)
     reconciler = reconcile.Reconciler(
         cloud, inventory, holdings, settling, servers, releases, moves,
-        carrying, guests,
-        reallocation.Reallocation(cloud, inventory, holdings, publisher),
-        reattachment, publisher, following)
+        carrying, guests, readiness, publisher, following)
     paused = server_owners.Paused(cloud, inventory, holdings)
     owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
     usage = device_notices.Usage(cloud, store, inventory, holdings)
@@ -232,8 +225,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
             carrying, owner_reports.OwnerReports(
                 cloud, store, holdings)),
         servers=servers, domains=domains, publisher=publisher,
-        reattachment=reattachment, reconciler=reconciler,
-        reshape=reshape, store_age=store_age,
+        reconciler=reconciler, reshape=reshape, store_age=store_age,
         metrics=metrics, notices=notices, owners=owners, paused=paused,
         usage=usage,
         maintenance=maintenance, healing=healing,

@@ -10,8 +10,8 @@ Verdict    Action
 =========  ===================================================================
 ABANDONED  the claim is released
 NOT_ASKED  the claim is released
-LOST       the device is allocated again, or withheld (attach.reallocation)
-OUT        the device is attached to the running guest (attach.reattachment)
+LOST       the device is allocated again, or withheld
+OUT        the device is attached to the running guest
 ARRIVED    claims of the migration become those of the server
 =========  ===================================================================
 
@@ -21,12 +21,24 @@ its claim is ABANDONED twice, and is released. If the same server is built
 again between the two judgements, the second one finds its new claim, and
 nothing is released.
 
+An allocation is lost if a rebuild or an unshelve fails, because Nova removes it
+although the server stays or its guest runs. An operator may also remove it.
+Placement would then allocate the device to other servers. Until it is allocated
+to the server again, the device is withheld ("unallocated"), and the provider
+shows no free inventory for it.
+
+A running guest lacks a device if nova-compute was killed between detaching and
+attaching it, or if the guest released it after the wait had ended. Failed
+attempts are repeated after 2 minutes, then after 4, and so on up to an hour.
+
 A device that a guest has without a claim is withheld, for example if the store
 was lost and the claim is not restored yet (attach.store_age).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
+import contextlib
 import dataclasses
+import time
 
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import cloud as novas
@@ -36,8 +48,7 @@ from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import judgement
 from nova_accel.attach import moves as server_moves
 from nova_accel.attach import publishing
-from nova_accel.attach import reallocation as claim_reallocation
-from nova_accel.attach import reattachment as guest_reattachment
+from nova_accel.attach import readiness as device_readiness
 from nova_accel.attach import releases as server_releases
 from nova_accel.attach import settling as device_settling
 from nova_accel import conf
@@ -50,6 +61,9 @@ from nova_accel import model
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
+#: seconds until the first retry of a device that could not be attached, and
+#: the maximum
+PAUSE, LONGEST_PAUSE = 120, 3600
 
 _Verdict = judgement.Verdict
 
@@ -65,8 +79,7 @@ class Reconciler:
     _moves: server_moves.Moves
     _carrying: guest_claims.Carrying
     _guests: server_guests.Guests
-    _reallocation: claim_reallocation.Reallocation
-    _reattachment: guest_reattachment.Reattachment
+    _readiness: device_readiness.Readiness
     _publisher: publishing.Publisher
     _following: claim_following.Following
 
@@ -74,6 +87,12 @@ class Reconciler:
         #: uuids of claims whose devices running guests lacked after the last
         #: comparison
         self.out: frozenset[str] = frozenset()
+        #: server -> (time.monotonic() of the next try to attach its devices,
+        #: seconds until the one after it). Initially all servers, because the
+        #: last nova-compute may have ended between detaching and attaching
+        self._pauses: dict[str, tuple[float, float]] = {
+            c.instance_uuid: (float('-inf'), PAUSE)
+            for c in self._holdings.all()}
         self._once = logging.Once()
         self.background = limited.Background(
             self.run, 'Claims could not be compared with libvirt and '
@@ -99,7 +118,7 @@ class Reconciler:
         self._withhold_strangers(snapshot)
         self._remember_cards(snapshot)
         judged = judgement.judge(snapshot)
-        self._reattachment.forget_pauses(snapshot, {
+        self._forget_pauses(snapshot, {
             claim.instance_uuid for (_, verdict), claim in judged.items()
             if verdict is _Verdict.OUT})
         unallocated: list[model.Claim] = []
@@ -118,7 +137,7 @@ class Reconciler:
             # claims of a server that Nova works on are not judged: those
             # without an allocation stay withheld
             before = self._inventory.offers.unallocated
-            self._reallocation.withhold([*unallocated, *(
+            self._withhold_unallocated([*unallocated, *(
                 c for c in self._holdings.all() if c.uuid in before
                 and c.state is not model.ClaimState.DELETING
                 and snapshot.is_lost(c))])
@@ -183,13 +202,13 @@ class Reconciler:
             if found[_Verdict.ARRIVED]:
                 found[_Verdict.OUT] = self._arrive(server_uuid)
             if found[_Verdict.OUT]:
-                out.update(self._reattachment.reattach(
+                out.update(self._reattach(
                     server_uuid, found[_Verdict.OUT],
                     lasts=bool(found[_Verdict.ARRIVED])))
             if failure:
                 raise failure
             if found[_Verdict.LOST]:
-                unallocated += self._reallocation.reallocate(
+                unallocated += self._reallocate(
                     server_uuid, found[_Verdict.LOST])
             gone = [c for c in (
                 *found[_Verdict.ABANDONED], *found[_Verdict.NOT_ASKED])
@@ -254,6 +273,176 @@ class Reconciler:
                 'withheld. See virsh dumpxml %s, and stop or delete the '
                 'server.', server_uuid, address,
                 server_uuid)
+
+    # Lost allocations
+
+    def _withhold_unallocated(self, claims: Iterable[model.Claim]) -> None:
+        """Withhold the devices of claims that have no allocation.
+
+        :param claims: all such claims. Devices of other claims are no longer
+            withheld for this reason.
+        """
+        claims, inventory = list(claims), self._inventory
+        before = inventory.offers.unallocated
+        inventory.offers.unallocated = frozenset(c.uuid for c in claims)
+        changed = before ^ inventory.offers.unallocated
+        if changed:
+            self._publisher.show_devices(
+                [c for c in self._holdings.all() if c.uuid in changed])
+        self._once.only('unallocated', {c.instance_uuid for c in claims})
+        for server_uuid in {c.instance_uuid for c in claims}:
+            self._once.log(
+                ('unallocated', server_uuid), LOG.warning,
+                'Server %s holds accelerators that Placement has not allocated '
+                'to it, for example after a failed unshelve; no other server '
+                'gets them. Confirm or revert its resize, '
+                'shelve and unshelve it, or delete it.', server_uuid)
+
+    def _reallocate(self, server_uuid: str, claims: Collection[model.Claim],
+                    ) -> list[model.Claim]:
+        """Restore the allocations of a server for the devices that it holds on
+        this host, including devices from before a move.
+
+        :returns: the claims that stay without an allocation.
+        """
+        left = []
+        for consumer in sorted({c.consumer_uuid for c in claims}):
+            mine = [c for c in claims if c.consumer_uuid == consumer]
+            server = self._owner_at_rest(mine[0])
+            if server is None:
+                left += mine
+                continue
+            try:
+                wanted = {(c.provider_uuid, c.resource_class) for c in mine}
+                held = [c for c in self._holdings.of(server_uuid, mine[0].role)
+                        if c.consumer_uuid == consumer
+                        and (c.provider_uuid, c.resource_class) in wanted]
+                with self._offered(mine):
+                    self._cloud.reallocate(
+                        server_uuid, consumer,
+                        self._resources(server.accelerators, held))
+            except exception.PlacementUnavailable as error:
+                self._once.log(('unallocated', server_uuid, 'why'),
+                               LOG.warning, '%s', error)
+                left += mine
+                continue
+            LOG.warning('Server %s holds accelerators that Placement had not '
+                        'allocated to %s: they are allocated again',
+                        server_uuid, 'it' if consumer == server_uuid
+                        else f'its migration {consumer}')
+        return left
+
+    def _owner_at_rest(self, claim):
+        """Return Nova's entry of the server of a claim if the server is at
+        rest. Return None if Nova may end or move the claim now."""
+        if claim.role is model.Role.OLD:
+            server = self._cloud.open_moves([claim.consumer_uuid]).get(
+                claim.consumer_uuid)
+            # during a task, the move may fail, and Nova removes its allocation
+            return server if server and not server.task_state else None
+        if self._holdings.of(claim.instance_uuid, model.Role.OLD):
+            # until the move ends, either set of devices may be released
+            return None
+        return next((server for server
+                     in self._cloud.servers([claim.instance_uuid])
+                     if not server.task_state), None)
+
+    @contextlib.contextmanager
+    def _offered(self, claims: Collection[model.Claim]) -> Iterator[None]:
+        """Offer the devices of claims while the context allocates them again,
+        because Placement does not allocate withheld devices.
+
+        After an error the devices are withheld again.
+        """
+        inventory = self._inventory
+        uuids = {c.uuid for c in claims} & inventory.offers.unallocated
+
+        def show(unallocated):
+            if uuids:
+                inventory.offers.unallocated = unallocated
+                self._publisher.show_devices(claims)
+        show(inventory.offers.unallocated - uuids)
+        try:
+            yield
+        except Exception:
+            show(inventory.offers.unallocated | uuids)
+            raise
+
+    @staticmethod
+    def _resources(server, claims):
+        found: dict[str, dict[str, int]] = {}
+        memory = {wanted.group: wanted.memory for wanted in server.requests}
+        for group in {c.group for c in claims}:
+            mine = [c for c in claims if c.group == group]
+            for claim in mine:
+                amounts = found.setdefault(claim.provider_uuid, {})
+                amounts[claim.resource_class] = amounts.get(
+                    claim.resource_class, 0) + 1
+            for name, mib in memory.get(group, {}).items():
+                amounts = found[mine[0].provider_uuid]
+                amounts[name] = amounts.get(name, 0) + mib
+        return found
+
+    # Devices that running guests lack
+
+    def _forget_pauses(self, snapshot: judgement.Snapshot,
+                       out: Collection[str]) -> None:
+        """Forget the pauses between attempts for guests that have all their
+        devices, and for guests that do not run. A start attaches all devices.
+
+        :param out: uuids of servers whose guests run without a device.
+        """
+        busy = {uuid for uuid in snapshot.running
+                if any(map(snapshot.lacks, snapshot.of(uuid)))}
+        self._pauses = {uuid: pause for uuid, pause in self._pauses.items()
+                        if uuid in busy.union(out)}
+
+    def _reattach(self, server_uuid: str, claims: Iterable[model.Claim],
+                  lasts: bool) -> set[str]:
+        """Attach to a running guest the devices that it lost.
+
+        Devices that were detached deliberately (state UNKNOWN) stay detached
+        until nova-compute restarts, or until the owner reboots the server
+        hard. The metadata of the server show the owner such devices.
+
+        :param lasts: see Cloud.attach().
+        :returns: uuids of the claims whose devices are not attached yet.
+        """
+        now = time.monotonic()
+        due, pause = self._pauses.get(server_uuid, (now, PAUSE))
+        if server_uuid not in self._pauses:
+            claims = [c for c in claims if c.state is model.ClaimState.BOUND]
+        # an absent card is attached when it returns, without a pause
+        claims = [c for c in claims
+                  if self._inventory.present(c.device_address)]
+        out = {claim.uuid for claim in claims}
+        if not claims or due > now:
+            return out
+        LOG.warning('Server %s runs without its accelerators: they are '
+                    'attached again', server_uuid)
+        # set first: a call that hangs must not begin again each minute
+        self._pauses[server_uuid] = (
+            now + pause, min(2 * pause, LONGEST_PAUSE))
+        for server in self._cloud.servers([server_uuid]):
+            # a region or device that cannot be attached does not affect the
+            # others
+            for mine in server_holdings.by_region(claims).values():
+                try:
+                    self._readiness.restore(
+                        self._cloud.admin_context(), server.accelerators, mine)
+                    self._cloud.attach(
+                        server_uuid, [c.handle for c in mine], lasts)
+                    out -= {claim.uuid for claim in mine}
+                except Exception as error:
+                    self._holdings.doubt(mine, str(error))
+                    LOG.error('Server %s runs without accelerators (virsh '
+                              'dumpxml %s), which could not be attached to '
+                              'its guest; that is tried again in %d minutes: '
+                              '%s',
+                              server_uuid, server_uuid, pause // 60, error)
+        if not out:
+            self._pauses.pop(server_uuid, None)
+        return out
 
 
 def _entry(server: novas.Instance) -> judgement.Entry:

@@ -39,7 +39,7 @@ _State = signals.State
 _WORDS = {_State.SUSPECT: 'degraded', _State.QUARANTINED: 'failed',
           _State.GONE: 'gone'}
 #: word for a device that is yet to be attached to its running guest
-#: (attach.reattachment)
+#: (attach.reconcile)
 _OUT = 'on its way'
 _NONE: Mapping[str, str] = {}
 _PAUSED = 'paused by an error: hard reboot the server'

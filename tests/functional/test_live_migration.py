@@ -216,7 +216,7 @@ class DetachTest(operations.StepsMixin, LiveMigrationTestBase):
         driver.parts.owners.run()
         self.assertEqual('on its way: 1 of 1', self.api.get_server(
             self.server['id'])['metadata'].get('accel1:health'))
-        driver.parts.reattachment._pauses.clear()
+        driver.parts.reconciler._pauses.clear()
         self.parts(self.destination).holdings.bound_as_before(
             self.parts(self.destination).holdings.of(
                 self.server['id']))

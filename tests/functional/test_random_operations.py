@@ -699,7 +699,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
                 yield
             for compute in self.computes.values():
                 # sooner than after its pause
-                pauses = compute.driver.parts.reattachment._pauses
+                pauses = compute.driver.parts.reconciler._pauses
                 pauses.update({uuid: (float('-inf'), pause)
                                for uuid, (_, pause) in pauses.items()})
             # gives it up, and tries again

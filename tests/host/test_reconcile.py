@@ -9,7 +9,7 @@ import uuid
 
 import fixtures
 
-from nova_accel.attach import reattachment
+from nova_accel.attach import reconcile
 from nova_accel import exception
 from nova_accel import model
 from tests.host import base
@@ -249,7 +249,7 @@ class ReconcileTest(base.HostTestCase):
         self.left_without_its_device()
         now = 1000.0
         self.useFixture(fixtures.MockPatchObject(
-            reattachment, 'time',
+            reconcile, 'time',
             types.SimpleNamespace(monotonic=lambda: now)))
         self.host.cloud.attach_error = RuntimeError('QEMU refuses')
         self.host.cloud.placement_error = exception.PlacementUnavailable('No')
@@ -294,7 +294,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.attach_error = RuntimeError('QEMU refuses')
         now = 1000.0
         self.useFixture(fixtures.MockPatchObject(
-            reattachment, 'time',
+            reconcile, 'time',
             types.SimpleNamespace(monotonic=lambda: now)))
         for _ in range(2):
             # not each time is it tried
@@ -304,7 +304,7 @@ class ReconcileTest(base.HostTestCase):
                 {'accel1:health': 'on its way: 1 of 1'},
                 self.host.cloud.read()['servers'][self.server]['metadata'])
         self.host.cloud.attach_error = None
-        now += reattachment.PAUSE
+        now += reconcile.PAUSE
         self.host.reconcile()
         self.host.owners.run()
         self.assertHas(self.server, vf(A))
