@@ -16,7 +16,6 @@ from nova_accel.admin import healing as server_healing
 from nova_accel.admin import maintenance as device_maintenance
 from nova_accel.admin import orders as operator_orders
 from nova_accel.attach import accelerators as server_accelerators
-from nova_accel.attach import attempts
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import choice as device_choice
 from nova_accel.attach import claiming
@@ -179,7 +178,8 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     following = claim_following.Following(inventory, holdings, cloud)
     loader = loading.Loader(inventory, holdings, cloud)
     programming = region_programming.Programming(
-        inventory, holdings, publisher, loader, attempts.Attempts(store))
+        inventory, holdings, publisher, loader,
+        region_programming.Attempts(store))
     regions = free_regions.Regions(inventory, holdings, cloud, loader)
     readiness = device_readiness.Readiness(
         inventory, holdings, programming, regions)
