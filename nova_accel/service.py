@@ -18,7 +18,6 @@ from nova_accel.admin import orders as operator_orders
 from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import choice as device_choice
-from nova_accel.attach import claiming
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import descriptions as device_descriptions
 from nova_accel.attach import following as claim_following
@@ -188,12 +187,11 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     releases = server_releases.Releases(holdings, handles, publisher, servers)
     moves = server_moves.Moves(
         cloud, holdings, reshape, servers, releases, carrying)
-    choice = device_choice.Choice(inventory, kernel)
+    choice = device_choice.Choice(
+        kernel, store, inventory, holdings, readiness, regions, releases)
     accelerators = server_accelerators.Accelerators(
         cloud, inventory, holdings, publisher, readiness, settling, reshape,
-        choice, claiming.Claiming(
-            store, inventory, holdings, readiness, choice, regions, releases),
-        servers, releases, moves, following)
+        choice, servers, releases, moves, following)
     guests = server_guests.Guests(
         cloud, inventory, holdings, servers, accelerators, choice, releases)
     reconciler = reconcile.Reconciler(

@@ -16,7 +16,6 @@ import dataclasses
 import os_resource_classes
 
 from nova_accel.attach import choice as device_choice
-from nova_accel.attach import claiming as handle_claiming
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import following as claim_following
 from nova_accel.attach import holdings as server_holdings
@@ -54,7 +53,6 @@ class Accelerators:
     _settling: device_settling.Settling
     _reshape: allocation_moves.Reshape
     _choice: device_choice.Choice
-    _claiming: handle_claiming.Claiming
     _servers: locks.Locks
     _releases: server_releases.Releases
     _moves: server_moves.Moves
@@ -117,7 +115,7 @@ class Accelerators:
         """Carry out a plan: claim, program, prepare, bind and publish."""
         taken = [] if claimed is None else claimed
         try:
-            todo = self._claiming.claim(
+            todo = self._choice.claim(
                 server, steps, migration or server.uuid, taken)
             for keep in steps.keep:
                 self._readiness.prepare_held(context, server, keep)
