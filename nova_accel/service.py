@@ -25,7 +25,6 @@ from nova_accel.attach import guests as server_guests
 from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import loading
-from nova_accel.attach import migratable
 from nova_accel.attach import moves as server_moves
 from nova_accel.attach import owner_reports
 from nova_accel.attach import programming as region_programming
@@ -72,7 +71,6 @@ class Host:
     holdings: server_holdings.Holdings
     # the accelerators of servers
     accelerators: server_accelerators.Accelerators
-    migratable: migratable.MigratableDevices
     carrying: guest_claims.Carrying
     descriptions: device_descriptions.Descriptions
     following: claim_following.Following
@@ -211,10 +209,9 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     return Host(
         kernel, store, inventory, holdings,
         accelerators=accelerators,
-        migratable=migratable.MigratableDevices(
-            inventory, holdings, readiness, accelerators),
         carrying=carrying,
-        descriptions=device_descriptions.Descriptions(inventory, holdings),
+        descriptions=device_descriptions.Descriptions(
+            inventory, holdings, readiness, accelerators),
         following=following,
         guests=guests, moves=moves, programming=programming,
         readiness=readiness, releases=releases,

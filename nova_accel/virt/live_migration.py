@@ -72,7 +72,7 @@ class LiveMigrations:
         """:param has_versions: nova.virt.libvirt.host.Host.has_min_version"""
         self._parts = parts
         self._guests = parts.guests
-        self._migratable = parts.migratable
+        self._descriptions = parts.descriptions
         self._cloud = cloud
         self._has_versions = has_versions
 
@@ -133,7 +133,7 @@ class LiveMigrations:
                     f'flavor and an image without hw:viommu_model, or migrate '
                     f'it cold.')
         try:
-            found = self._migratable.of_claims(
+            found = self._descriptions.of_claims(
                 self._parts.holdings.of(instance.uuid))
         except exception.AcceleratorError as error:
             _refuse(f'Server {instance.uuid} stays: {error}')
@@ -142,7 +142,7 @@ class LiveMigrations:
         _note(data, _MOVABLE, json.dumps(found))
 
     def _check_iommufd(self, instance):
-        needed = self._migratable.by_iommu(instance.uuid)
+        needed = self._descriptions.by_iommu(instance.uuid)
         if not needed:
             return
         self._check_versions(instance, 'old', vfio.IOMMUFD_VERSIONS)
@@ -185,7 +185,7 @@ class LiveMigrations:
             It is called only if the server may have such devices: other
             devices must be attached even if the database is unavailable.
         """
-        found = self._migratable.by_iommu(server_uuid)
+        found = self._descriptions.by_iommu(server_uuid)
         if (found and self._has_versions(*vfio.IOMMUFD_VERSIONS)
                 and nova_cloud.server_of(instance()).takes_along):
             return found
@@ -211,7 +211,7 @@ class LiveMigrations:
                     f'destroy), and reboot the server hard.')
         if server.takes_along:
             try:
-                here = self._migratable.of_allocations(server, allocations)
+                here = self._descriptions.of_allocations(server, allocations)
                 _pairs(instance, movable, here)
             except exception.AcceleratorError as error:
                 _refuse(str(error))
@@ -252,7 +252,7 @@ class LiveMigrations:
                 migration=migration)
             if server.takes_along:
                 _map(data, _pairs(instance, moved(data),
-                                  self._migratable.of_claims(claims)))
+                                  self._descriptions.of_claims(claims)))
         except exception.AcceleratorError as error:
             self.release(instance, data)
             raise nova_exception.MigrationError(reason=str(error)) from error
@@ -276,7 +276,7 @@ class LiveMigrations:
                         instance.uuid, model.Role.OLD):
                     holdings.revert(instance.uuid, waiting)
                 self._cloud.change_metadata(
-                    instance, self._parts.descriptions.certificates(
+                    instance, self._descriptions.certificates(
                         nova_cloud.server_of(instance), instance.metadata))
                 if handles := self._guests.handles(instance.uuid):
                     self._cloud.attach(instance.uuid, handles, lasts=True)
@@ -293,7 +293,7 @@ class LiveMigrations:
         """
         if not nova_cloud.server_of(instance).takes_along:
             return 0
-        return self._migratable.memory(instance.uuid)
+        return self._descriptions.memory(instance.uuid)
 
     def allow_downtime(self, instance, guest) -> None:
         """Permit a pause of a guest in a live migration, as long as its flavor

@@ -119,7 +119,7 @@ class VgpuTest(AttachTestCase):
         of it."""
         self.start_vgpus()
         claim = self.give('nvidia-558')
-        taken = self.host.migratable
+        taken = self.host.descriptions
         found, = taken.of_claims([claim])
         self.assertEqual(
             ('1', claim.handle.address), (found.group, found.address))
