@@ -25,7 +25,6 @@ from nova_accel.attach import guests as server_guests
 from nova_accel.attach import handles as attach_handles
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import loading
-from nova_accel.attach import moves as server_moves
 from nova_accel.attach import owner_reports
 from nova_accel.attach import programming as region_programming
 from nova_accel.attach import publishing
@@ -75,7 +74,6 @@ class Host:
     descriptions: device_descriptions.Descriptions
     following: claim_following.Following
     guests: server_guests.Guests
-    moves: server_moves.Moves
     programming: region_programming.Programming
     readiness: device_readiness.Readiness
     releases: server_releases.Releases
@@ -183,17 +181,15 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
     handles = attach_handles.Handles(
         inventory, holdings, cloud, regions, readiness, publisher)
     releases = server_releases.Releases(holdings, handles, publisher, servers)
-    moves = server_moves.Moves(
-        cloud, holdings, reshape, servers, releases, carrying)
     choice = device_choice.Choice(
         kernel, store, inventory, holdings, readiness, regions, releases)
     accelerators = server_accelerators.Accelerators(
         cloud, inventory, holdings, publisher, readiness, settling, reshape,
-        choice, servers, releases, moves, following)
+        choice, servers, releases, carrying, following)
     guests = server_guests.Guests(
         cloud, inventory, holdings, servers, accelerators, choice, releases)
     reconciler = reconcile.Reconciler(
-        cloud, inventory, holdings, settling, servers, releases, moves,
+        cloud, inventory, holdings, settling, servers, releases, accelerators,
         carrying, guests, readiness, publisher, following)
     paused = server_owners.Paused(cloud, inventory, holdings)
     owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
@@ -213,7 +209,7 @@ def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
         descriptions=device_descriptions.Descriptions(
             inventory, holdings, readiness, accelerators),
         following=following,
-        guests=guests, moves=moves, programming=programming,
+        guests=guests, programming=programming,
         readiness=readiness, releases=releases,
         runtime=runtime_programming.RuntimeProgramming(
             cloud, inventory, holdings, programming, readiness, servers,

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
-"""Claim and prepare devices for servers: plug and resume.
+"""Claim and prepare devices for servers, and keep them during moves.
 
 The os-acc specification has three calls, all inside nova-compute. Two are
 here, and attach.guests has the third, unplug.
@@ -9,17 +9,21 @@ plug    Give a server its allocated devices: plan, release surplus claims,
         earlier ones.
 resume  Restore the devices of a server before it starts again. If that fails,
         raise an error that keeps the guest down.
+
+A resize or a migration sets the claims of its server aside: their consumer
+becomes the migration. The claims return to the server if Nova reverts the
+move, and are released if Nova confirms the move.
 """
 
 import dataclasses
 
 import os_resource_classes
 
+from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import choice as device_choice
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import following as claim_following
 from nova_accel.attach import holdings as server_holdings
-from nova_accel.attach import moves as server_moves
 from nova_accel.attach import plan
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness as device_readiness
@@ -43,7 +47,8 @@ _Got = tuple[request.AcceleratorRequest, offers.Offer]
 
 @dataclasses.dataclass(eq=False)
 class Accelerators:
-    """Gives devices to servers of this host, and restores them."""
+    """Gives devices to servers of this host, restores them, and keeps them
+    until a move ends."""
 
     _cloud: novas.Cloud
     _inventory: host_inventory.Inventory
@@ -55,7 +60,7 @@ class Accelerators:
     _choice: device_choice.Choice
     _servers: locks.Locks
     _releases: server_releases.Releases
-    _moves: server_moves.Moves
+    _carrying: guest_claims.Carrying
     _following: claim_following.Following
 
     # Plug
@@ -204,7 +209,7 @@ class Accelerators:
         self._following.run()
         if not self._holdings.of(server.uuid):
             self._settling.settle_now()
-        self._moves.end_earlier(context, server)
+        self.end_earlier(context, server)
         held = self._holdings.of(server.uuid)
         self._readiness.rescan(held)
         steps = plan.Plan(keep=tuple(
@@ -241,3 +246,65 @@ class Accelerators:
         """
         self._releases.begin_postponed(server.uuid)
         self._readiness.restore(context, server, self._holdings.of(server.uuid))
+
+    # Moves
+
+    def set_aside(self, server_uuid: str, migration_uuid: str) -> None:
+        """Keep the devices of a server that moves away until the move ends,
+        and release the devices from before an earlier move."""
+        self._releases.begin_postponed(server_uuid)
+        self._releases.release_all(server_uuid, model.Role.OLD)
+        self._holdings.set_aside(server_uuid, migration_uuid)
+        self._carrying.update(server_uuid)
+
+    def revert_move(self, server_uuid: str, migration_uuid: str) -> None:
+        """Release the present devices of a server, and restore its devices
+        from before the move.
+
+        :raises AcceleratorsUnavailable: the store cannot be written; nothing
+            has changed.
+        """
+        with self._servers.held(server_uuid):
+            back = self._holdings.of_migration(server_uuid, migration_uuid)
+            # without claims of the move, it was reverted before
+            ended = self._holdings.revert(server_uuid, back) if back else []
+            self._carrying.update(server_uuid)
+        self._releases.clean(ended, wait=False)
+
+    def confirm_move(self, server_uuid: str, migration_uuid: str) -> None:
+        """Release the devices that a server had before it moved."""
+        self._releases.clean(self._releases.begin_locked(
+            server_uuid, lambda: self._holdings.of_migration(
+                server_uuid, migration_uuid)))
+        self._carrying.update(server_uuid)
+
+    def end_earlier(self, context, server: request.Server) -> None:
+        """Transfer the claims of an ended move to the server, if Placement has
+        allocated their devices to the server.
+
+        The claims are still those of the move if the store could not be
+        written when the move failed, when Nova reverted it, or when a live
+        migration to this host succeeded.
+        """
+        old = self._holdings.of(server.uuid, model.Role.OLD)
+        if not old:
+            return
+        allocations = self._cloud.allocations(context, server.uuid)
+        located = self._reshape.located(old, allocations)
+        providers = {claim.provider_uuid for claim in located}
+        moves = {claim.consumer_uuid for claim in old}
+        if providers - set(allocations) or any(
+                # in a pool the server may have its new devices, too
+                providers & set(self._cloud.allocations(context, consumer))
+                for consumer in moves):
+            return
+        back = plan.to_come_back(
+            allocations, located, self._reshape.located(
+                self._holdings.of(server.uuid), allocations),
+            lambda: any(map(self._cloud.is_reverted, moves)))
+        if back:
+            uuids = {claim.uuid for claim in back}
+            self._releases.clean(
+                self._holdings.revert(server.uuid, [
+                    claim for claim in old if claim.uuid in uuids]),
+                wait=False)

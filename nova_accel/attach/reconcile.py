@@ -40,13 +40,13 @@ import contextlib
 import dataclasses
 import time
 
+from nova_accel.attach import accelerators as server_accelerators
 from nova_accel.attach import carrying as guest_claims
 from nova_accel.attach import cloud as novas
 from nova_accel.attach import following as claim_following
 from nova_accel.attach import guests as server_guests
 from nova_accel.attach import holdings as server_holdings
 from nova_accel.attach import judgement
-from nova_accel.attach import moves as server_moves
 from nova_accel.attach import publishing
 from nova_accel.attach import readiness as device_readiness
 from nova_accel.attach import releases as server_releases
@@ -76,7 +76,7 @@ class Reconciler:
     _settling: device_settling.Settling
     _servers: locks.Locks
     _releases: server_releases.Releases
-    _moves: server_moves.Moves
+    _accelerators: server_accelerators.Accelerators
     _carrying: guest_claims.Carrying
     _guests: server_guests.Guests
     _readiness: device_readiness.Readiness
@@ -249,7 +249,7 @@ class Reconciler:
                     'Nova: the claims of its migration are its own now',
                     server_uuid)
         for server in self._cloud.servers([server_uuid]):
-            self._moves.end_earlier(
+            self._accelerators.end_earlier(
                 self._cloud.admin_context(), server.accelerators)
         addresses = self._cloud.running().get(server_uuid)
         return [] if addresses is None else [

@@ -548,7 +548,8 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         except Exception:
             with excutils.save_and_reraise_exception():
                 if migration:
-                    self.parts.moves.revert(instance.uuid, migration)
+                    self.parts.accelerators.revert_move(
+                        instance.uuid, migration)
 
     def _set_aside(self, context, instance):
         """Keep the devices of a server that moves away.
@@ -558,21 +559,21 @@ class AccelLibvirtDriver(libvirt_driver.LibvirtDriver):
         if not self.guests.handles(instance.uuid):
             return None
         migration = cloud.migration_of(context, instance).uuid
-        self.parts.moves.set_aside(instance.uuid, migration)
+        self.parts.accelerators.set_aside(instance.uuid, migration)
         return migration
 
     def confirm_migration(self, context, migration, instance, network_info):
         """Release the earlier devices on the source at confirm."""
         super().confirm_migration(context, migration, instance, network_info)
         if self.guests.holds(instance.uuid):
-            self.parts.moves.confirm(instance.uuid, migration.uuid)
+            self.parts.accelerators.confirm_move(instance.uuid, migration.uuid)
 
     def finish_revert_migration(self, context, instance, network_info,
                                 migration, *args, **kwargs):
         """Restore the devices on the source at revert, after destroy() on the
         destination."""
         if self.guests.holds(instance.uuid):
-            self.parts.moves.revert(instance.uuid, migration.uuid)
+            self.parts.accelerators.revert_move(instance.uuid, migration.uuid)
         super().finish_revert_migration(
             context, instance, network_info, migration, *args, **kwargs)
 

@@ -261,7 +261,7 @@ class LiveMigrations:
         """Release the devices of a server that does not arrive by this
         migration. Nova may have begun another migration to this host since."""
         if migration := _migration(data):
-            self._parts.moves.confirm(instance.uuid, migration)
+            self._parts.accelerators.confirm_move(instance.uuid, migration)
 
     def arrive(self, instance) -> None:
         """Attach the prepared devices to a guest that has arrived.

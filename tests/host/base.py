@@ -153,7 +153,7 @@ class Host:
         migration = migration or str(uuid.uuid4())
         self.cloud.move_allocation(uuid_, migration)
         self.cloud.stop_guest(uuid_)
-        self.moves.set_aside(uuid_, migration)
+        self.accelerators.set_aside(uuid_, migration)
         return migration
 
     def resize_here(self, uuid_, allocation, migration=None):
@@ -167,13 +167,13 @@ class Host:
         """:param here: the server was resized on this host, and runs."""
         if not here:
             self.cloud.stop_guest(uuid_, undefine=True)
-        self.moves.confirm(uuid_, migration)
+        self.accelerators.confirm_move(uuid_, migration)
         self.settle()
         self.cloud.allocate(migration, None)
 
     def revert(self, uuid_, migration):
         self.cloud.move_allocation(migration, uuid_)
-        self.moves.revert(uuid_, migration)
+        self.accelerators.revert_move(uuid_, migration)
         self.start_guest(uuid_)
 
     def revert_here(self, uuid_, migration):
@@ -182,7 +182,7 @@ class Host:
         self.cloud.stop_guest(uuid_, undefine=True)
         self.guests.unplug(uuid_)
         self.cloud.move_allocation(migration, uuid_)
-        self.moves.revert(uuid_, migration)
+        self.accelerators.revert_move(uuid_, migration)
 
     def come(self, uuid_, migration, specs, allocation):
         """The new host of a live migration, while the guest runs on the old
@@ -200,7 +200,7 @@ class Host:
 
     def arrive(self, uuid_, migration):
         """The guest runs here."""
-        self.moves.revert(uuid_, migration)
+        self.accelerators.revert_move(uuid_, migration)
         self.cloud.attach(uuid_, self.guests.handles(uuid_))
 
     def is_here(self, uuid_):
@@ -288,7 +288,7 @@ class Host:
                 self.cloud.move_allocation(consumer, uuid_)
         for consumer in {claim.consumer_uuid for claim
                          in self.holdings.of(uuid_, model.Role.OLD)}:
-            self.moves.revert(uuid_, consumer)
+            self.accelerators.revert_move(uuid_, consumer)
         self.start_again(uuid_)
 
     def ask(self, uuid_, image):

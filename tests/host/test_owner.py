@@ -56,7 +56,7 @@ class MoveTest(base.HostTestCase):
         self.host.revert_here(self.server, self.migration)
 
     def confirm(self):
-        self.host.moves.confirm(self.server, self.migration)
+        self.host.accelerators.confirm_move(self.server, self.migration)
         self.host.cloud.allocate(self.migration, None)
 
     def compare(self):
@@ -130,7 +130,7 @@ class MoveTest(base.HostTestCase):
         held = self.host.holdings.of(self.server)
         migration = self.host.migrate_away(self.server)
         self.host.revert(self.server, migration)
-        self.host.moves.revert(self.server, migration)
+        self.host.accelerators.revert_move(self.server, migration)
         self.assertEqual(held, self.host.holdings.of(self.server))
 
     def test_revert_is_one_transaction(self):
@@ -145,7 +145,7 @@ class MoveTest(base.HostTestCase):
             begin()
         store._begin = begins
         self.addCleanup(setattr, store, '_begin', begin)
-        self.host.moves.revert(self.server, self.migration)
+        self.host.accelerators.revert_move(self.server, self.migration)
         self.assertEqual({1}, {*seen})
 
     def test_move_that_has_its_allocation(self):
@@ -157,7 +157,7 @@ class MoveTest(base.HostTestCase):
             **self.host.allocation(self.ADDRESSES[1], self.CLASS)})
         with self.host.cloud.state() as state:
             state.setdefault('reverted', []).append(self.migration)
-        self.host.moves.end_earlier(
+        self.host.accelerators.end_earlier(
             self.context, self.host.cloud.server(self.server))
         self.assertEqual(held, self.host.holdings.of(self.server))
         self.assertEqual(old, self.host.holdings.of(
@@ -168,7 +168,7 @@ class MoveTest(base.HostTestCase):
         and what they release is released when it has ended."""
         end = self.operate_on(self.server)
         self.assertRaises(
-            exception.LockTimeout, self.host.moves.revert,
+            exception.LockTimeout, self.host.accelerators.revert_move,
             self.server, self.migration)
         self.confirm()
         self.host.delete(self.server)
@@ -280,7 +280,7 @@ class PoolMoveTest(MoveTest):
         again = self.move_again()
         self.assertEqual(self.first, self.held())
         self.disks.write_disk(self.first, 'what it wrote at last')
-        self.host.moves.confirm(self.server, again)
+        self.host.accelerators.confirm_move(self.server, again)
         self.host.cloud.allocate(again, None)
         self.host.reboot(self.server)
         self.compare()
@@ -345,7 +345,7 @@ class TwoMigrationsTest(TwoDisksTestCase):
         holdings.set_aside(self.server, 'first')
         self.host.spawn(self.server)
         holdings.set_aside(self.server, 'second')
-        getattr(self.host.moves, end)(self.server, 'second')
+        getattr(self.host.accelerators, f'{end}_move')(self.server, 'second')
         self.host.settle()
         self.assertEqual(['first'], [
             claim.consumer_uuid for claim
@@ -368,7 +368,7 @@ class UnwrittenTest(TwoDisksTestCase):
             self.context, self.host.cloud.server(self.server))
 
     def moved(self):
-        self.host.moves.set_aside(self.server, 'migration')
+        self.host.accelerators.set_aside(self.server, 'migration')
 
     def test_tried_again(self):
         """Others are released meanwhile."""

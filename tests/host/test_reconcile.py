@@ -154,7 +154,7 @@ class ReconcileTest(base.HostTestCase):
         self.host.cloud.move_allocation(migration, self.server)
         self.assertEqual(0, self.host.reconciler.run())
         self.host.cloud.add_server(base.ONE, uuid_=self.server)
-        self.host.moves.revert(self.server, migration)
+        self.host.accelerators.revert_move(self.server, migration)
         self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
 
@@ -551,7 +551,7 @@ class ReconcileTest(base.HostTestCase):
             with self.host.cloud.state() as state:
                 state.setdefault('moves', {})[move] = self.server
             self.host.cloud.stop_guest(self.server)
-            self.host.moves.set_aside(self.server, move)
+            self.host.accelerators.set_aside(self.server, move)
         self.meanwhile('running', moves)
         self.assertReserved(A)
 
@@ -637,7 +637,7 @@ class ReconcileTest(base.HostTestCase):
         error = self.assertRaises(exception.DeviceUnavailable,
                                   self.host.maintenance.release, vf(A))
         self.assertIn('Nova may revert', str(error))
-        self.host.moves.revert(self.server, migration)
+        self.host.accelerators.revert_move(self.server, migration)
         self.host.start_guest(self.server)
         self.assertHas(self.server, vf(A))
         self.assertReserved(A)

@@ -182,7 +182,7 @@ class ReshapeTest(ReshapeTestCase):
             {claim.provider_uuid: {'resources': {CLASS: 1}}},
             self.host.cloud.read()['allocations']['m'])
         self.host.cloud.stop_guest(server)
-        self.host.moves.set_aside(server, 'm')
+        self.host.accelerators.set_aside(server, 'm')
         self.host.reconcile()
         self.assertEqual([OLD], [
             c.role for c in self.host.store.claims()])
