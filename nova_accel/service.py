@@ -1,55 +1,53 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """Assemble and start the parts of nova_accel in nova-compute.
 
-assemble() is the plan of a running host: it creates every part and passes it
-the parts that it needs.
+Host is the plan of a running host: it creates every part and passes it the
+parts that it needs.
 """
 
 import collections
 from collections.abc import Callable
 from concurrent import futures
-import dataclasses
 import os
-import typing
 
-from nova_accel.admin import healing as server_healing
-from nova_accel.admin import maintenance as device_maintenance
-from nova_accel.admin import orders as operator_orders
-from nova_accel.attach import accelerators as server_accelerators
-from nova_accel.attach import carrying as guest_claims
+from nova_accel.admin import healing
+from nova_accel.admin import maintenance
+from nova_accel.admin import orders
+from nova_accel.attach import accelerators
+from nova_accel.attach import carrying
 from nova_accel.attach import choice as device_choice
 from nova_accel.attach import cloud as novas
-from nova_accel.attach import descriptions as device_descriptions
-from nova_accel.attach import following as claim_following
-from nova_accel.attach import guests as server_guests
+from nova_accel.attach import descriptions
+from nova_accel.attach import following
+from nova_accel.attach import guests
 from nova_accel.attach import handles as attach_handles
-from nova_accel.attach import holdings as server_holdings
+from nova_accel.attach import holdings
 from nova_accel.attach import loading
 from nova_accel.attach import owner_reports
-from nova_accel.attach import programming as region_programming
+from nova_accel.attach import programming
 from nova_accel.attach import publishing
-from nova_accel.attach import readiness as device_readiness
+from nova_accel.attach import readiness
 from nova_accel.attach import reconcile
 from nova_accel.attach import regions as free_regions
-from nova_accel.attach import releases as server_releases
-from nova_accel.attach import reshape as allocation_moves
-from nova_accel.attach import runtime as runtime_programming
+from nova_accel.attach import releases
+from nova_accel.attach import reshape
+from nova_accel.attach import runtime
 from nova_accel.attach import settling as device_settling
-from nova_accel.attach import store_age as age
+from nova_accel.attach import store_age
 from nova_accel import conf
 from nova_accel import drivers
 from nova_accel.drivers import options
 from nova_accel import exception
 from nova_accel.health import signals
-from nova_accel.host import domains as host_domains
+from nova_accel.host import domains
 from nova_accel.host import limited
 from nova_accel import inventory as host_inventory
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
-from nova_accel.notify import metrics as metrics_file
-from nova_accel.notify import notices as device_notices
-from nova_accel.notify import owners as server_owners
+from nova_accel.notify import metrics
+from nova_accel.notify import notices
+from nova_accel.notify import owners
 from nova_accel.store import claim_store
 from nova_accel.store import file as store_file
 from nova_accel.store import keys
@@ -58,45 +56,103 @@ CONF = conf.CONF
 LOG = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
 class Host:
     """The parts of nova_accel in one nova-compute; see their classes."""
 
-    #: nova_accel.host.kernel.Kernel or a simulated one; None before
-    #: initialize()
-    kernel: typing.Any
-    store: claim_store.ClaimStore
-    inventory: host_inventory.Inventory
-    holdings: server_holdings.Holdings
-    # the accelerators of servers
-    accelerators: server_accelerators.Accelerators
-    carrying: guest_claims.Carrying
-    descriptions: device_descriptions.Descriptions
-    following: claim_following.Following
-    guests: server_guests.Guests
-    programming: region_programming.Programming
-    readiness: device_readiness.Readiness
-    releases: server_releases.Releases
-    runtime: runtime_programming.RuntimeProgramming
-    servers: locks.Locks
-    # providers in Placement, and repairs
-    domains: host_domains.Domains
-    publisher: publishing.Publisher
-    reconciler: reconcile.Reconciler
-    reshape: allocation_moves.Reshape
-    store_age: age.StoreAge
-    # reports to users, operators and metrics
-    metrics: metrics_file.MetricsFile
-    notices: device_notices.Notices
-    owners: server_owners.Owners
-    paused: server_owners.Paused
-    usage: device_notices.Usage
-    # orders of the operator
-    maintenance: device_maintenance.Maintenance
-    healing: server_healing.Healing
-    orders: operator_orders.Orders
-    #: background work after each look for changes
-    after_look: tuple[limited.Background, ...]
+    def __init__(self, cloud: novas.Cloud, store: claim_store.ClaimStore,
+                 inventory: host_inventory.Inventory, kernel=None):
+        """Create the parts, without starting them.
+
+        :param kernel: nova_accel.host.kernel.Kernel or a simulated one; None
+            before initialize().
+        """
+        self.kernel = kernel
+        self.store = store
+        self.inventory = inventory
+        self.holdings = holdings.Holdings(store)
+        #: held while the claims of a server, or the devices in its running
+        #: guest, change. A task that takes it checks the server's task_state
+        #: to see whether Nova works on it; Nova's operations call wait()
+        #: before they touch devices. Not Nova's own lock: urgent calls would
+        #: have to wait for that
+        self.servers = locks.Locks('server', 'The accelerators of server {}',
+                                   loading.seconds_at_most)
+        # providers in Placement, and the age of the store
+        self.domains = domains.Domains()
+        self.publisher = publishing.Publisher(inventory, cloud)
+        self.carrying = carrying.Carrying(store, self.holdings, cloud)
+        self.store_age = store_age.StoreAge(
+            store, inventory, self.holdings, self.carrying, cloud)
+        settling = device_settling.Settling(
+            store, inventory, self.holdings, self.publisher, self.store_age,
+            cloud)
+        self.reshape = reshape.Reshape(inventory, self.holdings, cloud)
+        self.following = following.Following(inventory, self.holdings, cloud)
+        # the accelerators of servers
+        loader = loading.Loader(inventory, self.holdings, cloud)
+        self.programming = programming.Programming(
+            inventory, self.holdings, self.publisher, loader,
+            programming.Attempts(store))
+        regions = free_regions.Regions(
+            inventory, self.holdings, cloud, loader)
+        self.readiness = readiness.Readiness(
+            inventory, self.holdings, self.programming, regions)
+        handles = attach_handles.Handles(
+            inventory, self.holdings, cloud, regions, self.readiness,
+            self.publisher)
+        self.releases = releases.Releases(
+            self.holdings, handles, self.publisher, self.servers)
+        choice = device_choice.Choice(
+            kernel, store, inventory, self.holdings, self.readiness, regions,
+            self.releases)
+        self.accelerators = accelerators.Accelerators(
+            cloud, inventory, self.holdings, self.publisher, self.readiness,
+            settling, self.reshape, choice, self.servers, self.releases,
+            self.carrying, self.following)
+        self.guests = guests.Guests(
+            cloud, inventory, self.holdings, self.servers, self.accelerators,
+            choice, self.releases)
+        self.descriptions = descriptions.Descriptions(
+            inventory, self.holdings, self.readiness, self.accelerators)
+        self.reconciler = reconcile.Reconciler(
+            cloud, inventory, self.holdings, settling, self.servers,
+            self.releases, self.accelerators, self.carrying, self.guests,
+            self.readiness, self.publisher, self.following)
+        self.runtime = runtime.RuntimeProgramming(
+            cloud, inventory, self.holdings, self.programming, self.readiness,
+            self.servers, self.carrying, owner_reports.OwnerReports(
+                cloud, store, self.holdings))
+        # reports to users, operators and metrics
+        self.usage = notices.Usage(cloud, store, inventory, self.holdings)
+        self.metrics = metrics.MetricsFile(
+            store, inventory, loader, self.usage)
+        self.notices = notices.Notices(
+            cloud, store, inventory, self.holdings, self.usage)
+        self.owners = owners.Owners(
+            cloud, inventory, self.holdings, self.reconciler)
+        self.paused = owners.Paused(cloud, inventory, self.holdings)
+        # orders of the operator
+        self.healing = healing.Healing(cloud, inventory, self.holdings)
+        self.maintenance = maintenance.Maintenance(
+            cloud, kernel, store, inventory, self.holdings, self.publisher,
+            regions, self.servers, self.releases, self.reconciler)
+        self.orders = orders.Orders(store, inventory, self.publisher, {
+            'clean': self.maintenance.clean,
+            'program': self.maintenance.program,
+            'release': self.maintenance.release,
+            signals.DRILL: self.maintenance.drill,
+        })
+        #: background work after each look for changes
+        self.after_look: tuple[limited.Background, ...] = (
+            self.publisher.background,
+            self.publisher.changes,
+            self.paused.background,
+            self.owners.background,
+            self.notices.background,
+            self.metrics.background,
+            self.domains.background,
+            self.healing.background,
+        )
 
     def report(self, tree, node: str, allocations: dict | None = None,
                starting: bool = False, edition: object = None) -> bool:
@@ -153,91 +209,6 @@ class Host:
         self.inventory.close()
 
 
-def assemble(cloud: novas.Cloud, store: claim_store.ClaimStore,
-             inventory: host_inventory.Inventory, kernel=None) -> Host:
-    """Create the parts of a host, without starting them."""
-    holdings = server_holdings.Holdings(store)
-    # held while the claims of a server, or the devices in its running guest,
-    # change. A task that takes it checks the server's task_state to see whether
-    # Nova works on it; Nova's operations call wait() before they touch
-    # devices. Not Nova's own lock: urgent calls would have to wait for that
-    servers = locks.Locks('server', 'The accelerators of server {}',
-                          loading.seconds_at_most)
-    publisher = publishing.Publisher(inventory, cloud)
-    carrying = guest_claims.Carrying(store, holdings, cloud)
-    store_age = age.StoreAge(
-        store, inventory, holdings, carrying, cloud)
-    settling = device_settling.Settling(
-        store, inventory, holdings, publisher, store_age, cloud)
-    reshape = allocation_moves.Reshape(inventory, holdings, cloud)
-    following = claim_following.Following(inventory, holdings, cloud)
-    loader = loading.Loader(inventory, holdings, cloud)
-    programming = region_programming.Programming(
-        inventory, holdings, publisher, loader,
-        region_programming.Attempts(store))
-    regions = free_regions.Regions(inventory, holdings, cloud, loader)
-    readiness = device_readiness.Readiness(
-        inventory, holdings, programming, regions)
-    handles = attach_handles.Handles(
-        inventory, holdings, cloud, regions, readiness, publisher)
-    releases = server_releases.Releases(holdings, handles, publisher, servers)
-    choice = device_choice.Choice(
-        kernel, store, inventory, holdings, readiness, regions, releases)
-    accelerators = server_accelerators.Accelerators(
-        cloud, inventory, holdings, publisher, readiness, settling, reshape,
-        choice, servers, releases, carrying, following)
-    guests = server_guests.Guests(
-        cloud, inventory, holdings, servers, accelerators, choice, releases)
-    reconciler = reconcile.Reconciler(
-        cloud, inventory, holdings, settling, servers, releases, accelerators,
-        carrying, guests, readiness, publisher, following)
-    paused = server_owners.Paused(cloud, inventory, holdings)
-    owners = server_owners.Owners(cloud, inventory, holdings, reconciler)
-    usage = device_notices.Usage(cloud, store, inventory, holdings)
-    domains = host_domains.Domains()
-    notices = device_notices.Notices(
-        cloud, store, inventory, holdings, usage)
-    metrics = metrics_file.MetricsFile(store, inventory, loader, usage)
-    maintenance = device_maintenance.Maintenance(
-        cloud, kernel, store, inventory, holdings, publisher, regions,
-        servers, releases, reconciler)
-    healing = server_healing.Healing(cloud, inventory, holdings)
-    return Host(
-        kernel, store, inventory, holdings,
-        accelerators=accelerators,
-        carrying=carrying,
-        descriptions=device_descriptions.Descriptions(
-            inventory, holdings, readiness, accelerators),
-        following=following,
-        guests=guests, programming=programming,
-        readiness=readiness, releases=releases,
-        runtime=runtime_programming.RuntimeProgramming(
-            cloud, inventory, holdings, programming, readiness, servers,
-            carrying, owner_reports.OwnerReports(
-                cloud, store, holdings)),
-        servers=servers, domains=domains, publisher=publisher,
-        reconciler=reconciler, reshape=reshape, store_age=store_age,
-        metrics=metrics, notices=notices, owners=owners, paused=paused,
-        usage=usage,
-        maintenance=maintenance, healing=healing,
-        orders=operator_orders.Orders(store, inventory, publisher, {
-            'clean': maintenance.clean,
-            'program': maintenance.program,
-            'release': maintenance.release,
-            signals.DRILL: maintenance.drill,
-        }),
-        after_look=(
-            publisher.background,
-            publisher.changes,
-            paused.background,
-            owners.background,
-            notices.background,
-            metrics.background,
-            domains.background,
-            healing.background,
-        ))
-
-
 def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
                taken_elsewhere: Callable[[model.Device], str],
                ) -> Host:
@@ -263,7 +234,7 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
             LOG.error('%s', error)
     store = _open_store(
         os.path.join(state_path, claim_store.file_name(host)), cloud.node)
-    found = assemble(cloud, store, host_inventory.Inventory(
+    found = Host(cloud, store, host_inventory.Inventory(
         loaded, store, taken_elsewhere), kernel)
     _start(found)
     return found
@@ -305,7 +276,7 @@ def _sign(store):
 def none(cloud: novas.Cloud) -> Host:
     """Return a host without devices, for use before initialize()."""
     store = claim_store.ClaimStore(claim_store.MEMORY)
-    return assemble(cloud, store, host_inventory.Inventory({}, store))
+    return Host(cloud, store, host_inventory.Inventory({}, store))
 
 
 def _start(host: Host) -> None:

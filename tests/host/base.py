@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0. See LICENSE.
 """A compute host for tests, and the order in which Nova calls it."""
 
-import dataclasses
 import logging
 import os
 import tempfile
@@ -55,8 +54,7 @@ class Host:
         self.parts = service.initialize(
             clouds.NODE, self.directory, self.kernel, self.cloud,
             self._taken_elsewhere)
-        for field in dataclasses.fields(self.parts):
-            setattr(self, field.name, getattr(self.parts, field.name))
+        vars(self).update(vars(self.parts))
         self.parts.begin()
         self.report(starting=True)
         return self
