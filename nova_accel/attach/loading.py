@@ -217,23 +217,23 @@ class Loader:
             self._inventory.contents.content_of(
                 device.address, region.index, image.id))
 
-    def load(self, client, image: glance.Image,
-             wanted: request.AcceleratorRequest, device: model.Device,
-             region: model.Region, step: Step | None = None) -> None:
+    def load(self, client, image: glance.Image, device: model.Device,
+             region: model.Region, step: Step | None = None,
+             function_id: str | None = None) -> None:
         """Program an image of Glance.
 
         :param client: a Glance client that may read the image.
-        :param wanted: the request or claim that the image has to match.
         :param step: the step of a caller that makes further checks; None: a
             new one.
+        :param function_id: the function that the image has to have; None: any.
         :raises AcceleratorError: the region does not carry the image.
         """
         driver = self._inventory.driver_of(device)
         with self._cache().fetch(client, image) as file:
             bitstream = driver.read_bitstream(file.path, str(image))
-            glance.verify(bitstream, wanted, image, region)
+            glance.verify(bitstream, function_id, image, region)
             self._program(driver, device, region, bitstream, model.Loaded(
-                function_uuid=bitstream.function_uuid or wanted.function_id,
+                function_uuid=bitstream.function_uuid or function_id,
                 bitstream_id=image.id,
                 function_name=glance.function_name(image),
                 content=file.content, origin=glance.origin(image.entry)),

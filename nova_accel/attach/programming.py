@@ -174,7 +174,8 @@ class Programming:
             return
         with self._programming_for(claims, device, region), (
                 self._step(project_id, wanted, image)) as step:
-            self._loader.load(client, image, choice, device, region, step)
+            self._loader.load(client, image, device, region, step,
+                              choice.function_id)
 
     def _step(self, project_id, wanted, image):
         """Return a context manager that yields the loading.Step of a
@@ -304,7 +305,7 @@ class Programming:
         client, image = self._loader.find(
             context, project_id, wanted, region)
         loading.check_data(image, loaded.content or '')
-        self._loader.load(client, image, wanted, device, region)
+        self._loader.load(client, image, device, region)
 
 
 def _was_loaded_for(claims, wanted, region) -> bool:

@@ -43,7 +43,6 @@ from nova_accel import inventory as host_inventory
 from nova_accel import locks
 from nova_accel import log as logging
 from nova_accel import model
-from nova_accel import request
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -310,8 +309,8 @@ class Regions:
                     f'remove it there, and restart nova-compute.')
             return image.id
         with self.gate.closing([(device.address, region.index)]) as close:
-            self._load(client, image, device, region,
-                       loading.Step(check_idle, close))
+            self._loader.load(client, image, device, region,
+                              loading.Step(check_idle, close))
         return image.id
 
     def _reprogram(self, device: model.Device, region: model.Region,
@@ -336,7 +335,7 @@ class Regions:
             client = self._cloud.service_images()
             image = glance.find_operators(client, image_id)
             loading.check_data(image, content)
-            self._load(client, image, device, region)
+            self._loader.load(client, image, device, region)
         return f'programmed again with image {image_id}'
 
     def _clear(self, device: model.Device, region: model.Region,
@@ -354,7 +353,7 @@ class Regions:
         client = self._cloud.service_images()
         image = glance.find_clearing(client, region.region_type_uuid, cleared)
         if image.entry.get(glance.CLEARS) != glance.CLEARED[0]:
-            self._load(client, image, device, region)
+            self._loader.load(client, image, device, region)
             return f'cleared with image {image.id}'
 
         def check_alone():
@@ -363,8 +362,8 @@ class Regions:
         with self.gate.closing(
                 (device.address, other.index) for other in device.regions
                 if other.index != region.index) as close:
-            self._load(client, image, device, region,
-                       loading.Step(check_alone, close))
+            self._loader.load(client, image, device, region,
+                              loading.Step(check_alone, close))
         return f'memory cleared with image {image.id}'
 
     def _check_alone(self, device, region, image):
@@ -381,11 +380,6 @@ class Regions:
                 f'server\'s end, and it is tried again each minute.',
                 found=f'{device.address} {region.name} had to be cleaned, and '
                       f'that has to wait')
-
-    def _load(self, client, image, device, region, step=None):
-        wanted = request.AcceleratorRequest(
-            group='', resource_class='', amount=1, bitstream_id=image.id)
-        self._loader.load(client, image, wanted, device, region, step)
 
 
 def _operators_image(claims: Sequence[model.Claim]) -> str | None:

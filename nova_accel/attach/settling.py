@@ -153,21 +153,14 @@ class Settling:
         return device is None or not any(
             row.means(device) for row in self._store.unsettled())
 
-    def run(self) -> bool:
-        """Settle the devices that can be settled. The others stay withheld.
-
-        :returns: whether a device was settled.
-        """
+    def run(self) -> None:
+        """Settle the devices that can be settled. The others stay withheld."""
         with self._lock:
-            before = self._store.unsettled()
-            self._run(before)
-            return self._store.unsettled() != before
+            self._run()
 
-    def _run(self, unsettled):
-        todo = unsettled - {values.EVERYTHING}
-        if not todo:
-            return
-        if not self.store_age.begin():
+    def _run(self):
+        todo = self._store.unsettled() - {values.EVERYTHING}
+        if not todo or not self.store_age.begin():
             return
         # of the node in the last report to Nova, if there was one
         parts = self._inventory.shown.by_part()
@@ -185,12 +178,10 @@ class Settling:
                 self._settle(device, rows, parts, guests, given)
                 self._once.forget('device', device.address)
             except Exception as error:
-                self._log_unknown(device.address, str(error) or repr(error))
-
-    def _log_unknown(self, address, why):
-        self._once.log(('device', address), LOG.error,
-                       'Device %s may have data of a server, and is withheld: '
-                       '%s', address, why)
+                self._once.log(
+                    ('device', device.address), LOG.error,
+                    'Device %s may have data of a server, and is withheld: %s',
+                    device.address, str(error) or repr(error))
 
     def _settle(self, device, rows, parts, guests, given):
         """Settle a device, and begin to clean the handles that no server has

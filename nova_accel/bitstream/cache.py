@@ -42,7 +42,6 @@ _SPARE = 600
 _LINK = 'image-'
 #: maximum number of files: each use examines all of them, and a project can
 #: create any number of small ones
-#: any number of small ones
 _MOST = 1000
 #: blocks for long if much data was written
 _fsync = limited.blocking(os.fsync)

@@ -342,7 +342,7 @@ def _of_operators(client, key, spellings) -> list[dict]:
 
 def _with(client, key, spellings, most=None, **more):
     return {r['id']: r for value in spellings
-            for r in _list(client, {key: value, **more}, most)}.values()
+            for r in listed(client, {key: value, **more}, most)}.values()
 
 
 def origin(entry: Mapping[str, typing.Any]) -> str | None:
@@ -485,7 +485,7 @@ def by_name_or_id(client, name_or_id: str) -> list[dict]:
     try:
         return [_entry(client, str(uuid.UUID(name_or_id)))]
     except (ValueError, exception.ImageNotFound):
-        return list(_list(client, {'name': name_or_id}))
+        return list(listed(client, {'name': name_or_id}))
 
 
 def function_id(image: Image) -> str | None:
@@ -499,8 +499,7 @@ def function_name(image: Image) -> str | None:
     return image.entry.get(FUNCTION_NAME) or None
 
 
-def verify(bitstream: model.Bitstream,
-           request: accel_request.AcceleratorRequest, image: Image,
+def verify(bitstream: model.Bitstream, function: str | None, image: Image,
            region: model.Region) -> None:
     """Check that the file has the requested function and fits the region.
 
@@ -508,6 +507,8 @@ def verify(bitstream: model.Bitstream,
     function UUID (legacy GBS) passes; its function is read back after
     programming.
 
+    :param function: UUID of the requested function in the form of
+        model.uuid_hex; None: any.
     :raises IncompatibleBitstream: the file is for another type of region.
     :raises BitstreamError: the file has another function, or contradicts the
         properties of its image.
@@ -518,7 +519,8 @@ def verify(bitstream: model.Bitstream,
             f'report its region type: use a device whose driver reports it.')
     if bitstream.region_type_uuid != region.region_type_uuid:
         raise exception.IncompatibleBitstream(
-            f'{image} is for regions of type {_dashed(bitstream)}, which '
+            f'{image} is for regions of type '
+            f'{uuid.UUID(bitstream.region_type_uuid)}, which '
             # second part, because a fault is shortened in its middle
             f'{region.name} is not: upload a bitstream for type '
             f'{uuid.UUID(region.region_type_uuid)}.')
@@ -530,11 +532,11 @@ def verify(bitstream: model.Bitstream,
                 f'{image} has the property {key}={text.printable(value)}, and '
                 f'its file has {uuid.UUID(found)}: correct the property, or '
                 f'upload the right file.')
-    if (request.function_id and bitstream.function_uuid
-            and bitstream.function_uuid != request.function_id):
+    if (function and bitstream.function_uuid
+            and bitstream.function_uuid != function):
         raise exception.BitstreamError(
             f'{image} was found for function '
-            f'{uuid.UUID(request.function_id)}, and its file has '
+            f'{uuid.UUID(function)}, and its file has '
             f'{uuid.UUID(bitstream.function_uuid)}: upload the right file.')
     title = function_name(image)
     if title:
@@ -562,15 +564,6 @@ def head(client, image: Image) -> bytes:
     with contextlib.closing(_data(
             client, image, CONF.accel.glance_timeout)) as chunks:
         return next(chunks, b'')
-
-
-def listed(client, filters: Mapping[str, str]) -> list[dict]:
-    """Return the entries of the images whose properties have these values.
-
-    :raises BitstreamError: Glance refused the request.
-    :raises GlanceUnavailable: Glance did not answer.
-    """
-    return list(_list(client, filters))
 
 
 def download(client, image: Image, file: typing.BinaryIO) -> None:
@@ -662,10 +655,6 @@ def _too_large(image, size) -> exception.BitstreamError:
         f'raise the limit.')
 
 
-def _dashed(bitstream) -> uuid.UUID:
-    return uuid.UUID(bitstream.region_type_uuid)
-
-
 def _named(entries) -> str:
     """Return a text that names images and fits into a fault, which has at most
     255 characters."""
@@ -692,11 +681,14 @@ def _are(found, is_valid) -> bool:
         isinstance(one, dict) and is_valid(one) for one in found)
 
 
-def _list(client, filters, most: int | None = None) -> Iterator[dict]:
-    """Yield the entries of the images that filters select.
+def listed(client, filters: Mapping[str, str],
+           most: int | None = None) -> Iterator[dict]:
+    """Yield the entries of the images whose properties have these values.
 
     :param most: the number of images after which to stop. None: do not stop,
         and raise an error for more than _MOST images.
+    :raises BitstreamError: Glance refused the request.
+    :raises GlanceUnavailable: Glance did not answer.
     """
     # Glance filters by the first value; _may_use() checks the owner
     key, value = next(iter(filters.items()))

@@ -55,18 +55,16 @@ def parse(path: str, name: str | None = None) -> model.Bitstream:
         the error has the offset and the reason.
     :raises IncompatibleBitstream: the file is for FPGAs of another vendor.
     """
-    name = name or path
-    return _parse(path, name)[0]
+    return _parse(path, name or path)[0]
 
 
-def layout(path: str, name: str | None = None) -> bytes:
+def layout(path: str) -> bytes:
     """Return the IP_LAYOUT section of a file, or b'' if it has none.
 
     While the function is loaded, the driver shows this section in sysfs. For
-    parameters and errors see parse().
+    errors see parse().
     """
-    name = name or path
-    return _parse(path, name)[1]
+    return _parse(path, path)[1]
 
 
 def kernels(ip_layout: bytes) -> tuple[str, ...]:

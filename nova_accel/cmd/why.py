@@ -493,8 +493,9 @@ class Answer:
             raise
         bitstream = hints.header(client, image, vendor)
         if bitstream:
-            glance.verify(bitstream, choice, image, model.Region(
-                0, region_type, None))
+            glance.verify(
+                bitstream, choice.function_id, image, model.Region(
+                    0, region_type, None))
         return choice, image
 
     @staticmethod

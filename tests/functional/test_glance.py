@@ -458,7 +458,7 @@ class FetchTest(GlanceTestBase):
         image = self.find(function_id=NLB0)
         with self.cache.fetch(self.client, image) as file:
             bitstream = gbs.parse(file.path, str(image))
-            glance.verify(bitstream, wanted(function_id=NLB0), image, region())
+            glance.verify(bitstream, model.uuid_hex(NLB0), image, region())
             self.assertEqual(file.path, bitstream.path)
 
     def test_hit_is_one_request_for_the_record(self):
@@ -595,14 +595,14 @@ class FetchTest(GlanceTestBase):
 class VerifyTest(testtools.TestCase):
     """What needs no Glance: a file against what it was found by."""
 
-    def verify(self, request=None, type_=A10_11, function=NLB0, to=A10_11,
+    def verify(self, asked=None, type_=A10_11, function=NLB0, to=A10_11,
                **record):
         image = glance.Image('4711', 'nlb0', 1, 'sha512-00', {
             'accel:' + k: v for k, v in record.items()})
         glance.verify(
             model.Bitstream('/x', model.uuid_hex(type_),
                             function and model.uuid_hex(function), 20, 1),
-            request or wanted(bitstream_id='4711'), image, region(to))
+            asked and model.uuid_hex(asked), image, region(to))
 
     def refused(self, what, *parts, **kwargs):
         error = self.assertRaises(what, self.verify, **kwargs)
@@ -611,10 +611,10 @@ class VerifyTest(testtools.TestCase):
 
     def test_fits(self):
         self.verify()
-        self.verify(wanted(function_id=NLB0), function_id=NLB0.upper(),
+        self.verify(NLB0, function_id=NLB0.upper(),
                     region_type_id=A10_11.replace('-', ''),
                     function_name='aes-128')
-        self.verify(wanted(function_id=NLB0), function=None,
+        self.verify(NLB0, function=None,
                     function_id=NLB0)
 
     def test_another_region_type(self):
@@ -627,7 +627,7 @@ class VerifyTest(testtools.TestCase):
 
     def test_another_function(self):
         self.refused(exception.BitstreamError, NLB0, NLB3,
-                     request=wanted(function_id=NLB3))
+                     asked=NLB3)
 
     def test_properties_that_lie(self):
         for record in ({'function_id': NLB3}, {'function_id': 'nonsense'},

@@ -117,7 +117,7 @@ class EndlessTest(testtools.TestCase):
         self.assertIn(self.server.url, str(error))
 
     def listed(self, client):
-        return glance.listed(client, {'name': 'x'})
+        return list(glance.listed(client, {'name': 'x'}))
 
     def test_headers_byte_by_byte(self):
         self.assertEnds('within 1 s', self.listed, self.client(
