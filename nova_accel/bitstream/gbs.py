@@ -11,12 +11,12 @@ import json
 import os
 import struct
 
-from nova_accel.bitstream import formats
+from nova_accel import bitstream
 from nova_accel import exception
 from nova_accel import model
 from nova_accel import text
 
-GUID = formats.GBS
+GUID = bitstream.GBS
 #: first four bytes of the form without metadata, little-endian
 LEGACY_MAGIC = 0x1d1f8680
 #: length of the fixed part in both forms
@@ -48,7 +48,7 @@ def parse(path: str, name: str | None = None) -> model.Bitstream:
         raise exception.BitstreamError(
             f'{name} cannot be read as a GBS file ({e.strerror}): upload the '
             f'bitstream again.') from None
-    formats.check(head, GUID, name)
+    bitstream.check_format(head, GUID, name)
     if len(head) < HEADER_SIZE:
         raise _refusal(name, len(head), f'the file ends within the header of '
                                         f'{HEADER_SIZE} bytes')

@@ -11,7 +11,7 @@ follows the offsets in a file without comparing them with its length.
 import os
 import struct
 
-from nova_accel.bitstream import formats
+from nova_accel import bitstream
 from nova_accel import exception
 from nova_accel import model
 
@@ -93,10 +93,10 @@ def _parse(path, name):
 def _read(file, path, name):
     size = os.fstat(file.fileno()).st_size
     head = file.read(HEADER_SIZE)
-    formats.check(head, formats.XCLBIN, name)
-    if not head.startswith(formats.XCLBIN):
+    bitstream.check_format(head, bitstream.XCLBIN, name)
+    if not head.startswith(bitstream.XCLBIN):
         raise _refusal(name, 0, f'it begins with {head[:8].hex()} and not '
-                                f'with {formats.XCLBIN.hex()}')
+                                f'with {bitstream.XCLBIN.hex()}')
     if len(head) < HEADER_SIZE:
         raise _refusal(name, len(head), f'the file ends within the header of '
                                         f'{HEADER_SIZE} bytes')

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 import testtools
 
-from nova_accel.bitstream import formats
+from nova_accel import bitstream
 from nova_accel.bitstream import gbs
 from nova_accel import exception
 from tests.unit.bitstreams import HEX, INTERFACE, make, manifest, NLB0
@@ -171,7 +171,7 @@ class GbsTest(testtools.TestCase):
     @given(st.binary(max_size=6000))
     @example(b'')
     def test_any_bytes(self, data):
-        assume(not data.startswith(formats.XCLBIN))
+        assume(not data.startswith(bitstream.XCLBIN))
         self.refused(data)
 
     @given(st.binary(max_size=5000))

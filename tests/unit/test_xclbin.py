@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 import testtools
 
-from nova_accel.bitstream import formats
+from nova_accel import bitstream
 from nova_accel.bitstream import gbs
 from nova_accel.bitstream import xclbin
 from nova_accel import exception
@@ -128,7 +128,7 @@ class XclbinTest(testtools.TestCase):
 
     def test_file_for_other_fpgas(self):
         with open(self.path, 'wb') as file:
-            file.write(formats.GBS + bytes(500))
+            file.write(bitstream.GBS + bytes(500))
         error = self.assertRaises(exception.IncompatibleBitstream,
                                   xclbin.parse, self.path, 'image 4711')
         self.assertIn('image 4711 is a GBS file, for FPGAs of Intel',
@@ -237,7 +237,7 @@ class XclbinTest(testtools.TestCase):
 
     @given(st.binary(max_size=600))
     def test_any_bytes(self, data):
-        assume(not data.startswith(formats.GBS))
+        assume(not data.startswith(bitstream.GBS))
         self.refused(data)
         self.refused(b'xclbin2\0' + data)
 
