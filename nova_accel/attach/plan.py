@@ -88,7 +88,7 @@ def to_plug(server_uuid: str, requests: Requests, allocations: Allocations,
     :param held: the present claims of the server, from an earlier try.
     :raises DeviceUnavailable: the allocation does not match the requests.
     """
-    if _missing(requests, allocations) and not own:
+    if _lacks(_resources(allocations), requests) and not own:
         raise exception.DeviceUnavailable(
             f'Server {server_uuid} must get {_said(requests, ())}, and the '
             f'allocation has no accelerators: schedule the build again.')
@@ -106,7 +106,7 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
     :raises DeviceUnavailable: Placement has allocated no devices to the
         server, or other devices than the server holds.
     """
-    if not own and (held or _missing(requests, allocations) or any(
+    if not own and (held or _lacks(_resources(allocations), requests) or any(
             # another host has the devices, for example because a move was not
             # undone
             naming.is_custom(wanted.resource_class) for wanted in requests)):
@@ -116,9 +116,7 @@ def to_start(server_uuid: str, requests: Requests, allocations: Allocations,
             f'rebuild or resize that failed: resize, shelve or delete the '
             f'server.')
     requests = _for_us(requests, own)
-    given = _total(allocation.resources for allocation in own)
-    if any(given[name] < amount
-           for name, amount in _amounts(requests).items()):
+    if _lacks((allocation.resources for allocation in own), requests):
         requests = list(_as_allocated(own, held))
     keep, left, unallocated = _kept(requests, own, held)
     if unallocated:
@@ -209,12 +207,17 @@ def _for_us(requests, own):
             or naming.is_custom(wanted.resource_class)]
 
 
-def _missing(requests, allocations) -> bool:
-    """Return whether all allocations together have less of a resource class
-    than the requests."""
-    given = _total(a['resources'] for a in allocations.values())
+def _lacks(resources: Iterable[Mapping[str, int]], requests) -> bool:
+    """Return whether resources together have less of a class than requests."""
+    given: collections.Counter = collections.Counter()
+    for amounts in resources:
+        given.update(amounts)
     return any(given[name] < amount
                for name, amount in _amounts(requests).items())
+
+
+def _resources(allocations: Allocations) -> list[Mapping[str, int]]:
+    return [allocation['resources'] for allocation in allocations.values()]
 
 
 def _kept(requests, own, held):
@@ -265,13 +268,6 @@ def _amounts(requests) -> collections.Counter:
     for wanted in requests:
         amounts[wanted.resource_class] += wanted.amount
     return amounts
-
-
-def _total(resources: Iterable[Mapping[str, int]]) -> collections.Counter:
-    total: collections.Counter = collections.Counter()
-    for amounts in resources:
-        total.update(amounts)
-    return total
 
 
 def _said(requests, held) -> str:

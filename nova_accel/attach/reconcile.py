@@ -35,6 +35,7 @@ A device that a guest has without a claim is withheld, for example if the store
 was lost and the claim is not restored yet (attach.store_age).
 """
 
+import collections
 from collections.abc import Collection, Iterable, Iterator
 import contextlib
 import dataclasses
@@ -370,17 +371,14 @@ class Reconciler:
 
     @staticmethod
     def _resources(server, claims):
-        found: dict[str, dict[str, int]] = {}
+        found: dict[str, collections.Counter[str]] = collections.defaultdict(
+            collections.Counter)
         memory = {wanted.group: wanted.memory for wanted in server.requests}
         for group in {c.group for c in claims}:
             mine = [c for c in claims if c.group == group]
             for claim in mine:
-                amounts = found.setdefault(claim.provider_uuid, {})
-                amounts[claim.resource_class] = amounts.get(
-                    claim.resource_class, 0) + 1
-            for name, mib in memory.get(group, {}).items():
-                amounts = found[mine[0].provider_uuid]
-                amounts[name] = amounts.get(name, 0) + mib
+                found[claim.provider_uuid][claim.resource_class] += 1
+            found[mine[0].provider_uuid].update(memory.get(group, {}))
         return found
 
     # Devices that running guests lack

@@ -244,8 +244,7 @@ class RuntimeProgramming:
         :raises DeviceDetached: the earlier function could not be restored, or
             the device not attached: the guest is without the device.
         """
-        claims = [c for c in self._holdings.of(server.uuid)
-                  if c.group == wanted.group]
+        claims = self._claims_of(server, wanted.group)
         if not claims:
             raise exception.DeviceUnavailable(
                 f'Server {server.uuid} asks for {wanted} at run time, and '

@@ -233,7 +233,7 @@ def find_ordered(client, name: str, region_type: str | None) -> Image:
     try:
         hexadecimal = model.uuid_hex(name)
     except ValueError:
-        key, spellings = FUNCTION_NAME, [name]
+        key, spellings = FUNCTION_NAME, [name] if name else []
     else:
         with contextlib.suppress(exception.ImageNotFound):
             image = find_operators(client, str(uuid.UUID(hexadecimal)))
@@ -241,7 +241,7 @@ def find_ordered(client, name: str, region_type: str | None) -> Image:
                 raise _incompatible([image.entry], region_type)
             return image
         key, spellings = FUNCTION_ID, _spellings(hexadecimal)
-    found = _of_operators(client, key, spellings) if name else []
+    found = _of_operators(client, key, spellings)
     usable = [r for r in found if r['status'] == 'active']
     fitting = [r for r in usable if _fits(r, region_type)]
     if len(fitting) == 1:
@@ -252,7 +252,7 @@ def find_ordered(client, name: str, region_type: str | None) -> Image:
             f'has to be programmed: name it by its id.')
     if usable:
         raise _incompatible(usable, region_type)
-    found += _with(client, key, spellings, _MOST_SHARED) if name else ()
+    found += _with(client, key, spellings, _MOST_SHARED)
     if found:
         raise exception.BitstreamError(
             f'{text.printable(name)} cannot be programmed for the operator, '
