@@ -239,7 +239,7 @@ class Maintenance:
         """
         device, region = self._region(name)
         part, offered = (device.address, region.index), (
-            self._inventory.offers.now())
+            self._inventory.table.offered())
         if not any(hold.kind is holds.Kind.DISABLED
                    for hold in offered.holds_of(part)):
             raise exception.DeviceUnavailable(
@@ -267,7 +267,8 @@ class Maintenance:
         """
         found = [c for c in self._holdings.all()
                  if name in (c.uuid, c.handle.address)]
-        waiting = [offer.claim for offer in self._inventory.offers.now().all()
+        offered = self._inventory.table.offered()
+        waiting = [offer.claim for offer in offered.all()
                    if offer.claim and offer.has(holds.Kind.WAITING)
                    and name in (offer.claim.uuid, offer.handle.address)]
         if waiting:

@@ -90,7 +90,7 @@ class Choice:
         :raises DeviceUnavailable: too few handles are free, or the free
             devices are not as close as the flavor demands.
         """
-        offered = self._inventory.offers.now({claim.uuid for claim in soon})
+        offered = self._inventory.table.offered({claim.uuid for claim in soon})
         amounts: dict = collections.Counter()
         for take in takes:
             amounts[take.provider_uuid] += take.wanted.amount
@@ -252,7 +252,7 @@ class Choice:
                     return
 
     def _is_current(self, chosen: Chosen) -> bool:
-        offered = self._inventory.offers.now()
+        offered = self._inventory.table.offered()
         return all(offer in offered.of(offer.part)
                    for found in chosen.values() for offer in found)
 

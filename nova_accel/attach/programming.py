@@ -192,7 +192,7 @@ class Programming:
         is probably disabled."""
         shown = self._inventory.shown.by_part()
         held = {c.part for c in self._holdings.all()}
-        offered = self._inventory.offers.now()
+        offered = self._inventory.table.offered()
         better = [
             f'{other.address} {part.name}'
             for other in self._inventory.devices.values()

@@ -137,7 +137,7 @@ class Reconciler:
         if snapshot.consumers is not None:
             # claims of a server that Nova works on are not judged: those
             # without an allocation stay withheld
-            before = self._inventory.offers.unallocated
+            before = self._inventory.table.unallocated
             self._withhold_unallocated([*unallocated, *(
                 c for c in self._holdings.all() if c.uuid in before
                 and c.state is not model.ClaimState.DELETING
@@ -284,9 +284,9 @@ class Reconciler:
             withheld for this reason.
         """
         claims, inventory = list(claims), self._inventory
-        before = inventory.offers.unallocated
-        inventory.offers.unallocated = frozenset(c.uuid for c in claims)
-        changed = before ^ inventory.offers.unallocated
+        before = inventory.table.unallocated
+        inventory.table.unallocated = frozenset(c.uuid for c in claims)
+        changed = before ^ inventory.table.unallocated
         if changed:
             self._publisher.show_devices(
                 [c for c in self._holdings.all() if c.uuid in changed])
@@ -356,17 +356,17 @@ class Reconciler:
         After an error the devices are withheld again.
         """
         inventory = self._inventory
-        uuids = {c.uuid for c in claims} & inventory.offers.unallocated
+        uuids = {c.uuid for c in claims} & inventory.table.unallocated
 
         def show(unallocated):
             if uuids:
-                inventory.offers.unallocated = unallocated
+                inventory.table.unallocated = unallocated
                 self._publisher.show_devices(claims)
-        show(inventory.offers.unallocated - uuids)
+        show(inventory.table.unallocated - uuids)
         try:
             yield
         except Exception:
-            show(inventory.offers.unallocated | uuids)
+            show(inventory.table.unallocated | uuids)
             raise
 
     @staticmethod

@@ -237,7 +237,7 @@ class Settling:
             raise _Unknown('servers have claims on another card at its '
                            'address, or on it at another one; shelve or '
                            'delete them')
-        offered = self._inventory.offers.now()
+        offered = self._inventory.table.offered()
         for region, _ in found:
             # VFs of a server that a boot of the host has removed would be
             # cleaned with the whole function
@@ -298,7 +298,7 @@ class Settling:
         claims = [
             claim_of_none(self._inventory, offer.device, offer.part[1],
                           offer.handle, shown[offer.part])
-            for offer in self._inventory.offers.now().all()
+            for offer in self._inventory.table.offered().all()
             if offer.device and offer.has(holds.Kind.UNCLEAN)
             and not offer.has(holds.Kind.GONE)
             and not offer.has(holds.Kind.LEFT_OUT)

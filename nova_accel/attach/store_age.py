@@ -164,7 +164,7 @@ class StoreAge:
         claims = [c for there in newer.values() for c in there.claims
                   if handles[c.handle] == 1]
         uuids, taken = {c.uuid for c in claims}, {c.handle for c in claims}
-        gone = [c for offer in self._inventory.offers.now().all()
+        gone = [c for offer in self._inventory.table.offered().all()
                 for c in [offer.claim] if c and (
                     c.uuid in uuids or c.handle in taken
                     or any(_is_in_other_slot(c, now) for now in claims)

@@ -114,7 +114,7 @@ class Host:
             self.providers = list(found.shown.providers_of(
                 CONF.host, shown.ANY_ROOT).values())
             self.unreported = found.shown.unreported(CONF.host)
-            self.offered = found.offers.now()
+            self.offered = found.table.offered()
             # with malformed options, their readers would report them a second
             # time
             if not options.malformed():

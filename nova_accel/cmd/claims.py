@@ -10,7 +10,7 @@ from nova_accel.host import pci
 from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel.inventory import offers
-from nova_accel.inventory import listing
+from nova_accel.inventory import shown
 from nova_accel import model
 from nova_accel import text
 
@@ -53,7 +53,7 @@ class Claims(output.Lister):
             else 'No server holds a device, and nothing waits for you, is '
                  'programmed or disabled.')
         known = store.read(parsed_args)
-        loaded, withheld = known.loaded(), listing.read(known)
+        loaded, withheld = known.loaded(), shown.listed(known)
         rows, held = [], set()
         for claim in known.all_claims():
             held.add(claim.part)

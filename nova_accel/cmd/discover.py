@@ -19,7 +19,6 @@ from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel.inventory import offers
 from nova_accel.inventory import shown
-from nova_accel.inventory import listing
 from nova_accel import machine
 from nova_accel import model
 from nova_accel import naming
@@ -210,7 +209,7 @@ class Discover(output.Lister):
         """Return which handles nova-compute offers to servers, computed from
         the claim store and from nova-compute's last report."""
         claims = known.all_claims() if known else ()
-        listed = listing.read(known) if known else []
+        listed = shown.listed(known) if known else []
         facts = (*found.table.all_holds(),
                  *offers.of_claims(found.devices, claims),
                  *offers.of_unclean(found.devices.values(),

@@ -199,7 +199,7 @@ class Translation:
                 claim_store.ClaimStore(claim_store.MEMORY), reads_serials=False)
             found.scanner.scan()
             # inside the block, because the drivers read the options
-            offered = found.offers.now()
+            offered = found.table.offered()
         finally:
             for name in options:
                 CONF.clear_override(name, group='accel')

@@ -20,7 +20,6 @@ from nova_accel.inventory import holds
 from nova_accel.inventory import identity
 from nova_accel.inventory import looks
 from nova_accel.inventory import offers
-from nova_accel.inventory import offered as current_offers
 from nova_accel.inventory import recovery
 from nova_accel.inventory import scan_state
 from nova_accel.inventory import scanner
@@ -68,7 +67,7 @@ class Inventory:
         #: what follows from the health of the devices
         self.health = conditions.Conditions(self.table, store)
         self.users = device_users.Users(
-            self.table, drivers, is_privileged=reads_serials)
+            self.table, drivers, reads_serials)
         state = scan_state.ScanState()
         device_rules = rules.DeviceRules()
         device_rules.known(self.table.snapshot().values())
@@ -86,10 +85,9 @@ class Inventory:
         self.failures = state.failures
         self.recovery = recovery.Recovery(
             self.table, self.cards, store, self.claiming, drivers, self.health)
-        self.offers = current_offers.Offered(self.table, store)
         #: the providers in Placement
         self.shown = what_is_shown.Shown(
-            drivers, self.table, store, self.offers, device_rules)
+            drivers, self.table, store, device_rules)
         self._every_handle = frozenset(
             name for name, driver in drivers.items()
             if contract.attends(type(driver)))
@@ -142,7 +140,7 @@ class Inventory:
             region is withheld.
         """
         found = self._part(address, index)
-        withheld = self.offers.now().withheld_by((address, index))
+        withheld = self.table.offered().withheld_by((address, index))
         if withheld:
             what = f'{_name(address, index)} was allocated, and it is'
             raise exception.DeviceUnavailable(
@@ -159,7 +157,7 @@ class Inventory:
             has a hold other than DISABLED.
         """
         device, region = identity.part(name, self.devices)
-        offered = self.offers.now()
+        offered = self.table.offered()
         chosen = [part for part, found in offers.parts(device)
                   if region in (None, found)]
         others = [hold for hold in offered.withheld_by(
@@ -228,7 +226,7 @@ class Inventory:
                 'shares its IOMMU group with a device of a server that runs',
                 f'shares its IOMMU group with {offers.named([other])}, which '
                 f'runs: stop or move one of the two servers')
-        withheld = self.offers.now().withheld_by((address, None))
+        withheld = self.table.offered().withheld_by((address, None))
         why = holds.reasons(withheld)
         if any(hold.kind is holds.Kind.LEFT_OUT for hold in withheld):
             raise cannot(
@@ -252,7 +250,7 @@ class Inventory:
         :raises DeviceTimeout: the kernel does not answer.
         """
         return [
-            other for offer, others in self.offers.rivals()
+            other for offer, others in self.table.rivals()
             if offer.handle == claim.handle for other in others
             if self.cards.call(
                 f'asking:{other.handle.address}',

@@ -2,6 +2,7 @@
 """Compare the configuration with the devices of the host."""
 
 from collections.abc import Iterator, Mapping
+import dataclasses
 
 from nova_accel.drivers import base
 from nova_accel.drivers import handover
@@ -17,12 +18,11 @@ from nova_accel import model
 LOG = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class Configuration:
-    def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
-                 table: devices.DeviceTable, device_rules: rules.DeviceRules):
-        self._drivers = drivers
-        self._table = table
-        self._rules = device_rules
+    _drivers: Mapping[str, base.AcceleratorDriver]
+    _table: devices.DeviceTable
+    _rules: rules.DeviceRules
 
     def check(self) -> None:
         """Log rules and addresses of nova.conf that have no effect. Called at

@@ -4,32 +4,35 @@
 The table has five parts. They share one lock (Reports.lock), and each has its
 own data and a table of its transitions:
 
-=========  ===================================================================
-reports    what drivers reported last
-withheld   holds that nova-compute sets and lifts
-contents   what the regions of FPGAs carry
-shared     devices that several drivers find
-adoption   which card is at an address
-=========  ===================================================================
+===================  =========================================================
+reports.Reports      what drivers reported last
+holds.Withheld       holds that nova-compute sets and lifts
+contents.Contents    what the regions of FPGAs carry
+adoption.Shared      devices that several drivers find
+adoption.Adoption    which card is at an address
+===================  =========================================================
 
-The holds of devices follow from these and the store.
+The holds of devices follow from these and the store, and so do the handles that
+servers can get (inventory.offers).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 import dataclasses
 import typing
 
+from nova_accel.drivers import rules
 from nova_accel.inventory import adoption
 from nova_accel.inventory import contents
 from nova_accel.inventory import holds
 from nova_accel.inventory import identity
+from nova_accel.inventory import offers
 from nova_accel.inventory import reports
-from nova_accel.inventory import shared
-from nova_accel.inventory import withheld
+from nova_accel import log as logging
 from nova_accel import model
 from nova_accel.store import claim_store
 from nova_accel.store import values
 
+LOG = logging.getLogger(__name__)
 Kind = holds.Kind
 
 _OWNER_UNKNOWN = (
@@ -68,12 +71,19 @@ class DeviceTable:
         """
         self._store = store
         self.reports = reports.Reports(store)
-        self.withheld = withheld.Withheld(self.reports)
+        self.withheld = holds.Withheld(self.reports)
         self.contents = contents.Contents(self.reports, store)
-        self.shared = shared.Shared(self.reports, self.withheld, order)
+        self.shared = adoption.Shared(self.reports, self.withheld, order)
         self.adoption = adoption.Adoption(
             self.reports, self.contents, self.shared, store)
         self._snapshot = _Now()
+        #: UUIDs of claims without an allocation in Placement, which could
+        #: allocate their devices to others: offered() withholds them
+        self.unallocated: frozenset[str] = frozenset()
+        #: the inputs of the last offered(), and its result
+        self._offered: tuple[tuple | None, offers.Offers] = (
+            None, offers.Offers({}, (), ()))
+        self._once = logging.Once()
 
     @property
     def generation(self) -> int:
@@ -150,6 +160,56 @@ class DeviceTable:
     def is_claimed(self, address: str) -> bool:
         """Return whether a claim is for a device or a part of it."""
         return address in self._now().claimed_devices
+
+    def offered(self, ends: Collection[str] = (),
+                moved: Iterable[model.Claim] = ()) -> offers.Offers:
+        """Return all handles of the host, and why servers cannot get some of
+        them.
+
+        :param ends: UUIDs of claims that end soon, and are ignored.
+        :param moved: changed claims that are not stored yet. They replace the
+            stored claims with the same UUIDs.
+        """
+        moving = {claim.uuid: claim for claim in moved}
+        if ends or moving:
+            return self._offers([
+                moving.get(claim.uuid, claim)
+                for claim in self._store.all_claims()
+                if claim.uuid not in ends])
+        # read first, so a later change causes another computation
+        made_of = (self._store.generation, self.generation, self.unallocated)
+        known, offered = self._offered
+        if known != made_of:
+            offered = self._offers(self._store.all_claims())
+            self._log_rivals(offered)
+            self._offered = made_of, offered
+        return offered
+
+    def _offers(self, claims: Collection[model.Claim]) -> offers.Offers:
+        found = self.snapshot()
+        return offers.offers(found, claims, (
+            *self.all_holds(),
+            *offers.of_claims(found, claims, self.unallocated),
+            *offers.of_unclean(found.values(), self._store.unclean())),
+            rules.sets())
+
+    def _log_rivals(self, offered: offers.Offers) -> None:
+        found = {hold.handle: hold.reason for hold in offered.all_holds()
+                 if hold.kind is holds.Kind.IOMMU_GROUP}
+        found |= {
+            offer.handle: f'{offers.named([offer])} is in one IOMMU group '
+                          f'with {offers.named(others)}, and only one of '
+                          f'these servers can run at a time'
+            for offer, others in self.rivals(offered)}
+        for handle, why in found.items():
+            self._once.log(('group', handle), LOG.warning, '%s', why)
+        self._once.only('group', found)
+
+    def rivals(self, offered: offers.Offers | None = None):
+        """Return the result of offers.rivals() for the devices of this host:
+        handles that share an IOMMU group with handles of other servers."""
+        return offers.rivals(offered or self.offered(), self.snapshot(),
+                             rules.sets())
 
     def remove(self, address: str) -> None:
         """Remove an absent device and its holds; see Reports.remove()."""

@@ -52,26 +52,19 @@ class Examined(typing.NamedTuple):
     left_out: str = ''
 
 
+@dataclasses.dataclass(eq=False)
 class Examiner:
-    def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
-                 table: devices.DeviceTable, state: scan_state.ScanState,
-                 device_rules: rules.DeviceRules, users: device_users.Users,
-                 taken_elsewhere: Callable[[model.Device], str],
-                 reads_serials: bool):
-        """:param taken_elsewhere: see Inventory.
-        :param reads_serials: see Inventory.
-        """
-        self._drivers = drivers
-        self._reports = table.reports
-        self._adoption = table.adoption
-        self._contents = table.contents
-        self._state = state
-        self._rules = device_rules
-        self._users = users
-        self._taken_elsewhere = taken_elsewhere
-        self._reads_serials = reads_serials
-        #: drivers whose configure() has ended
-        self.configured: set[str] = set()
+    _drivers: Mapping[str, base.AcceleratorDriver]
+    _table: devices.DeviceTable
+    _state: scan_state.ScanState
+    _rules: rules.DeviceRules
+    _users: device_users.Users
+    #: see Inventory
+    _taken_elsewhere: Callable[[model.Device], str]
+    #: see Inventory
+    _reads_serials: bool
+    #: drivers whose configure() has ended
+    configured: set[str] = dataclasses.field(default_factory=set)
 
     def examine(self, name: str, address: str) -> Examined:
         """Read a card with the driver of this name, after a set-up if the card
@@ -81,17 +74,17 @@ class Examiner:
         """
         driver = self._drivers[name]
         trouble = self._set_up(name, address)
-        ticket = self._reports.ticket()
+        ticket = self._table.reports.ticket()
         state = scan_state.state(
-            driver, address, self._reports.reported(address))
+            driver, address, self._table.reports.reported(address))
         serial = self._serial(name, address)
         ports = pci.ports(driver.kernel, address)
         before, device = self._read(name, address, serial, ports)
         if device is not None and address not in base.whole_cards() and (
                 contract.confines(type(driver))
-                and self._contents.note_open(device)):
+                and self._table.contents.note_open(device)):
             # regions that a guest can reprogram have another origin now
-            ticket = self._reports.ticket()
+            ticket = self._table.reports.ticket()
             before, device = self._read(name, address, serial, ports)
         if device is not None:
             device = contract.device(name, address, driver.confine(device))
@@ -99,7 +92,8 @@ class Examiner:
         if device is None:
             left_out = contract.left_out(driver, before) if before else ''
         else:
-            if serial is None and before and self._reports.is_present(address):
+            if serial is None and before and (
+                    self._table.reports.is_present(address)):
                 serial = before.serial
             device = self._rules.applied(dataclasses.replace(
                 device, serial=serial or '', ports=ports,
@@ -137,7 +131,7 @@ class Examiner:
               ) -> tuple[model.Device | None, model.Device | None]:
         """Examine a card with a driver. Return the previous report of this
         driver, and the new one."""
-        before = self._reports.reported(address)
+        before = self._table.reports.reported(address)
         if before and before.driver != name:
             before = None
         return before, contract.device(
@@ -174,7 +168,7 @@ class Examiner:
         if before is None or (before.serial == serial if serial
                               else before.ports == ports):
             return before
-        record = self._adoption.record_of(
+        record = self._table.adoption.record_of(
             model.CardKey('', serial or '', '', ports))
         if record is None and (serial or not before.ports):
             return before

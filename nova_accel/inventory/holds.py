@@ -78,12 +78,14 @@ open. Both VFs have the hold "disabled" of the card, and the second one has
 the second one when the container has closed it.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 import dataclasses
 import enum
 
+from nova_accel.inventory import reports as device_reports
 from nova_accel import model
 from nova_accel.store import values
+from nova_accel import text
 
 
 class Scope(enum.Enum):
@@ -223,3 +225,108 @@ def reasons(found: Iterable[Hold]) -> str:
 def described(found: Iterable[Hold]) -> str:
     """Return the kinds, start times and reasons of holds for a table cell."""
     return '; '.join(dict.fromkeys(map(str, found)))
+
+
+class Withheld:
+    """Keep the holds that nova-compute sets and lifts while it runs, in memory
+    only.
+
+    ==============  ================  =========================================
+    Hold            Begins with       Ends with
+    ==============  ================  =========================================
+    SUSPECT         set_suspects()    set_suspects()
+    IN_USE          set_in_use()      set_in_use(); drop()
+    any other kind  withhold()        lift(); drop(): the device is removed
+    ==============  ================  =========================================
+
+    A device has at most one hold of each kind, and a handle at most one of
+    IN_USE.
+    """
+
+    def __init__(self, reports: device_reports.Reports):
+        self._reports = reports
+        self._holds: dict[str, dict[Kind, Hold]] = {}
+        self._suspects: dict[str, Hold] = {}
+        self._in_use: dict[str, list[Hold]] = {}
+
+    def withhold(self, address: str, kind: Kind, reason: str) -> bool:
+        """Withhold a device from all servers.
+
+        :param reason: one clause.
+        :returns: whether the device did not have this hold, or had another
+            reason.
+        """
+        with self._reports.lock:
+            if self._reports.reported(address) is None:
+                return False
+            mine = self._holds.setdefault(address, {})
+            before = mine.get(kind)
+            hold = Hold(kind, address, reason,
+                        since=before.since if before else text.now())
+            if before == hold:
+                return False
+            mine[kind] = hold
+            self._reports.changed()
+            return True
+
+    def lift(self, address: str, kind: Kind) -> None:
+        """Lift the hold of one kind from a device."""
+        with self._reports.lock:
+            if self._holds.get(address, {}).pop(kind, None):
+                self._reports.changed()
+
+    def drop(self, address: str) -> None:
+        """Forget the holds of a device that is removed."""
+        with self._reports.lock:
+            if (self._holds.pop(address, None)
+                    or self._in_use.pop(address, None)):
+                self._reports.changed()
+
+    def in_use(self, address: str) -> list[Hold]:
+        """Return the IN_USE holds of a device's handles."""
+        with self._reports.lock:
+            return list(self._in_use.get(address, ()))
+
+    def set_in_use(self, address: str, found: Collection[Hold],
+                   about: Collection[model.AttachHandle] | None = None,
+                   ) -> tuple[list[Hold], list[Hold]]:
+        """Replace the IN_USE holds of a device's handles.
+
+        :param found: the holds that apply now.
+        :param about: the handles whose holds to replace, or None for all.
+        :returns: the holds that begin, and the holds that end.
+        """
+        with self._reports.lock:
+            before = self._in_use.get(address, [])
+            begun = [hold for hold in found if hold not in before]
+            ended = [hold for hold in before if hold not in found
+                     and (about is None or hold.handle in about)]
+            if begun or ended:
+                self._in_use[address] = [
+                    *(hold for hold in before if hold not in ended), *begun]
+                self._reports.changed()
+            return begun, ended
+
+    def set_suspects(self, suspects: dict[str, str]) -> None:
+        """Set which devices are suspect: servers get them last.
+
+        :param suspects: address -> the reason, a clause.
+        """
+        with self._reports.lock:
+            now = {address: Hold(Kind.SUSPECT, address, reason,
+                                 since=text.now())
+                   for address, reason in suspects.items()}
+            if now != self._suspects:
+                self._suspects = {
+                    address: self._suspects[address]
+                    if self._suspects.get(address) == hold else hold
+                    for address, hold in now.items()}
+                self._reports.changed()
+
+    def of(self, address: str) -> list[Hold]:
+        """Return the holds of a device."""
+        with self._reports.lock:
+            suspect = self._suspects.get(address)
+            return [*self._holds.get(address, {}).values(),
+                    *self._in_use.get(address, ()),
+                    *([suspect] if suspect else [])]

@@ -16,6 +16,7 @@ change.
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 import contextlib
+import dataclasses
 import threading
 
 from nova_accel import conf
@@ -32,7 +33,6 @@ from nova_accel.inventory import devices
 from nova_accel.inventory import holds
 from nova_accel.inventory import scan_state
 from nova_accel.inventory import scanner as device_scanner
-from nova_accel.inventory import sweep
 from nova_accel.inventory import users as device_users
 from nova_accel import locks
 from nova_accel import log as logging
@@ -48,25 +48,24 @@ _WATCHED = frozenset(('', 'pci', 'mdev', 'fpga_region', 'ptp'))
 _PART = .3
 
 
+@dataclasses.dataclass(eq=False)
 class Looks:
-    def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
-                 table: devices.DeviceTable, cards: card_calls.Cards,
-                 state: scan_state.ScanState, scanner: device_scanner.Scanner,
-                 health: conditions.Conditions, users: device_users.Users):
-        self._drivers = drivers
-        self._table = table
-        self._cards = cards
-        self._state = state
-        self._scanner = scanner
-        self._health = health
-        self._users = users
+    _drivers: Mapping[str, base.AcceleratorDriver]
+    _table: devices.DeviceTable
+    _cards: card_calls.Cards
+    _state: scan_state.ScanState
+    _scanner: device_scanner.Scanner
+    _health: conditions.Conditions
+    _users: device_users.Users
+
+    def __post_init__(self) -> None:
         #: see watch()
         self._after: Sequence[limited.Background] = ()
         self._once = logging.Once()
         self._closed = threading.Event()
         #: held during a look or a glance
         self._looking = locks.Lock('looking')
-        self._sweep = sweep.Sweep()
+        self._sweep = card_calls.Sweep()
         #: address -> whether the card answered in the last glance
         self._answers: dict[str, bool] = {}
         #: cache of bus.readings()

@@ -26,10 +26,19 @@ class Merged:
 
     #: by resource class, as Placement has it
     inventory: dict[str, dict]
+    traits: frozenset[str]
     #: by resource class; None: the ledger needs no row
     rows: dict[str, values.Reserved | None]
     #: handles that the operator has released
     returned: tuple[model.Claim, ...] = ()
+
+    def is_in(self, there: 'Shown', rows: Mapping[str, values.Reserved],
+              ) -> bool:
+        """Return whether a provider and its rows of the ledger have these
+        contents already."""
+        return (self.inventory == there.inventory
+                and self.traits == there.traits and not any(
+                    rows.get(name) != row for name, row in self.rows.items()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +96,8 @@ class Provider:
     def merged(self, there: Shown, rows: Mapping[str, values.Reserved],
                in_use: Callable[[str], bool], used: int = 0,
                configured: Collection[str] = ()) -> Merged:
-        """Return the contents to write: the inventory of this provider, with
-        the operator's reserved and allocation_ratio.
+        """Return the contents to write: merged_traits(), and the inventory of
+        this provider, with the operator's reserved and allocation_ratio.
 
         Resource classes of other programs stay unchanged.
 
@@ -135,7 +144,8 @@ class Provider:
                       for name in left - ours}
         found |= {name: None for name in rows if name not in found
                   and name not in there.inventory}
-        return Merged(inventory, found, returned)
+        return Merged(inventory, self.merged_traits(there.traits), found,
+                      returned)
 
     @property
     def _only_waits(self) -> bool:
@@ -152,13 +162,13 @@ def _room(name, total, used):
 def fenced(there: Shown, rows: Mapping[str, values.Reserved], used: int = 0,
            configured: Collection[str] = ()) -> Merged:
     """Return the contents to write for a provider without a device: its
-    present inventory, all of it reserved. See Provider.merged() for the
-    parameters."""
+    present inventory, all of it reserved, and the trait FENCED. See
+    Provider.merged() for the parameters."""
     inventory = {name: dict(item) for name, item in there.inventory.items()}
     found: dict[str, values.Reserved | None] = {}
     _fence(there, [name for name in inventory if name not in configured],
            rows, used, inventory, found)
-    return Merged(inventory, found)
+    return Merged(inventory, frozenset(there.traits) | {naming.FENCED}, found)
 
 
 def _fence(there, names, rows, used, inventory, found) -> None:

@@ -13,6 +13,7 @@ helps, boot the host or exchange the card.
 
 from collections.abc import Mapping
 import contextlib
+import dataclasses
 
 from nova_accel import conf
 from nova_accel.drivers import base
@@ -40,18 +41,16 @@ _MAY_HAVE = {holds.Kind.UNUSABLE, holds.Kind.UNHEALTHY, holds.Kind.FOREIGN,
              holds.Kind.DEFECTIVE}
 
 
+@dataclasses.dataclass(eq=False)
 class Recovery:
+    _table: devices.DeviceTable
+    _cards: card_calls.Cards
+    _store: claim_store.ClaimStore
+    _claiming: locks.Lock
+    _drivers: Mapping[str, base.AcceleratorDriver]
+    _health: device_conditions.Conditions
 
-    def __init__(self, table: devices.DeviceTable, cards: card_calls.Cards,
-                 store: claim_store.ClaimStore, claiming: locks.Lock,
-                 drivers: Mapping[str, base.AcceleratorDriver],
-                 health: device_conditions.Conditions):
-        self._table = table
-        self._cards = cards
-        self._store = store
-        self._claiming = claiming
-        self._drivers = drivers
-        self._health = health
+    def __post_init__(self) -> None:
         #: address -> the reasons for which a recovery was tried
         self._tried: dict[str, list[str]] = {}
         #: address -> the reasons for which steps of LADDER were tried

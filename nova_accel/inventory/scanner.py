@@ -8,6 +8,7 @@ all. A card that fails or hangs is withheld, and does not delay the others.
 
 import collections
 from collections.abc import Iterable, Mapping
+import dataclasses
 import functools
 import time
 
@@ -32,21 +33,20 @@ Kind = holds.Kind
 _ITS_ADDRESS = '<its address>'
 
 
+@dataclasses.dataclass(eq=False)
 class Scanner:
-    def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
-                 table: devices.DeviceTable, cards: card_calls.Cards,
-                 state: scan_state.ScanState, device_rules: rules.DeviceRules,
-                 examiner: examination.Examiner):
-        self._drivers = drivers
-        self._table = table
-        self._reports = table.reports
-        self._adoption = table.adoption
-        self._contents = table.contents
-        self._withheld = table.withheld
-        self._cards = cards
-        self._state = state
-        self._rules = device_rules
-        self._examiner = examiner
+    _drivers: Mapping[str, base.AcceleratorDriver]
+    _table: devices.DeviceTable
+    _cards: card_calls.Cards
+    _state: scan_state.ScanState
+    _rules: rules.DeviceRules
+    _examiner: examination.Examiner
+
+    def __post_init__(self) -> None:
+        self._reports = self._table.reports
+        self._adoption = self._table.adoption
+        self._contents = self._table.contents
+        self._withheld = self._table.withheld
         #: time.monotonic() at which the start has to end
         self._start_ends: float | None = None
         self._once = logging.Once()

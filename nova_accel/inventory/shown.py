@@ -10,8 +10,7 @@ from nova_accel.drivers import rules
 from nova_accel import exception
 from nova_accel.host import vfio
 from nova_accel.inventory import devices
-from nova_accel.inventory import listing
-from nova_accel.inventory import offered as current
+from nova_accel.inventory import holds
 from nova_accel.inventory import providers
 from nova_accel.inventory import tree as provider_tree
 from nova_accel import locks
@@ -20,6 +19,8 @@ from nova_accel import model
 from nova_accel import naming
 from nova_accel import request
 from nova_accel.store import claim_store
+from nova_accel.store import values
+from nova_accel import text
 
 CONF = conf.CONF
 LOG = logging.getLogger(__name__)
@@ -38,14 +39,13 @@ class Shown:
 
     def __init__(self, drivers: Mapping[str, base.AcceleratorDriver],
                  table: devices.DeviceTable, store: claim_store.ClaimStore,
-                 offered: current.Offered, device_rules: rules.DeviceRules):
+                 device_rules: rules.DeviceRules):
         """:raises AcceleratorsUnavailable: the store cannot be read."""
         self._table = table
         self._store = store
-        self._offered = offered
         self._rules = device_rules
         self._tree = provider_tree.Tree(store)
-        self._listing = listing.Listing(store)
+        self._listing = Listing(store)
         self._pooled = frozenset(
             name for name, driver in drivers.items() if driver.POOLED)
         self._known: providers.Known = {}
@@ -108,7 +108,7 @@ class Shown:
             stored claims with the same UUIDs.
         """
         moved = tuple(moved)
-        offered = self._offered.now(moved=moved)
+        offered = self._table.offered(moved=moved)
         if moved:
             return self._make(offered, node, root_uuid)
         with self._lock:
@@ -128,7 +128,7 @@ class Shown:
     def unreported(self, node: str) -> dict[str, str]:
         """Return the devices without a provider: address -> why."""
         found: dict[str, str] = {}
-        self._make(self._offered.now(), node, ANY_ROOT, found.__setitem__)
+        self._make(self._table.offered(), node, ANY_ROOT, found.__setitem__)
         return found
 
     def _make(self, offered, node, root_uuid, report=None):
@@ -196,7 +196,7 @@ class Shown:
                 device = self._table.reports.reported(address)
                 if device and not self._rules.hides_others_of(device):
                     self._table.remove(address)
-            self._listing.write(self._offered.now().all_holds())
+            self._listing.write(self._table.offered().all_holds())
             with self._lock:
                 self._placed = dict(wanted)
         except exception.AcceleratorError as error:
@@ -260,3 +260,69 @@ class Shown:
             found.append(
                 request.Allocation(uuid, resources, traits, memory))
         return found
+
+
+class Listing:
+    """List the present holds in the claim store, for commands.
+
+    Some holds are known only to the running nova-compute, for example devices
+    in guests without a claim. Each report to Placement writes all of them. The
+    commands nova-accel discover and claims read them there (listed()). When
+    nova-compute starts, it reads the start times of the holds there.
+
+    Not thread-safe: Nova's resource tracker holds its own lock when it calls.
+    """
+
+    def __init__(self, store: claim_store.ClaimStore):
+        """:raises AcceleratorsUnavailable: the store cannot be read."""
+        self._store = store
+        self._written = store.withheld()
+        self._once = logging.Once()
+
+    def write(self, found: Iterable[holds.Hold]) -> None:
+        """Write the holds that apply now.
+
+        A hold without a start time gets the time of the first call that writes
+        it. An error is logged once, and the next call retries.
+        """
+        before = {_key(row): row.since for row in self._written}
+        now = text.now()
+        rows = frozenset(
+            row._replace(since=row.since or before.get(_key(row), now))
+            for row in map(_row, found))
+        if rows == self._written:
+            return
+        try:
+            self._store.set_withheld(rows)
+        except exception.AcceleratorsUnavailable as error:
+            self._once.log(('store',), LOG.error, 'nova-accel discover does '
+                           'not show all that is withheld now: %s', error)
+            return
+        self._written = rows
+        self._once.forget('store')
+
+
+def listed(store: claim_store.ClaimStore) -> list[holds.Hold]:
+    """Return the holds that nova-compute wrote last.
+
+    :raises AcceleratorsUnavailable: the store cannot be read.
+    """
+    by_name = {kind.value: kind for kind in holds.Kind}
+    return [holds.Hold(
+        by_name[row.kind], row.device, row.reason, row.region,
+        model.AttachHandle(
+            model.HandleType(row.handle_type), row.handle_address)
+        if row.handle_address else None, row.since)
+        for row in sorted(store.withheld(), key=str) if row.kind in by_name]
+
+
+def _row(hold: holds.Hold) -> values.Withheld:
+    handle = hold.handle
+    return values.Withheld(
+        hold.device, hold.region, handle.type.value if handle else '',
+        handle.address if handle else '', hold.kind.value, hold.reason,
+        hold.since)
+
+
+def _key(row: values.Withheld):
+    return row._replace(reason='', since='')

@@ -51,8 +51,8 @@ Change = Callable[[Mapping[str, Mapping], set[str]],
 #: refuses the inventory
 Write = Callable[[str, Change, Callable[[], None]], None]
 _Shown = providers.Shown
-#: a provider as it is -> its required inventory and traits
-Merge = Callable[[_Shown], tuple[providers.Merged, frozenset[str]]]
+#: a provider as it is -> its required contents
+Merge = Callable[[_Shown], providers.Merged]
 _Rows = dict[ledger.Key, values.Reserved | None]
 
 
@@ -116,8 +116,7 @@ class _Pass:
         return bool(self.made or self.inventories or self.traits
                     or self.removed or self.rows or self.changed)
 
-    def add(self, shown: _Shown, merged: providers.Merged,
-            traits: frozenset[str]) -> None:
+    def add(self, shown: _Shown, merged: providers.Merged) -> None:
         """Plan that Nova writes the inventory and traits that a provider must
         have, if they differ from the present ones."""
         uuid = shown.uuid
@@ -125,8 +124,8 @@ class _Pass:
         self.returned += merged.returned
         if merged.inventory != shown.inventory:
             self.inventories.append((uuid, merged.inventory))
-        if traits != shown.traits:
-            self.traits.append((uuid, set(traits)))
+        if merged.traits != shown.traits:
+            self.traits.append((uuid, set(merged.traits)))
 
 
 class Tree:
@@ -184,7 +183,7 @@ class Tree:
         self._apply(plan)
         for provider in plan.changed:
             self._write_in_pass(plan, provider.uuid, provider.name,
-                                self._merge(provider, plan))
+                                self._merge(provider, plan.placement))
         if not (is_changed or gone or stale or plan.has_changes) and (
                 wanted.keys() <= self._unchanged.keys()):
             self._settled = now
@@ -282,36 +281,34 @@ class Tree:
                     and not plan.placement.used(uuid)):
                 continue
             known = self._rows(uuid, plan)
-            merged, traits = self._merge(provider, plan, known)(shown)
-            self.foreign_traits[uuid] = traits - provider.traits
+            merged = self._merge(provider, plan.placement, known)(shown)
+            self.foreign_traits[uuid] = merged.traits - provider.traits
             self._unchanged.pop(uuid, None)
-            if (merged.inventory == shown.inventory and traits == shown.traits
-                    and not _differ(known, merged.rows)):
+            if merged.is_in(shown, known):
                 # an inventory of a class that it no longer has may be removed
                 # at any time
                 if merged.inventory.keys() == provider.inventory.keys():
                     self._unchanged[uuid] = (
-                        provider, merged.inventory, frozenset(traits))
+                        provider, merged.inventory, merged.traits)
                 continue
             if is_there and plan.placement.write:
                 plan.changed.append(provider)
                 continue
-            plan.add(shown, merged, traits)
+            plan.add(shown, merged)
 
-    def _merge(self, provider, plan, rows=None) -> Merge:
+    def _merge(self, provider, placement, rows=None) -> Merge:
         """Return a function that computes the required contents of a provider.
 
         :param rows: rows of the ledger, or None to read them at each call.
         """
-        def merge(shown: _Shown) -> tuple[providers.Merged, frozenset[str]]:
+        def merge(shown: _Shown) -> providers.Merged:
             merged = provider.merged(
                 shown, self._ledger.of(provider.uuid) if rows is None
-                else rows, plan.placement.in_use,
-                plan.placement.used(provider.uuid),
-                plan.placement.added(provider.uuid, provider.name))
-            traits = provider.merged_traits(shown.traits)
-            return merged, traits.difference(
-                plan.placement.refused(traits - shown.traits))
+                else rows, placement.in_use, placement.used(provider.uuid),
+                placement.added(provider.uuid, provider.name))
+            return dataclasses.replace(
+                merged, traits=merged.traits.difference(
+                    placement.refused(merged.traits - shown.traits)))
         return merge
 
     def _say_reserved(self, provider) -> None:
@@ -387,16 +384,14 @@ class Tree:
         def merge(now):
             return providers.fenced(
                 now, self._ledger.of(uuid), plan.placement.used(uuid),
-                plan.placement.added(uuid, shown.name)), (
-                    frozenset(now.traits) | {naming.FENCED})
-        merged, traits = merge(shown)
-        if (merged.inventory == shown.inventory and traits == shown.traits
-                and not _differ(self._ledger.of(uuid), merged.rows)):
+                plan.placement.added(uuid, shown.name))
+        merged = merge(shown)
+        if merged.is_in(shown, self._ledger.of(uuid)):
             return
         if plan.placement.write:
             self._write_in_pass(plan, uuid, shown.name, merge)
         else:
-            plan.add(shown, merged, traits)
+            plan.add(shown, merged)
 
     def _report_replaced(self, shown, node, everything, wanted) -> None:
         """Log once the values that the operator set on a provider, and that
@@ -454,7 +449,7 @@ class Tree:
         :raises AcceleratorsUnavailable: the store cannot be used.
         """
         self._write(provider.uuid, placement.write, self._merge(
-            provider, _Pass(None, placement)))
+            provider, placement))
 
     def _write_in_pass(self, plan, uuid, name, merge):
         """Change a provider in Placement and in the tree; see _write()."""
@@ -491,11 +486,11 @@ class Tree:
 
         def change(inventory, traits):
             nonlocal result
-            merged, wanted = merge(_Shown(uuid, '', inventory, traits))
+            merged = merge(_Shown(uuid, '', inventory, traits))
             self._note(_keyed(uuid, merged.rows), merged.returned)
-            result = merged.inventory, frozenset(wanted)
+            result = merged.inventory, merged.traits
             return (None if merged.inventory == inventory
-                    else merged.inventory), set(wanted)
+                    else merged.inventory), set(merged.traits)
         write(uuid, change, refused)
         if result is None:
             return None
@@ -521,10 +516,6 @@ def _keyed(uuid: str, rows: Mapping[str, values.Reserved | None]) -> _Rows:
 def _without(inventory: Mapping[str, Mapping], names) -> dict[str, dict]:
     return {name: dict(item) for name, item in inventory.items()
             if name not in names}
-
-
-def _differ(known, rows) -> bool:
-    return any(known.get(name) != row for name, row in rows.items())
 
 
 def _leaves(provider, gone) -> bool:

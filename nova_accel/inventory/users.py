@@ -17,6 +17,7 @@ through /proc.
 """
 
 from collections.abc import Callable, Collection, Mapping
+import dataclasses
 import functools
 
 from nova_accel.drivers import base
@@ -38,16 +39,12 @@ _AS_IT_IS = frozenset((
     _Kind.MISPLACED, _Kind.OWNER_UNKNOWN, _Kind.RETURNED, _Kind.RECOVERING))
 
 
+@dataclasses.dataclass(eq=False)
 class Users:
-
-    def __init__(self, table: devices.DeviceTable,
-                 drivers: Mapping[str, base.AcceleratorDriver],
-                 is_privileged: bool):
-        """:param is_privileged: whether this process may see which processes
-        have a device open."""
-        self._table = table
-        self._drivers = drivers
-        self._is_privileged = is_privileged
+    _table: devices.DeviceTable
+    _drivers: Mapping[str, base.AcceleratorDriver]
+    #: whether this process may see which processes have a device open
+    _is_privileged: bool
 
     def are_none(self, address: str, kernel) -> bool:
         """Return whether a card may be configured: it has no claim, no process

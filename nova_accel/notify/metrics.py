@@ -291,7 +291,7 @@ class MetricsFile:
                 part: shown[uuid].name
                 for part, uuid in inventory.shown.by_part().items()
                 if uuid in shown},
-            inventory.offers.now(), self._handovers,
+            inventory.table.offered(), self._handovers,
             self._programmings, self._waited, self._took,
             self._loader.cached())
 

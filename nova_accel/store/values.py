@@ -349,7 +349,7 @@ class Unclean:
 
 
 class Withheld(NamedTuple):
-    """A hold as of nova-compute's last report (inventory.listing)."""
+    """A hold as of nova-compute's last report (inventory.shown)."""
 
     device: str
     #: index of the region; None for the whole card

@@ -166,15 +166,15 @@ class CreateTest(operations.OperationsTestBase):
         # nova-compute compares when it starts, and reserves the device; a
         # build that comes before that
         inventory = compute.driver.parts.inventory
-        process.until(lambda: self.assertTrue(inventory.offers.unallocated))
-        inventory.offers.unallocated = frozenset()
+        process.until(lambda: self.assertTrue(inventory.table.unallocated))
+        inventory.table.unallocated = frozenset()
         self.report()
         self.assertTried(host, other)
         self.assertEqual([(host, address)], self.held(forgotten))
         # and one that comes after it
         compute.driver.parts.reconciler.run()
         claim, = self.claims(host)
-        self.assertEqual({claim.uuid}, inventory.offers.unallocated)
+        self.assertEqual({claim.uuid}, inventory.table.unallocated)
         self.assertHas(self.boot(self.specs))
         self.assertEqual([(host, address)], self.held(forgotten))
         self.flags(running_deleted_instance_action='reap',

@@ -950,7 +950,7 @@ class RandomOperationsTest(operations.OperationsTestBase):
         if claimed - allocated:
             self.compare()
             reserved = {uuid for host in self.computes for uuid in
-                        self.parts(host).inventory.offers.unallocated}
+                        self.parts(host).inventory.table.unallocated}
             self.assertEqual({}, {
                 of: n for of, n in (claimed - allocated).items()
                 if of[1] not in self.failed or not reserved.issuperset(

@@ -327,7 +327,7 @@ class Host:
         """Why, by the addresses of handles."""
         return {offer.handle.address:
                 [[hold.kind.value, hold.reason] for hold in offer.all_holds]
-                for offer in self.inventory.offers.now().all()
+                for offer in self.inventory.table.offered().all()
                 if offer.all_holds}
 
     def left(self):

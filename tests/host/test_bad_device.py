@@ -216,7 +216,7 @@ class InUseTest(TestCase):
     def free(self):
         return sorted(
             offer.handle.address
-            for offer in self.host.inventory.offers.now().all()
+            for offer in self.host.inventory.table.offered().all()
             if offer.state is offers.State.FREE)
 
     def total(self):

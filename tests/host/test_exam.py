@@ -63,7 +63,7 @@ class ExamTest(base.HostTestCase):
     def assertAnswer(self):
         """What is offered, and what ``nova-accel discover`` prints, is the
         next answer of the page in the section of this test."""
-        found = sorted(self.host.inventory.offers.now().all(),
+        found = sorted(self.host.inventory.table.offered().all(),
                        key=lambda offer: offer.handle.address)
         # which writes for commands what is withheld
         self.host.report()
@@ -219,8 +219,8 @@ class ExamTest(base.HostTestCase):
         part, = [(address, None) for address in self.host.inventory.devices]
         name = 'CUSTOM_ACCELERATOR_VGPU'
         specs = {f'resources1:{name}': '1'}
-        count = len(self.host.inventory.offers.now().free(part))
-        while self.host.inventory.offers.now().free(part):
+        count = len(self.host.inventory.table.offered().free(part))
+        while self.host.inventory.table.offered().free(part):
             self.host.boot(specs, self.host.allocation(
                 resource_class=name))
         self.assertGreater(count, 0)

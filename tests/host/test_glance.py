@@ -7,7 +7,7 @@ import fixtures
 
 from nova_accel.health import signals
 from nova_accel.inventory import holds
-from nova_accel.inventory import sweep
+from nova_accel.inventory import cards
 from nova_accel import naming
 from nova_accel.sim import tree
 from tests.host import base
@@ -137,7 +137,7 @@ class GlanceTest(HealthTestCase):
 
     def test_one_hangs(self):
         """The others are read, and a look begins, which withholds it."""
-        self.useFixture(fixtures.MockPatchObject(sweep, '_PATIENCE', 0.2))
+        self.useFixture(fixtures.MockPatchObject(cards, '_PATIENCE', 0.2))
         self.config.config(group='accel', discovery_timeout=1)
         self.host.kernel.set_fault(ONE, hang='read')
         self.addCleanup(self.host.kernel.set_fault, ONE, hang=None)

@@ -53,7 +53,7 @@ class TestCase(base.HostTestCase):
 
     def offers(self):
         return {offer.handle.address: offer
-                for offer in self.host.inventory.offers.now().all()}
+                for offer in self.host.inventory.table.offered().all()}
 
     def free(self):
         return sorted(address for address, offer in self.offers().items()

@@ -513,7 +513,7 @@ class ExcludedTest(OlderCopyTestCase):
         self.assertNothingFree(ONE)
         option, = {re.search(r'set \[accel\] handover = (\S+) for one start',
                              str(hold)).group(1)
-                   for offer in self.host.inventory.offers.now().of(
+                   for offer in self.host.inventory.table.offered().of(
                        (ONE, None)) for hold in offer.all_holds}
         self.config.config(group='accel', handover=[option])
         self.restart()

@@ -48,7 +48,7 @@ class TestCase(base.HostTestCase):
 
     def free(self):
         return sorted(offer.handle.address for offer
-                      in self.host.inventory.offers.now().all()
+                      in self.host.inventory.table.offered().all()
                       if offer.state is offers.State.FREE)
 
     def driver(self, address):

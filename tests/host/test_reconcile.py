@@ -190,7 +190,7 @@ class ReconcileTest(base.HostTestCase):
         self.assertRaises(exception.PlacementUnavailable,
                           self.host.reconciler.run)
         self.assertEqual({*self.claim_ids()},
-                         self.host.inventory.offers.unallocated)
+                         self.host.inventory.table.unallocated)
 
     def test_server_comes_back_in_between(self):
         """Between the two looks the server is evacuated to this host again."""

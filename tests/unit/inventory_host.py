@@ -192,7 +192,7 @@ class InventoryTestBase(limits.Waits, testtools.TestCase):
             found, known = shown.providers(), dict(shown._known)
             shown._known.clear()
             self.assertEqual(shown._make(
-                self.inventory.offers.now(), *shown.root), found)
+                self.inventory.table.offered(), *shown.root), found)
             shown._known.update(known)
 
     def claim(self, address, region=0, **more):

@@ -8,7 +8,7 @@ import testtools
 
 from nova_accel import exception
 from nova_accel.inventory import holds
-from nova_accel.inventory import listing
+from nova_accel.inventory import shown
 from nova_accel import model
 from nova_accel.store import claim_store
 from tests.unit.host import A, B
@@ -23,7 +23,7 @@ class ListingTest(testtools.TestCase):
         super().setUp()
         self.store = claim_store.ClaimStore(claim_store.MEMORY)
         self.log = self.useFixture(fixtures.FakeLogger())
-        self.listing = listing.Listing(self.store)
+        self.listing = shown.Listing(self.store)
 
     def write(self, now, *found):
         with mock.patch('nova_accel.text.now', return_value=now):
@@ -32,7 +32,7 @@ class ListingTest(testtools.TestCase):
     def read(self):
         return [(hold.kind, hold.device, hold.region, hold.handle,
                  hold.reason, hold.since)
-                for hold in listing.read(self.store)]
+                for hold in shown.listed(self.store)]
 
     def test_what_is_written_is_read(self):
         self.write('now', holds.Hold(Kind.IN_USE, A, 'busy', 1, HANDLE),
@@ -46,7 +46,7 @@ class ListingTest(testtools.TestCase):
     def test_it_began_when_it_was_seen_first(self):
         """Also if its reason changes, or nova-compute starts again."""
         self.write('first', holds.Hold(Kind.UNUSABLE, A, 'hot'))
-        self.listing = listing.Listing(self.store)
+        self.listing = shown.Listing(self.store)
         self.write('later', holds.Hold(Kind.UNUSABLE, A, 'very hot'))
         (*_, reason, since), = self.read()
         self.assertEqual(('very hot', 'first'), (reason, since))

@@ -6,7 +6,7 @@ import threading
 import fixtures
 import testtools
 
-from nova_accel.inventory import sweep
+from nova_accel.inventory import cards
 from tests import limits
 
 
@@ -14,8 +14,8 @@ class SweepTest(limits.Waits, testtools.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.useFixture(fixtures.MockPatchObject(sweep, '_PATIENCE', 0.2))
-        self.sweep = sweep.Sweep()
+        self.useFixture(fixtures.MockPatchObject(cards, '_PATIENCE', 0.2))
+        self.sweep = cards.Sweep()
         self.goes_on = threading.Event()
         self.addCleanup(self.goes_on.set)
         self.asked = []
