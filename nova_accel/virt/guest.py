@@ -243,18 +243,22 @@ def _address(device) -> str:
     if isinstance(device, config.LibvirtConfigGuestHostdevMDEV):
         return device.uuid
     if isinstance(device, config.LibvirtConfigGuestHostdevPCI):
-        return _pci_address(
+        return pci_address(
             device.domain, device.bus, device.slot, device.function)
     return ''
 
 
 def address_of(element: etree._Element) -> str:
     """Return a PCI address in XML of libvirt, as in model.AttachHandle."""
-    return _pci_address(*(element.get(part, '0') for part in (
+    return pci_address(*(element.get(part, '0') for part in (
         'domain', 'bus', 'slot', 'function')))
 
 
-def _pci_address(*parts: str) -> str:
+def pci_address(*parts: str) -> str:
+    """Return a PCI address as in model.AttachHandle.
+
+    :param parts: domain, bus, slot and function as libvirt writes them.
+    """
     return '{:04x}:{:02x}:{:02x}.{:x}'.format(*(
         int(part, 16) for part in parts))
 
