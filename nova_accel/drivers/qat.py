@@ -233,13 +233,14 @@ class QatDriver(base.PciDriver):
                 + f' (Linux {since} or later)' * bool(since))
         device = self._with_services(device, before)
         vfs = pci.virtual_functions(self.kernel, device.address)
-        if vfs:
-            device = dataclasses.replace(
-                device, handles=self.function_handles(device.address))
+        obstacles = {vf: pci.obstacle(self.kernel, vf) for vf in vfs}
+        device = dataclasses.replace(device, handles=tuple(
+            model.AttachHandle(model.HandleType.PCI, vf, parent=device.address)
+            for vf in vfs if not obstacles[vf]))
         reason = (sriov.NONE if not vfs and device.address in sriov.wanted()
                   else self._defect(device, before))
         if not reason and not device.handles:
-            reason = pci.obstacle(self.kernel, vfs[0]) if vfs else _NO_VFS
+            reason = obstacles[vfs[0]] if vfs else _NO_VFS
         if reason:
             device = dataclasses.replace(
                 device, health=model.Health.QUARANTINED, reason=reason,
