@@ -189,7 +189,8 @@ class Translation:
         [accel].
 
         :param options: options that replace those of nova.conf.
-        :returns: devices by address, Inventory.failures(), and Offered.now().
+        :returns: devices by address, Inventory.failures(), and
+            DeviceTable.offered().
         """
         for name, value in options.items():
             CONF.set_override(name, value, group='accel')

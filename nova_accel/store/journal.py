@@ -274,7 +274,9 @@ def _age(moment: str) -> float:
 
 
 def read_orders(db: sqlite3.Connection) -> tuple[values.Order, ...]:
-    """Return all orders, the oldest first."""
+    """Return all orders with a known state, the oldest first."""
+    known = {state.value: state for state in values.OrderState}
     return tuple(
-        dataclasses.replace(order, state=values.OrderState(order.state))
-        for order in schema.select(db, values.Order, 'ORDER BY number'))
+        dataclasses.replace(order, state=known[order.state])
+        for order in schema.select(db, values.Order, 'ORDER BY number')
+        if order.state in known)

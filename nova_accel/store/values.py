@@ -247,8 +247,7 @@ class Order:
     number: int
     #: 'release', 'clean', 'program' or 'drill'
     verb: str
-    #: argument of Release.release(), Maintenance.clean(),
-    #: Maintenance.program() or Drill.drill()
+    #: argument of the method of admin.maintenance.Maintenance with this name
     argument: str
     #: text.moment() at which it was written
     since: str
