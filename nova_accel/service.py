@@ -233,18 +233,17 @@ def initialize(host: str, state_path: str, kernel, cloud: novas.Cloud,
             # usually of another package; only its devices are missing
             LOG.error('%s', error)
     store = _open_store(
-        os.path.join(state_path, claim_store.file_name(host)), cloud.node)
+        os.path.join(state_path, claim_store.file_name(host)))
     found = Host(cloud, store, host_inventory.Inventory(
         loaded, store, taken_elsewhere), kernel)
     _start(found)
     return found
 
 
-def _open_store(path, node=''):
+def _open_store(path):
     try:
         store_file.use_alone(path)
         store = claim_store.ClaimStore(path)
-        store.check_node(node)
         _sign(store)
         return store
     except exception.AcceleratorsUnavailable as error:

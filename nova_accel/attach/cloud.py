@@ -150,10 +150,6 @@ class Cloud(typing.Protocol):
     def host(self) -> str:
         """Return the name of this compute host in Nova."""
 
-    @property
-    def node(self) -> str:
-        """Return the provider uuid of this compute node, or '' if unknown."""
-
     def ask_nova(self, path: str, body: Mapping | None = None) -> dict:
         """Send a GET, or a POST with a body, to Nova's API; return the answer.
 

@@ -213,27 +213,11 @@ class Claims(uses.Uses):
         run = self._run if self._run in runs else next(reversed(list(runs)), '')
         return run, runs.get(run, 0)
 
-    def check_node(self, node: str) -> None:
-        """Check that this store is not of another compute node, because its
-        claims would be about other devices with the same addresses.
-
-        :param node: provider uuid of the compute node, or '' if unknown.
-        :raises AcceleratorsUnavailable: it is of another compute node.
-        """
-        known = self.lineage().node
-        if node and known not in ('', node):
-            raise exception.AcceleratorsUnavailable(
-                f'The claim store {self._name} is of the compute node {known}, '
-                f'and this host is {node}: put the claim store of this host in '
-                f'its place, or move it away, and {file.MOVED_AWAY}.')
-
     def set_node(self, node: str) -> None:
         """Store the compute node to which this store belongs.
 
         :param node: provider uuid of the compute node.
-        :raises AcceleratorsUnavailable: see check_node().
         """
-        self.check_node(node)
         if node != self.lineage().node:
             with self._transaction() as db:
                 db.execute('DELETE FROM node')

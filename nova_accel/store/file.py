@@ -28,15 +28,14 @@ LOG = logging.getLogger(__name__)
 
 #: path of a store that lives in memory, without a file
 MEMORY = ':memory:'
-#: last part of an advice, after 'move it away, and'
-MOVED_AWAY = ('nova-compute asks libvirt and Placement which server has which '
-              'device, and cleans or fences all others')
+_MOVED_AWAY = ('nova-compute asks libvirt and Placement which server has '
+               'which device, and cleans or fences all others')
 ADVICE = {
     sqlite3.SQLITE_FULL: 'make room on its file system',
     sqlite3.SQLITE_BUSY: 'see which other process has it open',
     sqlite3.SQLITE_CORRUPT: (
         'repair it, or restore a backup from after the last change; if it is '
-        f'moved away, {MOVED_AWAY}'),
+        f'moved away, {_MOVED_AWAY}'),
 }
 ADVICE[sqlite3.SQLITE_NOTADB] = ADVICE[sqlite3.SQLITE_CORRUPT]
 _OTHER_ADVICE = ('see that nova-compute may write it and that its disk has no '
@@ -308,7 +307,7 @@ def check_version(db: sqlite3.Connection, name: str) -> int:
         raise exception.AcceleratorsUnavailable(
             f'The claim store {name} has version {version}, which a commit '
             f'before the first release wrote, and no release can read it: '
-            f'move it away, and {MOVED_AWAY}.')
+            f'move it away, and {_MOVED_AWAY}.')
     return version
 
 

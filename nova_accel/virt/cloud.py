@@ -20,7 +20,6 @@ from nova import exception as nova_exception
 from nova.image import glance as nova_glance
 from nova import objects
 from nova import rpc
-from nova.virt import node as nova_node
 from oslo_concurrency import lockutils
 
 from nova_accel.bitstream import glance
@@ -319,11 +318,6 @@ class NovaCloud:
     @property
     def host(self):
         return self._driver.virtapi._compute.host
-
-    @property
-    def node(self):
-        # reads only: at its next start, Nova checks whether the file exists
-        return nova_node.read_local_node_uuid() or ''
 
     @functools.cached_property
     def _nova(self):

@@ -194,8 +194,6 @@ class Cloud:
             if trait in state['traits']:
                 state['traits'].remove(trait)
 
-    node = ROOT
-
     def hosts_for(self, groups, policy):
         assert any('CUSTOM_ACCELERATOR' in name for group in groups.values()
                    for name in group.resources)

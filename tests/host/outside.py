@@ -62,8 +62,8 @@ READS: dict[type, tuple[str, ...]] = {
 INSIDE: dict[type, tuple[str, ...]] = {
     claim_store.ClaimStore: (
         'keys', 'away', 'loaded', 'unsettled', 'unclean', 'disabled', 'planned',
-        'claims', 'all_claims', 'by_uuid', 'check_node', 'lineage', 'latest',
-        'orders', 'update', 'gone'),
+        'claims', 'all_claims', 'by_uuid', 'lineage', 'latest', 'orders',
+        'update', 'gone'),
     sim.SimulatedKernel: ('changes',),
     clouds.Cloud: ('admin_context', 'reporting'),
 }

@@ -28,7 +28,6 @@ RECORDED = {
     'nova.virt.driver': ['ComputeDriver'],
     'nova.virt.hardware': [
         'get_mem_encryption_constraint', 'numa_fit_instance_to_host'],
-    'nova.virt.node': ['read_local_node_uuid'],
     'nova.virt.libvirt.driver': ['LibvirtDriver', 'libvirt'],
     'nova.virt.libvirt.host': ['Host'],
     'nova.virt.libvirt.guest': ['Guest'],
