@@ -21,7 +21,6 @@ from nova.virt import hardware
 
 from nova_accel import log as logging
 from nova_accel import naming
-from nova_accel.scheduler import cost as costs
 from nova_accel.scheduler import facts
 from nova_accel.scheduler import fault
 from nova_accel.scheduler import peers
@@ -221,7 +220,7 @@ def _near(hosts, scheduling, spec):
     choice = scheduling.near
     if choice is None:
         scheduling.hosts = hosts
-        choice = scheduling.choose_near(_free(hosts, scheduling, spec))
+        choice = scheduling.choose_near(_free(hosts, scheduling))
     if choice.refusal:
         scheduling.refused = schedulings.Refusal.NEAR
         LOG.info('Server %(server)s has no host: %(why)s.',
@@ -229,28 +228,13 @@ def _near(hosts, scheduling, spec):
     return [host for host in hosts if host.uuid in choice.order]
 
 
-def _free(hosts, scheduling, spec):
-    """Return how many servers of the request fit on each host, by UUID. The
-    policy of the server group (affinity or anti-affinity) limits the number.
-    """
-    cost, count = scheduling.cost, scheduling.facts.servers
-    programs = any(wanted.programs for wanted in scheduling.requests)
-    free = {host.uuid: count(host.allocation_candidates if not programs else [
-        candidate for candidate in host.allocation_candidates
-        if cost(candidate) < costs.UNUSABLE]) for host in hosts}
-    group = spec.instance_group if 'instance_group' in spec else None
-    if group and group.policy == 'anti-affinity':
-        # as ServerGroupAntiAffinityFilter has it
-        most = int((group.rules or {}).get('max_server_per_host', 1))
-        members = set(group.members)
-        return {host.uuid: max(0, min(
-            free[host.uuid], most - len(host.instances.keys() & members)))
-            for host in hosts}
-    if group and group.policy == 'affinity':
-        # all on one host
-        return {host: fitting if fitting >= scheduling.expected.servers else 0
-                for host, fitting in free.items()}
-    return free
+def _free(hosts, scheduling):
+    """Return how many servers of the request fit on each host, by UUID."""
+    members = set(scheduling.group.members) if scheduling.group else set()
+    return {host.uuid: scheduling.fitting(
+        host.allocation_candidates,
+        len(host.instances.keys() & members) if members else 0)
+        for host in hosts}
 
 
 def _guest(scheduling, spec):

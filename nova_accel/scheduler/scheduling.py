@@ -92,11 +92,11 @@ class Scheduling:
         self.compares_places = len(self.requests) > 1 and (
             self.affinity.close or self.affinity.is_strict)
         packing = self.affinity.packing or CONF.accel.packing
-        group = spec.instance_group if 'instance_group' in spec else None
+        self.group = spec.instance_group if 'instance_group' in spec else None
         #: 'stack' or 'spread'. None if the server group has a soft policy: the
         #: tenant's wish, which has one of Nova's weights, takes precedence
-        self.packing = None if group and (group.policy or '').startswith(
-            'soft-') else packing
+        self.packing = None if self.group and (
+            self.group.policy or '').startswith('soft-') else packing
         #: host UUID -> (servers on it, candidates in the order of the filter),
         #: for requests for several servers
         self.left: dict[str, tuple[int, list[facts.Candidate]]] = {}
@@ -160,6 +160,28 @@ class Scheduling:
             self.near = None
         return self.near or near.Choice({})
 
+    def fitting(self, candidates: Sequence[facts.Candidate],
+                members: int = 0) -> int:
+        """Return how many servers of the request fit on a host. The policy of
+        the server group (affinity or anti-affinity) limits the number.
+
+        :param candidates: the candidates of the host.
+        :param members: number of members of the server group on the host.
+        """
+        if any(wanted.programs for wanted in self.requests):
+            price = self.cost
+            candidates = [candidate for candidate in candidates
+                          if price(candidate) < cost.UNUSABLE]
+        fits = self.facts.servers(candidates)
+        policy = self.group.policy if self.group else None
+        if self.group and policy == 'anti-affinity':
+            # as ServerGroupAntiAffinityFilter has it
+            most = int((self.group.rules or {}).get('max_server_per_host', 1))
+            return max(0, min(fits, most - members))
+        # with affinity, all on one host
+        return 0 if policy == 'affinity' and (
+            fits < self.expected.servers) else fits
+
     def count(self, server: str) -> None:
         """Add the demand of a server to the demand for functions and traits.
 
@@ -190,7 +212,7 @@ class Scheduling:
     def take(self, candidate: facts.Candidate) -> None:
         """Note that a server of this request got a candidate."""
         self.facts.take(candidate)
-        self._forget_costs()
+        self.forget_costs()
 
     def refresh(self, root: str) -> None:
         """Ask Placement again for the providers of one host.
@@ -198,9 +220,10 @@ class Scheduling:
         :param root: UUID of the host's root provider.
         """
         self.facts.refresh(root)
-        self._forget_costs()
+        self.forget_costs()
 
-    def _forget_costs(self):
+    def forget_costs(self) -> None:
+        """Drop computed costs, because the summaries have changed."""
         self.__dict__.pop('cost', None)
 
     def may_satisfy(self, candidate: facts.Candidate) -> bool:

@@ -6,7 +6,9 @@ Placement's answer, with candidates and provider summaries, and passes the
 summaries to no filter or weigher (Nova 31 to 34). It is wrapped to note the
 answer, and to add candidates that Placement cut off. Nova calls it once for
 each scheduling, after it has merged the answer to a fallback query, and with
-None for a rebuild, which has no answer.
+None for a rebuild, which has no answer. If it finds no host among some of the
+hosts, it is called again with all of them, and sends the notification
+select_destinations.start again.
 
 The summaries are kept with the request, not with the thread: this works in both
 threading modes of Nova, and they are discarded with the request.

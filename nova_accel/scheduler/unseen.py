@@ -9,7 +9,8 @@ their hosts. Both answers are short, because a common function would be among
 the first candidates. For servers that have to be near each other, nova_accel
 asks for all hosts of some domains, because the cut answer has only some hosts
 of each. The candidates are added to those that Nova filters, weighs and
-claims.
+claims. If these domains have room for all servers, Nova gets only their hosts
+(Scheduling.part).
 """
 
 from collections.abc import Callable
@@ -129,9 +130,12 @@ def _add_domains(get, found, query, candidates, summaries):
             return
         answer = _of_domains(get, query, some)
         _add(answer, candidates, summaries)
+        found.forget_costs()
         found.whole.update(some)
+        # a host without candidates would be the first one for Nova
         hosts = [provider for provider in answer['provider_summaries']
-                 if found.facts.root(provider) == provider]
+                 if found.facts.root(provider) == provider
+                 and candidates.get(provider)]
         room_of = _room(found, level, hosts, candidates)
         if max(room_of.values(), default=0) >= servers or (
                 not level.required and sum(room_of.values()) >= servers):
@@ -155,7 +159,7 @@ def _room(found, level, hosts, candidates):
     """Return how many servers of the request fit into each domain."""
     domains = found.facts.domains(hosts)
     return near.room(level.name, {
-        host: found.facts.servers(candidates.get(host, ()))
+        host: found.fitting(candidates.get(host, ()))
         for host in hosts if level.name in domains[host]},
         domains, found.affinity.levels)
 

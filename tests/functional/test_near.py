@@ -13,6 +13,7 @@ import uuid
 
 import fixtures
 from nova import exception
+from nova.scheduler.client import report
 from nova.scheduler.filters import compute_filter
 from nova.scheduler import utils
 from nova.virt import fake
@@ -348,6 +349,69 @@ class CutTest(NearTestBase):
             self.assertTrue(len(seen) > 8, seen)
             for server in servers:
                 self._delete_server(server)
+
+    def cut(self, kept):
+        """Placement's first answer has only some hosts.
+
+        :param kept: function that returns whether it has a host.
+        """
+        answer = report.SchedulerReportClient.get_allocation_candidates
+
+        def some(client, context, resources):
+            requests, summaries, version = answer(client, context, resources)
+            roots = {self._get_provider_uuid_by_host(name)
+                     for name in self.near if kept(name)}
+            requests = [one for one in requests
+                        if roots & one['allocations'].keys()]
+            self.flags(max_placement_results=len(requests), group='scheduler')
+            return requests, {
+                provider: summary for provider, summary in summaries.items()
+                if summary['root_provider_uuid'] in roots}, version
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.client.report.SchedulerReportClient.'
+            'get_allocation_candidates', some))
+
+    def test_policy_of_the_group(self):
+        # one host has room for all servers, which must not share it
+        self.racks(**dict.fromkeys('abcdefghij', 1), x=3, y=3)
+        self.cut(lambda name: name[1] in '01')
+        servers = self.job(
+            REQUIRED, 3, group=self.group('anti-affinity'), gpus=2)
+        self.assertEqual(3, len(set(self.hosts(servers))))
+        self.assertEqual(1, len(self.racks_of(servers)))
+
+    def test_function_is_elsewhere(self):
+        # no region of the answer can get the function
+        for rack in 'abcdefghijz':
+            name = f'{rack}0'
+            self.near[name] = [naming.near_trait('rack', rack, 'test')]
+            self.host(name, WANTED if rack == 'z' else OTHER)
+            self.near_traits(name, rack)
+            region = self.regions[f'{name}/0']
+            self._set_provider_traits(region, [
+                trait for trait in self._get_provider_traits(region)
+                if trait != naming.PROGRAMMABLE])
+        self.cut(lambda name: name != 'z0')
+        for near in REQUIRED, PREFERRED:
+            server, = self.request(self._create_flavor(
+                vcpu=1, memory_mb=64, disk=1, extra_spec={
+                    f'resources_A:{FPGA}': '1', 'accel_A:function_id': WANTED,
+                    'accel:near': near}), 1)
+            self.assertEqual(['z0'], self.hosts([server]))
+            self._delete_server(server)
+
+    def test_forbidden_trait(self):
+        # Placement has no candidate of two hosts of the rack
+        self.racks(a=4, b=1)
+        for name in 'a0', 'a1':
+            self.near_traits(name, 'a', 'CUSTOM_A')
+        self.flags(max_placement_results=2, group='scheduler')
+        flavor = self._create_flavor(vcpu=1, memory_mb=64, disk=1, extra_spec={
+            f'resources1:{GPU}': '8', 'trait:CUSTOM_A': 'forbidden',
+            'accel:near': REQUIRED})
+        self.gets.clear()
+        self.assertEqual(['a2', 'a3'], self.hosts(self.request(flavor, 2)))
+        self.assertEqual(2, len(self.gets), self.gets)
 
     def test_one_group_less(self):
         # Placement has the same candidates for both questions
