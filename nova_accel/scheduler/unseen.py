@@ -37,7 +37,7 @@ _ASKED = 6
 #: maximum number of candidates of one host
 _CANDIDATES = 16
 #: number of domains in each query. A query takes longer if it has more domains
-_DOMAINS = 8, 16, 24
+_DOMAINS = 6, 18, 24
 #: maximum number of candidates of the domains in a query
 _OF_DOMAINS = 1000
 #: version of Placement with required=in:, also several times

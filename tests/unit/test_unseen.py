@@ -287,8 +287,8 @@ class DomainsTest(testtools.TestCase):
     def test_first_servers(self):
         found = self.add()
         asked, = self.asked
-        self.assertEqual(8, len({*asked}))
-        self.assertEqual(26 + 2 * 8, len(found))
+        self.assertEqual(6, len({*asked}))
+        self.assertEqual(26 + 2 * 6, len(found))
         # Nova gets these domains only
         self.assertEqual({f'{rack}{n}' for rack in asked for n in range(3)},
                          self.begun.part.keys())
@@ -296,12 +296,12 @@ class DomainsTest(testtools.TestCase):
     def test_no_room(self):
         """Other domains are asked for until one has room, if required."""
         self.add(servers=4)
-        self.assertEqual([8, 16, 2], list(map(len, self.asked)))
+        self.assertEqual([6, 18, 2], list(map(len, self.asked)))
         self.assertEqual({*self.RACKS}, set(''.join(self.asked)))
         self.assertIsNone(self.begun.part)
-        for servers, is_enough in (4, True), (24, True), (25, False):
+        for servers, is_enough in (4, True), (18, True), (19, False):
             self.add('rack=preferred', servers=servers)
-            self.assertEqual([8], list(map(len, self.asked)))
+            self.assertEqual([6], list(map(len, self.asked)))
             self.assertEqual(is_enough, self.begun.part is not None)
 
     def test_best_domains(self):
