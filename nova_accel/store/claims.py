@@ -28,7 +28,7 @@ from nova_accel import text
 
 LOG = logging.getLogger(__name__)
 
-_FIELDS = schema.fields(model.Claim)
+_FIELDS = schema.FIELDS[model.Claim]
 _COLUMNS = (*_FIELDS, 'handle_type', 'handle_address')
 _INSERT = (f'INSERT INTO claims ({schema.listed(_COLUMNS)}) '
            f'VALUES ({", ".join(f":{name}" for name in _COLUMNS)})')

@@ -31,15 +31,13 @@ TABLES: Mapping[Any, str] = {
     model.Claim: 'claims', values.Handover: 'handovers',
     values.Order: 'orders', values.OwnerReport: 'owner_reports',
     values.Use: 'uses', values.Withheld: 'withheld'}
+#: class of the rows -> names of its fields, which are the columns
+FIELDS: Mapping[Any, tuple[str, ...]] = {
+    kind: tuple(typing.get_type_hints(kind)) for kind in TABLES}
 #: type of a field -> type of its column; others are stored as text
 _TYPES = {str | None: 'TEXT', int: 'INTEGER NOT NULL', int | None: 'INTEGER',
           bool: 'INTEGER NOT NULL', float: 'REAL NOT NULL'}
 _NUMBER = 'INTEGER PRIMARY KEY AUTOINCREMENT'
-
-
-def fields(kind: Any) -> tuple[str, ...]:
-    """Return the names of the fields of a class, which are its columns."""
-    return tuple(typing.get_type_hints(kind))
 
 
 def listed(names: Iterable[str]) -> str:
@@ -51,7 +49,7 @@ def listed(names: Iterable[str]) -> str:
 def insert(db: sqlite3.Connection, row: Any) -> int:
     """Write a row into the table of its class, and return the number that
     SQLite has chosen for it."""
-    names = [name for name in fields(type(row)) if name != 'number']
+    names = [name for name in FIELDS[type(row)] if name != 'number']
     return db.execute(
         f'INSERT INTO {TABLES[type(row)]} ({listed(names)}) VALUES '
         f'({", ".join("?" * len(names))}) RETURNING rowid',
@@ -66,7 +64,7 @@ def select(db: sqlite3.Connection, kind: Any, which: str = '',
     :param arguments: the values of the parameters in which.
     """
     return [kind(*row) for row in db.execute(
-        f'SELECT {listed(fields(kind))} FROM {TABLES[kind]} {which}',
+        f'SELECT {listed(FIELDS[kind])} FROM {TABLES[kind]} {which}',
         arguments)]
 
 
