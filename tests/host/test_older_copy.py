@@ -42,21 +42,21 @@ class OlderCopyTestCase(base.HostTestCase):
             {f'resources1:{self.CLASS}': str(amount)},
             self.host.allocation(address, self.CLASS, amount))
 
-    def copy(self):
+    def copy(self, name='copy'):
         self.host.store._db.execute(
-            'VACUUM INTO ?', (f'{self.directory}/copy',))
+            'VACUUM INTO ?', (f'{self.directory}/{name}',))
 
-    def put_back(self):
+    def put_back(self, name='copy'):
         """While nova-compute does not run; it has not started yet."""
         self.host.parts.close()
         # the connection stays open as long as this process
         for suffix in '', '-wal', '-shm':
             if os.path.exists(self.path + suffix):
                 os.unlink(self.path + suffix)
-        shutil.copy(f'{self.directory}/copy', self.path)
+        shutil.copy(f'{self.directory}/{name}', self.path)
 
-    def restore(self):
-        self.put_back()
+    def restore(self, name='copy'):
+        self.put_back(name)
         self.restart()
 
     def exchange(self, one, other):
@@ -108,15 +108,13 @@ class PoolTest(OlderCopyTestCase):
                 sqlite3.connect(f'{self.directory}/copy')) as db, db:
             db.execute('UPDATE node SET uuid = ?', (other,))
             db.execute('UPDATE runs SET run = ?', (other,))
-        self.host.store._db.execute(
-            'VACUUM INTO ?', (f'{self.directory}/own',))
+        self.copy('own')
         self.restore()
         self.reconcile()
         self.assertEqual('a secret', self.data(disk))
         self.assertRaises(exception.DeviceUnavailable, self.boot)
         # the operator puts the file of this host back
-        shutil.copy(f'{self.directory}/own', f'{self.directory}/copy')
-        self.restore()
+        self.restore('own')
         self.reconcile()
         self.host.start_guest(here)
         self.assertHas(here, disk)
