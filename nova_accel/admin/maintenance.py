@@ -8,8 +8,8 @@ cleaned, and a build waits for it or is retried on another host. After a crash
 or a failure the next comparison of claims with guests continues. ``nova-accel
 program`` programs a region before any server has it. ``nova-accel release``
 releases a claim or a handle. ``nova-accel drill`` adds the reading ``drill`` to
-those of a disabled device, with the consequences of any other signal, so the
-operator can check that their alert arrives.
+the readings of a disabled device. The reading has the consequences of any other
+signal, so the operator can check that their alert arrives.
 """
 
 import dataclasses

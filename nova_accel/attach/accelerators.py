@@ -282,9 +282,9 @@ class Accelerators:
         """Transfer the claims of an ended move to the server, if Placement has
         allocated their devices to the server.
 
-        The claims are still those of the move if the store could not be
-        written when the move failed, when Nova reverted it, or when a live
-        migration to this host succeeded.
+        The claims still belong to the move if the store could not be written
+        when the move failed, when Nova reverted it, or when a live migration
+        to this host succeeded.
         """
         old = self._holdings.of(server.uuid, model.Role.OLD)
         if not old:

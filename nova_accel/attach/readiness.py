@@ -221,7 +221,7 @@ class Readiness:
         except exception.DeviceUnavailable:
             if not claim.prepared and not any(
                     now.driver_memory for now in self._holdings.now([claim])):
-                # nothing was created, so the handle has no data of this server
+                # nothing was created: the handle has no data of this server
                 self._holdings.mark_prepared(claim, False)
             raise
 

@@ -214,7 +214,7 @@ class Regions:
     def _replace(self, device, region, claims):
         """Program a clearing image over the content that a project loaded.
 
-        If the operator has no clearing image, program again the operator's
+        If the operator has no clearing image, program once more the operator's
         image with which the server started. In that case, the memory of the
         card is not cleared.
 

@@ -70,8 +70,8 @@ def add_driver_argument(parser) -> None:
 
 
 def use_privileges() -> None:
-    """Let privileged processes start as those of nova-compute, by the command
-    of nova.utils.get_root_helper(). sudo -n never asks for a password."""
+    """Start privileged processes as nova-compute does, by the command of
+    nova.utils.get_root_helper(). sudo -n never asks for a password."""
     # imported late: most commands do not need it
     from oslo_privsep import priv_context
     for option, group in (

@@ -822,7 +822,7 @@ class DflDriver(base.PciDriver):
         probes in the background."""
         def are_there():
             vfs = pci.virtual_functions(self.kernel, address)
-            # the directory is there before its attributes
+            # the kernel creates the directory before its attributes
             with contextlib.suppress(FileNotFoundError):
                 return (self._children(address, 'dfl-fme')
                         and len(self._ports(address, vfs)) >= count)

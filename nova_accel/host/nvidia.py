@@ -210,7 +210,7 @@ def by_sysfs(sys: str, function: str, write: Callable[[str, str], None],
 
 
 def check_size(size: int, offset: int) -> None:
-    """Raise ERANGE if a BAR0 of this size has no four bytes at offset."""
+    """Raise ERANGE if four bytes at offset exceed a BAR0 of this size."""
     if offset + 4 > size:
         raise OSError(errno.ERANGE, f'its BAR0 has {size} bytes, and no word '
                                     f'at {offset:#x}')

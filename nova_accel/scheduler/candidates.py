@@ -135,7 +135,8 @@ class Merged(typing.NamedTuple):
 
     def split(self, answer: dict[str, typing.Any]) -> None:
         """Move the provider of the numbered group back to this group in each
-        candidate, and remove candidates of which it is not the group's.
+        candidate. Remove candidates whose providers lack a trait that their
+        group requires, or have one that it forbids.
 
         :param answer: of Placement; modified.
         """

@@ -110,7 +110,7 @@ class Scheduling:
         self.near: near.Choice | None = None
         #: HostState objects of Nova from which near was chosen
         self.hosts: Sequence[typing.Any] = ()
-        #: domains of which all hosts are known although Placement's answer was
+        #: domains whose hosts are all known, although Placement's answer was
         #: cut off
         self.whole: set[str] = set()
         #: the hosts of such domains with room for all servers: UUID -> summary.
@@ -305,8 +305,8 @@ class Schedulings:
 
     def widen(self, spec) -> bool:
         """Return whether to pass all hosts of Placement's answer to Nova,
-        because those of Scheduling.part do not suffice: other filters dropped
-        too many of them. No server of the request has a host yet.
+        because other filters dropped too many hosts of Scheduling.part. No
+        server of the request has a host yet.
         """
         begun = self._begun.get(spec)
         if begun is None or begun.part is None or begun.near is not None:

@@ -38,7 +38,7 @@ from nova_accel import text
 DISABLED, DEFECTIVE, PLANNED = 'disabled', 'defective', 'planned'
 UNCLEAN = 'unclean'
 OWNER_UNKNOWN, RETURNED = 'owner-unknown', 'returned'
-#: kinds of which a card has only one
+#: groups of kinds; see _move_holds()
 _GROUPS = ((DISABLED,), (DEFECTIVE,), (PLANNED,),
            (OWNER_UNKNOWN, RETURNED), (UNCLEAN,))
 #: last part of a query on holds and cards

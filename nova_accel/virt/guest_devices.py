@@ -47,7 +47,7 @@ from nova_accel.virt import guest
 TAG = 'accelerator'
 #: the node that a kernel shows for a device without a node
 NO_NODE = -1
-#: half of the number that NCCL can read, because it adds those of GPUs and
+#: half of the number that NCCL can read: NCCL adds elements for GPUs and
 #: network cards
 _ELEMENTS = 128
 #: MT/s of a port of QEMU (gen_pcie_root_port.c), which shows 32 lanes

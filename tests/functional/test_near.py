@@ -401,7 +401,7 @@ class CutTest(NearTestBase):
             self._delete_server(server)
 
     def test_forbidden_trait(self):
-        # Placement has no candidate of two hosts of the rack
+        # Placement returns no candidate for two hosts of the rack
         self.racks(a=4, b=1)
         for name in 'a0', 'a1':
             self.near_traits(name, 'a', 'CUSTOM_A')
