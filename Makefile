@@ -125,7 +125,7 @@ KILLED = test_killed_compute
 
 # not in make test: modules without a mutant, and without a row in the tables of
 # operations
-REST = test_(beside_nova|defrag|driver_page|from_nova|guest_devices|guest_runs|healing|mixed|no_valid_host|nothing_held|nvme|operation_fails|random_operations|restart|vgpu)\.
+REST = test_(beside_nova|defrag|driver_page|from_nova|guest_devices|guest_runs|healing|mixed|no_valid_host|nothing_held|nvme|operation_fails|providers_purge|random_operations|restart|topology|vgpu)\.
 functional-rest: STESTR = $(FEW) --group_regex '([^\.]*\.)*' '$(REST)'
 functional-rest: $(STAMP)
 	$(BIN)/python -m tests.times functional
